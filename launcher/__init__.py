@@ -1,0 +1,44 @@
+"""numa-launcher: one OpenAI endpoint over NUMA-pinned vLLM instances.
+
+The way of the data::
+
+    sysfs -> Topology -+
+    config -> Config --+-> Plan -> Supervisor -> instances (numactl ... vllm serve)
+    model dir -> ModelProfile      | InstanceReady / InstanceDraining / InstanceGone
+                                   v
+    client -> front door -> choose -> relay -> the instance's UNIX socket
+    on-call -> control socket -> Supervisor, Plan, logs
+
+Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
+
+    cpuset, address, sizes, errors, columns   nothing
+    config       cpuset, sizes, errors; its schema nothing
+    topology     cpuset, sizes, errors, columns
+    planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
+    engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors
+    instances    planning.plan, engines, config.schema, host, cpuset, address, sizes, errors
+    proxy        config.schema, telemetry, address, errors
+    control      errors
+    telemetry    nothing
+    host         cpuset, errors
+    status       a slot's owner -> the operator's view of it: engines.stack, instances
+    doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
+    assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
+    changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan
+    drift        the machine that was planned for against the one that is: planning.plan, topology, cpuset
+    rollout      applies them: assembly, changes, instances
+    reloader     one rollout at a time: assembly, changes, rollout, instances, config.schema
+    verbs        what an operator asks -> events of a slot's owner: control.messages, instances
+    daemon       everything but cli; only cli.serve imports it
+    cli          control.client, columns; the offline verbs assembly, config, doctor, planning, topology; key proxy.keystore
+
+`instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies
+them to the proxy's UpstreamTable.
+
+Modules that decide (cpuset, config.schema, topology.model, all of planning but model_profile, what
+says "No effects" in engines, instances' lifecycle, backoff, diagnosis and verify, proxy's upstreams,
+balancing, openai, sse, headers and routes, control.messages) import neither asyncio nor os, subprocess,
+socket, time or random: clock, randomness and paths come in as arguments.
+"""
+
+__version__ = "0.1.0"

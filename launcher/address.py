@@ -1,0 +1,29 @@
+"""Where an instance listens: a UNIX socket, or a loopback port for engines that have no other way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """An instance that listens on a UNIX socket."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """An instance that listens on a loopback port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Address = UnixAddress | TcpAddress

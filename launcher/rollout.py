@@ -1,0 +1,222 @@
+"""Applies the difference between two configurations one slot at a time, checks each new instance against its siblings,
+and goes back to the old configuration when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from launcher.assembly import Assembly
+from launcher.changes import Changes, SlotChange, Step
+from launcher.errors import LauncherError
+from launcher.instances.backoff import Limits
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import Intent, RestartRequested, StartRequested, State
+from launcher.instances.ports import Prober
+from launcher.instances.seat_keeper import SeatKeeper
+from launcher.instances.supervisor import Supervisor
+
+log = logging.getLogger("launcher.rollout")
+
+# Completions of one token asked of a new instance and of a sibling.
+CANARIES: Final = 3
+CANARY_TIMEOUT_S: Final = 60.0
+# A new instance may take so much longer than a sibling, which may have the prompt in its cache.
+SLOWER: Final = 3.0
+SLACK_S: Final = 1.0
+# Siblings that are on their way get so long to come before one more is taken out of rotation.
+SIBLINGS_S: Final = 60.0
+
+
+class Stage(StrEnum):
+    """How far a rollout has come."""
+
+    RUNNING = "running"
+    DONE = "done"
+    ROLLING_BACK = "rolling back"
+    ROLLED_BACK = "rolled back"
+    STUCK = "stuck"
+    """The old configuration did not come back either."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What `reload` shows."""
+
+    stage: Stage
+    changes: Changes
+    done: list[str] = field(default_factory=list)
+    doing: str = ""
+    error: str = ""
+    remedy: str = ""
+
+
+class CheckError(LauncherError):
+    """A new instance is worse than its siblings, or did not come up."""
+
+
+class Rollout:
+    """One way from `before` to `after`."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        supervisor: Supervisor,
+        prober: Prober,
+        before: Assembly,
+        after: Assembly,
+        changes: Changes,
+        settings: Callable[[Assembly], tuple[Limits, Pace]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._supervisor = supervisor
+        self._prober = prober
+        self._before = before
+        self._after = after
+        self._settings = settings
+        self._clock = clock
+        self.progress = Progress(Stage.RUNNING, changes)
+
+    async def run(self) -> bool:
+        """Apply. True when everything is as `after` says; False when it is as `before` said, or stuck."""
+        progress = self.progress
+        applied: list[SlotChange] = []
+        self._take_over(self._after, [c for c in progress.changes.slots if c.step is Step.NOTHING])
+        try:
+            for change in progress.changes.steps:
+                progress.doing = f"{change.step} slot {change.slot}"
+                applied.append(change)
+                await self._apply(change, self._after)
+                progress.done.append(progress.doing)
+        except LauncherError as error:
+            progress.error, progress.remedy = error.message, error.remedy
+            log.error(  # noqa: TRY400  a person's error
+                "reload: %s; back to the configuration before", error.message, extra={"audit": "rolled back"}
+            )
+            await self._roll_back(applied)
+            return False
+        progress.stage, progress.doing = Stage.DONE, ""
+        log.info("reload: done, %d slots changed", len(progress.done), extra={"audit": "done"})
+        return True
+
+    async def _roll_back(self, applied: Sequence[SlotChange]) -> None:
+        progress = self.progress
+        progress.stage = Stage.ROLLING_BACK
+        opposite = {Step.START: Step.STOP, Step.STOP: Step.START, Step.RESTART: Step.RESTART}
+        self._take_over(self._before, progress.changes.slots)
+        failed = False
+        for change in reversed(applied):
+            progress.doing = f"back: {opposite[change.step]} slot {change.slot}"
+            try:
+                await self._apply(SlotChange(change.slot, opposite[change.step]), self._before)
+            except LauncherError as error:
+                failed = True
+                log.error(  # noqa: TRY400
+                    "reload: slot %d did not come back: %s", change.slot, error.message
+                )
+        progress.doing = ""
+        progress.stage = Stage.STUCK if failed else Stage.ROLLED_BACK
+
+    def _take_over(self, assembly: Assembly, changes: Sequence[SlotChange]) -> None:
+        """Limits and pace, and what the next life is started as, of slots that go on."""
+        limits, pace = self._settings(assembly)
+        slots = {slot.id: slot for slot in assembly.plan.slots}
+        for change in changes:
+            keeper = self._supervisor.keepers.get(change.slot)
+            if keeper is not None and change.slot in slots:
+                keeper.use(slots[change.slot], assembly.engine, limits, pace)
+
+    async def _apply(self, change: SlotChange, assembly: Assembly) -> None:
+        match change.step:
+            case Step.STOP:
+                await self._supervisor.remove(change.slot)
+            case Step.START:
+                limits, pace = self._settings(assembly)
+                slot = next(slot for slot in assembly.plan.slots if slot.id == change.slot)
+                keeper = self._supervisor.add(slot, assembly.engine, limits, pace)
+                keeper.post(StartRequested())
+                await self._come_up(keeper, 1)
+            case Step.RESTART:
+                self._take_over(assembly, [change])
+                await self._restart(self._supervisor.keepers[change.slot])
+            case Step.NOTHING:
+                pass
+
+    async def _restart(self, keeper: SeatKeeper) -> None:
+        """One that somebody has taken out of rotation takes the new configuration when it starts again."""
+        aside = keeper.seat.intent in {Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD}
+        if aside or keeper.seat.state in {State.STOPPED, State.HELD}:
+            log.info(
+                "reload: slot %d is %s: it changes when it starts again", keeper.slot.id, keeper.seat.state
+            )
+            return
+        await self._siblings_are_back(keeper)
+        least = keeper.seat.generation + 1
+        keeper.post(StartRequested() if keeper.seat.state is State.FAILED else RestartRequested())
+        await self._come_up(keeper, least)
+
+    async def _siblings_are_back(self, keeper: SeatKeeper) -> None:
+        """Wait until no other instance of the model is on its way."""
+        moving = {State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF}
+        for other in self._siblings(keeper):
+            try:
+                async with asyncio.timeout(SIBLINGS_S):
+                    await other.until(lambda seat: seat.state not in moving)
+            except TimeoutError:
+                log.warning("reload: slot %d is still %s", other.slot.id, other.seat.state)
+
+    def _siblings(self, keeper: SeatKeeper) -> list[SeatKeeper]:
+        name = keeper.slot.model.name
+        return [k for k in self._supervisor.keepers.values() if k is not keeper and k.slot.model.name == name]
+
+    async def _come_up(self, keeper: SeatKeeper, least: int) -> None:
+        """Until its new life is ready and as good as its siblings. Raises CheckError."""
+        bad = {State.BACKOFF, State.FAILED, State.STOPPED, State.HELD}
+        await keeper.until(
+            lambda seat: seat.generation >= least and (seat.state is State.READY or seat.state in bad)
+        )
+        if keeper.seat.state is not State.READY:
+            cause = keeper.seat.last_cause
+            why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {keeper.seat.state}"
+            raise CheckError(
+                f"cannot reload: slot {keeper.slot.id} did not come up: {why}",
+                cause.remedy if cause is not None else "look at `numa-launcher events`",
+            )
+        await self._check(keeper)
+
+    async def _check(self, keeper: SeatKeeper) -> None:
+        """Answers as quickly as a sibling, and without an error. Raises CheckError."""
+        sibling = next((k for k in self._siblings(keeper) if k.seat.state is State.READY), None)
+        new = await self._ask(keeper)
+        if new is None:
+            raise CheckError(
+                f"cannot reload: slot {keeper.slot.id} gave no answer to a completion of one token",
+                f"numa-launcher logs {keeper.slot.id}",
+            )
+        old = await self._ask(sibling) if sibling is not None else None
+        if old is not None and new > old * SLOWER + SLACK_S:
+            raise CheckError(
+                f"cannot reload: slot {keeper.slot.id} took {new:.2f} s for one token, its sibling {old:.2f} s",
+                "compare the two configurations with `numa-launcher reload --dry-run`",
+            )
+        log.info("reload: slot %d answers in %.3f s", keeper.slot.id, new, extra={"slot": keeper.slot.id})
+
+    async def _ask(self, keeper: SeatKeeper) -> float | None:
+        """The median of a few completions of one token, in seconds; None when one fails."""
+        address, took = keeper.life.address, []
+        if address is None:
+            return None
+        for _ in range(CANARIES):
+            began = self._clock()
+            if not await self._prober.canary(address, keeper.slot.model.name, CANARY_TIMEOUT_S):
+                return None
+            took.append(self._clock() - began)
+        return statistics.median(took)
+
+
+__all__ = ["CheckError", "Progress", "Rollout", "Stage"]
