@@ -1,0 +1,101 @@
+"""Cpus to sockets: who shares a package, and the id that it goes by.
+
+Source: Documentation/admin-guide/cputopology.rst. hwloc and lscpu tell packages apart by the same maps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from launcher.cpuset import CpuSet
+from launcher.topology.files import Root
+
+_CPU: Final = "sys/devices/system/cpu"
+_ID: Final = "physical_package_id"
+_MAPS: Final = ("package_cpus", "core_siblings")
+
+
+def read_sockets(files: Root, online: CpuSet, notes: list[str]) -> dict[int, int]:
+    """The socket id of each online cpu.
+
+    1. One socket are the cpus of package_cpus (5.2+), else of core_siblings, the kernel's own map; where
+       neither is there, those with one physical_package_id.
+    2. Its id is physical_package_id.
+    3. Where every cpu's is -1 (the firmware does not say) or missing (kernels before 2.6.16, some
+       architectures): sockets are numbered by lowest cpu. Where only some have none, that is an error.
+    4. So are they where ids repeat: on s390 they count within a book, on some ia64 within a node. A map that
+       its cpus see differently and one with two ids contradict themselves.
+    5. Of a map and its list twin that differ the map is taken, as hwloc does, and it is said.
+
+    What 3 to 5 decide is said in `notes`. Raises LauncherError.
+    """
+    ids = {cpu: _known(files.number(_file(cpu, _ID))) for cpu in online}
+    without = CpuSet(cpu for cpu, its in ids.items() if its is None)
+    if without and len(without) < len(online):
+        raise files.broken(_file(without.first, _ID), "missing or -1, yet other cpus have one")
+    groups = sorted(_groups(files, online, ids, notes), key=lambda group: group.first)
+    found = [_id_of(files, group, ids) for group in groups]
+    if without:
+        named = "socket 0 is taken" if len(groups) == 1 else "sockets are numbered by their lowest cpu"
+        notes.append(f"{_ID} of cpus {without} is missing or -1: {named}")
+    elif len(set(found)) < len(found):
+        notes.append(f"{_ID} is the same in several package_cpus: sockets are numbered by their lowest cpu")
+    else:
+        return {
+            cpu: socket
+            for socket, group in zip(found, groups, strict=True)
+            for cpu in group
+            if socket is not None
+        }
+    return {cpu: i for i, group in enumerate(groups) for cpu in group}
+
+
+def _groups(files: Root, online: CpuSet, ids: dict[int, int | None], notes: list[str]) -> list[CpuSet]:
+    """The cpus of each socket."""
+    odd: list[int] = []
+    maps = {cpu: _package(files, cpu, online, odd) for cpu in online}
+    if odd:
+        notes.append(f"package_cpus_list of cpus {CpuSet(odd)} is not package_cpus: the map is taken")
+    missing = CpuSet(cpu for cpu, its in maps.items() if its is None)
+    if missing and len(missing) < len(online):
+        raise files.broken(_file(missing.first, _MAPS[0]), "missing, yet other cpus have one")
+    members: dict[object, list[int]] = defaultdict(list)
+    for cpu, its in maps.items():
+        members[ids[cpu] if its is None else its].append(cpu)
+    for shared, cpus in members.items():
+        if isinstance(shared, CpuSet) and shared != CpuSet(cpus):
+            raise files.broken(
+                files.present(*(_file(cpus[0], name) for name in _MAPS)),
+                f"{shared} contradicts the map of one of those cpus",
+            )
+    return [CpuSet(cpus) for cpus in members.values()]
+
+
+def _package(files: Root, cpu: int, online: CpuSet, odd: list[int]) -> CpuSet | None:
+    for name in _MAPS:
+        its, listed = files.twins(_file(cpu, name), _file(cpu, f"{name}_list"), online)
+        if its is not None and listed is not None and its != listed:
+            odd.append(cpu)
+        if its is not None or listed is not None:
+            return listed if its is None else its
+    return None
+
+
+def _id_of(files: Root, group: CpuSet, ids: dict[int, int | None]) -> int | None:
+    """The id that the cpus of one socket share."""
+    for cpu in group:
+        if ids[cpu] != ids[group.first]:
+            raise files.broken(
+                _file(cpu, _ID),
+                f"{ids[cpu]}, yet cpu {group.first} of the same package_cpus has {ids[group.first]}",
+            )
+    return ids[group.first]
+
+
+def _known(number: int | None) -> int | None:
+    return None if number is None or number < 0 else number
+
+
+def _file(cpu: int, name: str) -> str:
+    return f"{_CPU}/cpu{cpu}/topology/{name}"

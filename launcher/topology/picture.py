@@ -1,0 +1,198 @@
+"""What a picture of a machine shows, before it is drawn: boxes in boxes, and the mark of every cpu.
+
+`draw` puts it on a terminal, `svg` on paper. Neither knows plans: instances come in as seats.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from launcher.columns import counted
+from launcher.cpuset import CpuSet
+from launcher.sizes import format_size
+from launcher.topology.model import Core, L3Domain, NumaNode, Topology
+
+# Okabe and Ito's colours for all kinds of sight first, then others; each is a colour of the terminals' cube of
+# 216 (steps 00 5f 87 af d7 ff), so terminal and paper show the same. Neighbours in the list differ in lightness.
+PALETTE: Final = (
+    "#0087d7", "#ffaf00", "#00af87", "#d7afd7", "#875f87", "#d75f00", "#87d7ff", "#5f8700",
+    "#ffd7af", "#5f5faf", "#d7d75f", "#af005f", "#87d7af", "#875f00", "#afafff", "#005f5f",
+)  # fmt: skip
+
+
+class Mark(StrEnum):
+    """Why a cpu runs no instance."""
+
+    FREE = "not used"
+    RESERVED = "reserved for proxy and OS"
+    IDLE = "idle SMT sibling"
+    DENIED = "not allowed to this process"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One instance."""
+
+    label: str
+    cpus: CpuSet
+    facts: tuple[str, ...] = ()
+    """What the legend says beside the cpus, e.g. node and KV cache; the same number for all seats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The cores of a node that share an L3; all its cores where the kernel shows none."""
+
+    l3: L3Domain | None
+    cores: tuple[Core, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBox:
+    """A node's part of a socket. `node` is None for cores that are in no node."""
+
+    node: NumaNode | None
+    blocks: tuple[Block, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name and memory."""
+        if self.node is None:
+            return "in no NUMA node"
+        node = self.node
+        parts = [f"node {node.id}", format_size(node.memory_bytes) if node.memory_known else "memory unknown"]
+        if node.memory_channels is not None:
+            parts.append(f"{node.memory_channels} channels")
+        return " · ".join(parts)
+
+    @property
+    def detail(self) -> str:
+        """Its cpus and L3 caches."""
+        cpus = CpuSet(cpu for block in self.blocks for core in block.cores for cpu in core.cpus)
+        return " · ".join([f"cpus {cpus}" if cpus else "no cpus", *self._l3()])
+
+    def _l3(self) -> list[str]:
+        domains = [block.l3 for block in self.blocks if block.l3 is not None]
+        if not domains:
+            return []
+        sizes = sorted({domain.size_bytes for domain in domains if domain.size_bytes is not None})
+        size = f" {' / '.join(map(format_size, sizes))}" if sizes else ""
+        if any(domain.node is None for domain in domains):
+            return [f"part of L3{size}"]
+        return [f"{len(domains)} × L3{size}" if len(domains) > 1 else f"L3{size}"]
+
+
+@dataclass(frozen=True, slots=True)
+class SocketBox:
+    """A socket; `id` is None for the nodes without cpus."""
+
+    id: int | None
+    nodes: tuple[NodeBox, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return "memory without cpus" if self.id is None else f"socket {self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that is drawn."""
+
+    title: str
+    counts: str
+    sockets: tuple[SocketBox, ...]
+    marks: Mapping[int, int | Mark]
+    """Of every cpu on the picture: the index of its seat, or why it has none."""
+    seats: tuple[Seat, ...]
+
+    @property
+    def used_marks(self) -> tuple[Mark, ...]:
+        """For the legend: those that occur, in order. Without seats nothing needs explaining."""
+        found = set(self.marks.values())
+        return tuple(mark for mark in Mark if mark in found and (self.seats or mark is Mark.DENIED))
+
+
+def make_picture(topology: Topology, seats: Sequence[Seat] = (), reserved: CpuSet | None = None) -> Picture:
+    """A machine with the instances on it."""
+    smt = max((len(core.cpus) for core in topology.cores), default=1)
+    counts = (
+        (len(topology.sockets), "socket"),
+        (len(topology.numa_nodes), "NUMA node"),
+        (len(topology.l3_domains), "L3 cache"),
+        (len(topology.cores), "core"),
+        (len(topology.online), "cpu"),
+    )
+    return Picture(
+        title=topology.cpu.model or "unknown cpu",
+        counts=" · ".join(counted(n, what) for n, what in counts) + (f" ({smt} per core)" if smt > 1 else ""),
+        sockets=_sockets(topology),
+        marks=_marks(topology, seats, CpuSet() if reserved is None else reserved),
+        seats=tuple(seats),
+    )
+
+
+def _sockets(topology: Topology) -> tuple[SocketBox, ...]:
+    nodes = {node.id: node for node in topology.numa_nodes}
+    domain_of = {cpu: domain for domain in topology.l3_domains for cpu in domain.cpus}
+    cores: dict[int, dict[int | None, dict[CpuSet | None, list[Core]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for core in sorted(topology.cores, key=lambda core: core.cpus.first):
+        domain = domain_of.get(core.cpus.first)
+        cores[core.key.socket][core.node][None if domain is None else domain.cpus].append(core)
+    boxes = [
+        SocketBox(
+            socket,
+            tuple(
+                NodeBox(
+                    None if node is None else nodes[node],
+                    tuple(
+                        Block(domain_of.get(its[0].cpus.first), tuple(its))
+                        for its in cores[socket][node].values()
+                    ),
+                )
+                for node in sorted(cores[socket], key=lambda node: -1 if node is None else node)
+            ),
+        )
+        for socket in sorted(cores)
+    ]
+    far = tuple(NodeBox(node, ()) for node in topology.numa_nodes if not node.cpus)
+    return (*boxes, SocketBox(None, far)) if far else tuple(boxes)
+
+
+def _marks(topology: Topology, seats: Sequence[Seat], reserved: CpuSet) -> dict[int, int | Mark]:
+    seat_of = {cpu: i for i, seat in enumerate(seats) for cpu in seat.cpus}
+    marks: dict[int, int | Mark] = {}
+    for core in topology.cores:
+        taken = any(cpu in seat_of for cpu in core.cpus)
+        for cpu in core.cpus:
+            if cpu in seat_of:
+                marks[cpu] = seat_of[cpu]
+            elif cpu not in topology.allowed:
+                marks[cpu] = Mark.DENIED
+            elif cpu in reserved:
+                marks[cpu] = Mark.RESERVED
+            else:
+                marks[cpu] = Mark.IDLE if taken else Mark.FREE
+    return marks
+
+
+def colour(seat: int) -> str:
+    """A seat's colour; after sixteen they start over."""
+    return PALETTE[seat % len(PALETTE)]
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever is read better on a colour (relative luminance, WCAG 2.2)."""
+    red, green, blue = (_linear(int(background[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def _linear(channel: float) -> float:
+    return float(channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4)

@@ -1,0 +1,365 @@
+"""Machines that few people have, written as their kernels would show them, against hwloc."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hwloc import compare, lstopo, parse_oracle
+from synthetic import Machine, mask, put, put_cpus
+
+from launcher.cpuset import CpuSet
+from launcher.errors import LauncherError
+from launcher.sizes import GIB
+from launcher.topology import snapshot, sysfs
+from launcher.topology.model import Topology
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+
+def put_topology(root: Path, cpus: Iterable[int], **values: int | CpuSet) -> None:
+    for cpu in cpus:
+        for name, value in values.items():
+            file = root / f"{CPU}/cpu{cpu}/topology/{name}"
+            put_cpus(file, value) if isinstance(value, CpuSet) else put(file, str(value))
+
+
+def remove(root: Path, pattern: str) -> None:
+    for path in list(root.glob(pattern)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def s390(root: Path) -> None:
+    """Two books of two sockets of two cores of two threads: sockets count within a book; no NUMA distances."""
+    Machine(sockets=4, cores=2, smt=2, adjacent=True).write(root)
+    remove(root, f"{CPU}/cpu*/topology/die_id")
+    remove(root, NODE)
+    Machine(cores=8, smt=2, adjacent=True)._write_nodes(root)
+    for socket in range(4):
+        book = CpuSet(range(socket // 2 * 8, socket // 2 * 8 + 8))
+        cpus = range(socket * 4, socket * 4 + 4)
+        put_topology(root, cpus, physical_package_id=socket % 2, book_id=socket // 2, book_siblings=book)
+        put_topology(root, cpus[:2], core_id=0)
+        put_topology(root, cpus[2:], core_id=1)
+
+
+def power9_with_gpus(root: Path) -> None:
+    """SMT4 switched off: cpus 0, 4, 8, ...; nodes 0 and 8; the GPUs' memory is on nodes 252 to 255."""
+    Machine(sockets=2, cores=4, smt=4, adjacent=True, offline=frozenset(i for i in range(32) if i % 4)).write(
+        root
+    )
+    remove(root, f"{CPU}/cpu*/topology/die_id")
+    put_topology(root, range(0, 16, 4), physical_package_id=0)
+    put_topology(root, range(16, 32, 4), physical_package_id=8)
+    for core in range(8):
+        put_topology(root, (core * 4,), core_id=core * 4 + 2048 * (core // 4))
+    (root / NODE / "node1").rename(root / NODE / "node8")
+    nodes = (0, 8, 252, 253, 254, 255)
+    for node in nodes:
+        folder = root / NODE / f"node{node}"
+        put(
+            folder / "distance",
+            " ".join("10" if to == node else "40" if max(to, node) == 8 else "80" for to in nodes),
+        )
+        put(folder / "meminfo", f"Node {node} MemTotal: 16777216 kB\nNode {node} MemFree: 16777216 kB")
+        if node > 8:
+            put(folder / "cpulist", "")
+            put(folder / "cpumap", mask(CpuSet()))
+    put(root / NODE / "online", "0,8,252-255")
+    put(root / NODE / "possible", "0-255")
+
+
+def sparse_cpus(root: Path) -> None:
+    """Four cpus of a machine with room for more."""
+    Machine(cores=4).write(root)
+    cpus = CpuSet((0, 35, 70, 130))
+    for old, new in ((3, 130), (2, 70), (1, 35)):
+        (root / CPU / f"cpu{old}").rename(root / CPU / f"cpu{new}")
+    for cpu in cpus:
+        one = CpuSet((cpu,))
+        put_topology(root, one, package_cpus=cpus, core_siblings=cpus, core_cpus=one, thread_siblings=one)
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_map", mask(cpus))
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_list", cpus.format())
+    for name in ("online", "present"):
+        put(root / CPU / name, cpus.format())
+    put(root / CPU / "possible", "0-255")
+    put_cpus(root / NODE / "node0/cpumap", cpus)
+    (root / NODE / "node0/cpumap_list").rename(root / NODE / "node0/cpulist")
+
+
+def sub_numa_clusters(root: Path) -> None:
+    """Intel's SNC2: the L3 is the socket's."""
+    Machine(sockets=2, nodes=2, cores=4).write(root)
+    for cpu in range(16):
+        socket = CpuSet(range(cpu // 8 * 8, cpu // 8 * 8 + 8))
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_map", mask(socket))
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_list", socket.format())
+
+
+def two_dies(root: Path) -> None:
+    """Cascade Lake-AP: core_id repeats on the second die."""
+    Machine(cores=8).write(root)
+    for die in range(2):
+        its = CpuSet(range(die * 4, die * 4 + 4))
+        put_topology(root, its, die_id=die, die_cpus=its)
+        for cpu in its:
+            put_topology(root, (cpu,), core_id=cpu % 4)
+
+
+def arm_clusters(root: Path) -> None:
+    """Clusters, no dies, big package ids of a table without names, no L3."""
+    Machine(sockets=2, cores=8, has_l3=False).write(root)
+    for cpu in range(16):
+        cluster = CpuSet(range(cpu // 4 * 4, cpu // 4 * 4 + 4))
+        package = 36 if cpu < 8 else 3180
+        put_topology(
+            root, (cpu,), die_id=-1, cluster_id=cpu // 4, cluster_cpus=cluster, physical_package_id=package
+        )
+
+
+def hybrid(root: Path) -> None:
+    """Two cores with two threads and four with one."""
+    Machine(cores=8).write(root)
+    for cpu in range(8):
+        its = CpuSet((cpu // 2 * 2, cpu // 2 * 2 + 1)) if cpu < 4 else CpuSet((cpu,))
+        put_topology(
+            root, (cpu,), core_cpus=its, thread_siblings=its, core_id=cpu // 2 * 4 if cpu < 4 else cpu + 8
+        )
+    put(root / "sys/devices/cpu_core/cpus", "0-3")
+    put(root / "sys/devices/cpu_atom/cpus", "4-7")
+
+
+def l3_for_some(root: Path) -> None:
+    """Hybrid mobile processors: low-power cores outside the L3."""
+    Machine(l3=2, cores=4).write(root)
+    for cpu in range(4, 8):
+        remove(root, f"{CPU}/cpu{cpu}/cache")
+
+
+def l3_map_with_offline_cpus(root: Path) -> None:
+    Machine(l3=2, cores=4, offline=frozenset({1})).write(root)
+    for cpu in (0, 2, 3):
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_map", "f")
+        put(root / CPU / f"cpu{cpu}/cache/index3/shared_cpu_list", "0-3")
+
+
+def cgroup_v2(root: Path) -> None:
+    Machine(sockets=2, cores=4, smt=2).write(root)
+    put(root / "proc/self/cgroup", "0::/system.slice/x.service")
+    put(root / "proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0")
+    top = root / "sys/fs/cgroup"
+    put(top / "cgroup.controllers", "cpuset memory")
+    put(top / "system.slice/cpuset.cpus.effective", "0-7")
+    put(top / "system.slice/x.service/cpuset.cpus.effective", "1-3,9-11")
+    put(top / "system.slice/x.service/cpuset.mems.effective", "0")
+
+
+def cgroup_v1(root: Path) -> None:
+    Machine(sockets=2, cores=4, smt=2).write(root)
+    put(root / "proc/self/cgroup", "4:cpuset:/docker/abc\n3:memory:/docker/abc")
+    put(root / "proc/self/cpuset", "/docker/abc")
+    put(root / "proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0")
+    put(root / "sys/fs/cgroup/cpuset/docker/abc/cpuset.cpus", "4-7")
+    put(root / "sys/fs/cgroup/cpuset/docker/abc/cpuset.mems", "1")
+
+
+def written(machine: Machine) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        machine.write(root)
+
+    return write
+
+
+TREES: dict[str, Callable[[Path], None]] = {
+    "power9 with GPUs, SMT off": power9_with_gpus,
+    "sparse cpus": sparse_cpus,
+    "sub-NUMA clusters": sub_numa_clusters,
+    "two dies": two_dies,
+    "arm clusters": arm_clusters,
+    "hybrid": hybrid,
+    "L3 for some": l3_for_some,
+    "L3 map with offline cpus": l3_map_with_offline_cpus,
+    "cgroup v2": cgroup_v2,
+    "cgroup v1": cgroup_v1,
+    "cpu 0 is offline": written(Machine(sockets=2, cores=4, smt=2, offline=frozenset({0, 8}))),
+    "a socket is offline": written(Machine(sockets=2, cores=4, offline=frozenset({4, 5, 6, 7}))),
+    "SMT off": written(Machine(cores=4, smt=2, offline=frozenset({4, 5, 6, 7}))),
+    "1,024 cpus on 32 nodes": written(Machine(sockets=8, nodes=4, l3=4, cores=8)),
+}
+
+
+def read(write: Callable[[Path], None], root: Path) -> Topology:
+    write(root)
+    return sysfs.read(root)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_agrees_with_hwloc(name: str, tmp_path: Path) -> None:
+    topology = read(TREES[name], tmp_path)
+    compare(topology, parse_oracle(lstopo(tmp_path)))
+    assert topology.notes == ()
+
+
+@pytest.mark.parametrize("name", ["hybrid", "two dies", "arm clusters", "cpu 0 is offline"])
+def test_counts_agree_with_lscpu(name: str, tmp_path: Path) -> None:
+    topology = read(TREES[name], tmp_path)
+    done = subprocess.run(
+        ["lscpu", "--sysroot", str(tmp_path), "-p=CPU,CORE,SOCKET"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [line.split(",") for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert CpuSet(int(row[0]) for row in rows) == topology.online
+    assert len({row[1] for row in rows}) == len(topology.cores)
+    assert len({row[2] for row in rows}) == len(topology.sockets)
+
+
+def test_sockets_of_two_books_are_four(tmp_path: Path) -> None:
+    topology = read(s390, tmp_path)
+    assert {socket.id: socket.cpus.format() for socket in topology.sockets} == {
+        0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"
+    }  # fmt: skip
+    oracle = parse_oracle(lstopo(tmp_path))
+    assert {core.cpus for core in topology.cores} == oracle.cores
+    assert len(topology.cores) == len({core.key for core in topology.cores}) == 8
+    assert any("is the same in several package_cpus" in note for note in topology.notes)
+
+
+def test_a_package_list_that_is_not_its_map_is_said(tmp_path: Path) -> None:
+    Machine(sockets=2, cores=4).write(tmp_path)
+    put(tmp_path / f"{CPU}/cpu5/topology/package_cpus_list", "0-7")
+    topology = sysfs.read(tmp_path)
+    compare(topology, parse_oracle(lstopo(tmp_path)))
+    assert topology.notes == ("package_cpus_list of cpus 5 is not package_cpus: the map is taken",)
+
+
+def test_memory_of_gpus_is_no_node(tmp_path: Path) -> None:
+    Machine(sockets=2, cores=4, memory_only=2).write(tmp_path)
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    put(gpus / "0004:04:00.0/numa_status", "Node:           3\nStatus:         online")
+    put(gpus / "0035:03:00.0/numa_status", "Node:           -1")
+    (gpus / "0035:04:00.0").mkdir()
+    topology = sysfs.read(tmp_path)
+    compare(topology, parse_oracle(lstopo(tmp_path)))
+    assert [node.id for node in topology.numa_nodes] == [0, 1, 2]
+    assert topology.node(0).distances == {0: 10, 1: 32, 2: 50}
+    assert topology.allowed_nodes == CpuSet(range(3))
+    assert topology.notes == ("nodes 3 are the memory of GPUs: they are left out",)
+    file = tmp_path / "machine.tar.gz"
+    file.write_bytes(snapshot.capture(tmp_path, date="2026-01-01", version="1").data)
+    assert snapshot.read_snapshot(file) == topology
+
+
+def test_sockets_without_ids_are_told_apart_by_their_maps(tmp_path: Path) -> None:
+    Machine(sockets=2, cores=4).write(tmp_path)
+    put_topology(tmp_path, range(8), physical_package_id=-1)
+    topology = sysfs.read(tmp_path)
+    assert {socket.id: socket.cpus.format() for socket in topology.sockets} == {0: "0-3", 1: "4-7"}
+    assert any("numbered by their lowest cpu" in note for note in topology.notes)
+
+
+CONTRADICTIONS: dict[str, tuple[Machine, dict[str, str], str]] = {
+    "two ids in one package": (
+        Machine(cores=4), {f"{CPU}/cpu2/topology/physical_package_id": "1"}, "cpu2/topology/physical_package_id"
+    ),
+    "a package that its cpus see differently": (
+        Machine(cores=4),
+        {f"{CPU}/cpu2/topology/package_cpus": "4", f"{CPU}/cpu2/topology/package_cpus_list": "2"},
+        "topology/package_cpus",
+    ),
+    "siblings that do not list each other": (
+        Machine(cores=4, smt=2),
+        {f"{CPU}/cpu4/topology/core_cpus": "10", f"{CPU}/cpu4/topology/core_cpus_list": "4"},
+        "cpu4/topology/core_cpus",
+    ),
+    "a core in two nodes": (
+        Machine(nodes=2, cores=2, smt=2),
+        {f"{NODE}/node{i}/{name}": text for i, its in enumerate((("f", "0-3"), ("f0", "4-7")))
+         for name, text in zip(("cpumap", "cpulist"), its, strict=True)},
+        "node1/cpumap",
+    ),
+    "a cpu in two nodes": (
+        Machine(nodes=2, cores=4), {f"{NODE}/node1/cpumap": "f1", f"{NODE}/node1/cpulist": "0,4-7"}, "node1/cpumap"
+    ),
+    "a node that is nearer than the node itself": (
+        Machine(nodes=2, cores=4), {f"{NODE}/node1/distance": "10 21"}, "node1/distance"
+    ),
+    "a number of huge pages that is none": (
+        Machine(cores=4), {f"{NODE}/node0/hugepages/hugepages-2048kB/nr_hugepages": "many"}, "nr_hugepages"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions_name_the_file(name: str, tmp_path: Path) -> None:
+    machine, files, named = CONTRADICTIONS[name]
+    machine.write(tmp_path)
+    for file, text in files.items():
+        put(tmp_path / file, text)
+    with pytest.raises(LauncherError) as caught:
+        sysfs.read(tmp_path)
+    assert named in caught.value.message
+
+
+def test_an_old_kernels_map_is_named(tmp_path: Path) -> None:
+    Machine(cores=4, smt=2).write(tmp_path)
+    remove(tmp_path, f"{CPU}/cpu*/topology/*_cpus*")
+    put_topology(tmp_path, (2,), core_siblings=CpuSet((2,)))
+    with pytest.raises(LauncherError, match=r"topology/core_siblings: .* contradicts"):
+        sysfs.read(tmp_path)
+    put_topology(tmp_path, (2,), core_siblings=CpuSet(range(8)), thread_siblings=CpuSet((2,)))
+    with pytest.raises(LauncherError, match=r"topology/thread_siblings: .* contradicts"):
+        sysfs.read(tmp_path)
+
+
+@pytest.mark.parametrize("files", ["package_cpus*", "c*_cpus*"])
+def test_maps_that_some_cpus_lack_are_an_error(files: str, tmp_path: Path) -> None:
+    Machine(cores=4).write(tmp_path)
+    remove(tmp_path, f"{CPU}/cpu*/topology/*_siblings*")
+    remove(tmp_path, f"{CPU}/cpu2/topology/{files}")
+    with pytest.raises(LauncherError, match=r"cpu2/topology/\w+_cpus: missing"):
+        sysfs.read(tmp_path)
+
+
+def test_an_l3_list_that_is_not_its_map_is_said(tmp_path: Path) -> None:
+    Machine(l3=2, cores=4).write(tmp_path)
+    put(tmp_path / CPU / "cpu5/cache/index3/shared_cpu_list", "0-7")
+    topology = sysfs.read(tmp_path)
+    compare(topology, parse_oracle(lstopo(tmp_path)))
+    assert topology.notes == ("shared_cpu_list of the L3 of cpus 5 is not shared_cpu_map: the map is taken",)
+
+
+def test_the_masks_of_an_old_status(tmp_path: Path) -> None:
+    Machine(sockets=2, cores=4).write(tmp_path)
+    put(tmp_path / "proc/self/status", "Name:\tcat\nCpus_allowed:\t00000000,0000003c\nMems_allowed:\t2")
+    topology = sysfs.read(tmp_path)
+    assert (topology.allowed.format(), topology.allowed_nodes.format()) == ("2-5", "1")
+
+
+def test_huge_pages_of_all_sizes_count(tmp_path: Path) -> None:
+    Machine(sockets=2, cores=4).write(tmp_path)
+    pools = tmp_path / NODE / "node1/hugepages"
+    put(pools / "hugepages-1048576kB/nr_hugepages", "3")
+    put(pools / "hugepages-2048kB/nr_hugepages", "512")
+    put(pools / "hugepages-64kB/free_hugepages", "1")
+    put(pools / "notes", "")
+    topology = sysfs.read(tmp_path)
+    assert [node.hugepages_bytes for node in topology.numa_nodes] == [0, 4 * GIB]
+    assert [node.memory_bytes for node in topology.numa_nodes] == [64 * GIB, 64 * GIB]
+
+
+def test_8192_cpus_on_one_list(tmp_path: Path) -> None:
+    """Lists and masks of that length; not all the folders of such a machine."""
+    Machine(cores=4).write(tmp_path)
+    put(tmp_path / CPU / "possible", "0-8191")
+    put(tmp_path / CPU / "offline", "4-8191")
+    put(
+        tmp_path / "proc/self/status",
+        f"Cpus_allowed:\t{','.join(['ffffffff'] * 256)}\nCpus_allowed_list:\t0-8191",
+    )
+    assert sysfs.read(tmp_path).allowed == CpuSet(range(4))
