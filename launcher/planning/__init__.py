@@ -1,0 +1,1 @@
+"""What should run where. Pure: topology + config + model profile in, plan out. Starts nothing."""

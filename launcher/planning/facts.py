@@ -1,0 +1,32 @@
+"""What the rules must know of the host and the engine's software, as somebody else found it. No effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """None is "not known": a rule that needs it says nothing."""
+
+    transparent_hugepages: str | None = None
+    """The mode between brackets in /sys/kernel/mm/transparent_hugepage/enabled: always, madvise or never."""
+    numa_balancing: bool | None = None
+    """/proc/sys/kernel/numa_balancing."""
+    governors: frozenset[str] | None = None
+    """cpufreq governors in use; None where the kernel leaves the frequency to the firmware or hypervisor."""
+    ld_preload: str | None = None
+    """LD_PRELOAD as the instances will have it."""
+    vllm: str | None = None
+    """Version of vLLM."""
+    torch: str | None = None
+    zentorch: str | None = None
+    kv_whole_gib: bool = False
+    """This vLLM takes its KV cache in whole GiB only (VLLM_CPU_KVCACHE_SPACE; engines/stack.py knows since when
+    it takes bytes)."""
+    memory_bound: bool | None = None
+    """Whether the instances' memory is really tied to their nodes (numactl there, mempolicy calls permitted)."""
+
+
+NO_FACTS: Final = Facts()

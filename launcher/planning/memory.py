@@ -1,0 +1,265 @@
+"""The memory ledger: weights, overhead and KV of every instance against what each NUMA node has. No effects.
+
+1. A node has MemTotal less its pools of huge pages, clamped to its share of the cgroup's memory limit (in
+   proportion to the nodes in use).
+2. Of it the reserve stays free for the kernel and page tables, and a share for the page cache of weight files.
+3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
+   instance its overhead (demand.py). vLLM's worker binds strictly to the node of its first cpu (cpu_worker.py,
+   0.32), so that is the node it is charged to, also where the instance spans nodes.
+4. An explicit KV cache is taken as given, per rank. "auto" divides what is left of the node evenly over
+   the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
+   1 GiB where the engine takes no other.
+5. Less than one request of max_model_len is a violation: vLLM would refuse to start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Final
+
+from launcher.columns import counted
+from launcher.config.schema import Config, EngineKind
+from launcher.planning.demand import Demand, demand_of
+from launcher.planning.facts import NO_FACTS, Facts
+from launcher.planning.plan import Finding, LedgerLine, LedgerRow, Slot
+from launcher.planning.profile import UNKNOWN, ModelProfile
+from launcher.planning.serving import size_of
+from launcher.sizes import GIB, format_size
+from launcher.topology.model import Topology
+
+MAX_RESERVE_BYTES: Final = 8 * GIB
+RESERVE_SHARE: Final = Fraction(5, 100)
+
+
+def fill_memory(
+    topology: Topology,
+    config: Config,
+    slots: Sequence[Slot],
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts = NO_FACTS,
+) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
+    """The slots with their KV cache sized, the ledger by node, and what does not fit.
+
+    Raises LauncherError for a size in [memory] that can't be read.
+    """
+    findings: list[Finding] = []
+    demands = [
+        demand_of(
+            slot,
+            rank_nodes(slot, topology),
+            config,
+            profiles.get(slot.model.name, UNKNOWN),
+            cpu=topology.cpu,
+            facts=facts,
+        )
+        for slot in slots
+    ]
+    nodes = sorted({node for demand in demands for node in demand.nodes})
+    totals = _totals(topology, nodes)
+    reserves = {node: _reserve(config, totals[node]) for node in nodes}
+    kv: dict[int, int | None] = dict.fromkeys((slot.id for slot in slots), None)
+    if config.engine.kind is EngineKind.VLLM:
+        findings.extend(_unchecked(topology, demands, nodes))
+        free = {node: totals[node] - reserves[node] - _page_cache(node, demands) for node in nodes}
+        kv = dict(_size_kv(demands, free))
+    ledger = tuple(
+        _row(topology, node, demands, kv, config, total_bytes=totals[node], reserve_bytes=reserves[node])
+        for node in nodes
+    )
+    findings.extend(
+        _does_not_fit(row, demands)
+        for row in ledger
+        if row.left_bytes < 0 and topology.node(row.node or 0).memory_known
+    )
+    findings.extend(_too_small(demands))
+    sized = tuple(replace(slot, kv_cache_bytes=kv[slot.id]) for slot in slots)
+    if not topology.has_numa:
+        ledger = tuple(replace(row, node=None) for row in ledger)
+    return sized, ledger, tuple(findings)
+
+
+def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
+    """The memory node of each rank: that of its lowest OpenMP cpu, or what the slot is bound to instead."""
+    home = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    membind = slot.placement.membind
+    found: list[int] = []
+    for cpus in slot.placement.omp_cpus:
+        node = home[cpus.first]
+        found.append(node if node in membind or not membind else membind.first)
+    return tuple(found)
+
+
+def _totals(topology: Topology, nodes: Sequence[int]) -> dict[int, int]:
+    here = [topology.node(node) for node in nodes]
+    totals = {node.id: max(0, node.memory_bytes - node.hugepages_bytes) for node in here}
+    limit, machine = topology.memory_limit_bytes, sum(totals.values())
+    if limit is None or limit >= machine:
+        return totals
+    return {node: total * limit // machine for node, total in totals.items()}
+
+
+def _reserve(config: Config, total: int) -> int:
+    text = config.memory.reserve
+    if config.engine.kind is EngineKind.COMMAND and text == "auto":
+        return 0
+    return min(MAX_RESERVE_BYTES, int(total * RESERVE_SHARE)) if text == "auto" else size_of("reserve", text)
+
+
+def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[int, int]:
+    """KV bytes of one rank of each slot.
+
+    Ranks that want least are served first, so what they leave goes to the others. A slot whose ranks
+    are on several nodes gets the smallest of the shares, because vLLM takes one size for all ranks.
+    """
+    left = dict(budgets)
+    waiting: dict[int, int] = defaultdict(int)
+    for demand in demands:
+        left[demand.nodes[0]] -= demand.overhead_bytes
+        for node in demand.nodes:
+            left[node] -= demand.weights_bytes + demand.peak_bytes + (demand.given_bytes or 0)
+            waiting[node] += demand.given_bytes is None
+    sizes = {demand.slot.id: demand.given_bytes for demand in demands if demand.given_bytes is not None}
+    for demand in sorted((d for d in demands if d.given_bytes is None), key=lambda d: d.cap_bytes):
+        share = min(left[node] // waiting[node] for node in demand.nodes)
+        size = min(demand.cap_bytes, max(share, 0) // demand.step_bytes * demand.step_bytes)
+        sizes[demand.slot.id] = size = max(size, demand.need_bytes)
+        for node in demand.nodes:
+            left[node] -= size
+            waiting[node] -= 1
+    return sizes
+
+
+def _row(
+    topology: Topology,
+    node: int,
+    demands: Sequence[Demand],
+    kv: Mapping[int, int | None],
+    config: Config,
+    *,
+    total_bytes: int,
+    reserve_bytes: int,
+) -> LedgerRow:
+    here = [demand for demand in demands if node in demand.nodes]
+    available, limit = topology.node(node).available_bytes, topology.memory_limit_bytes
+    cache = _page_cache(node, here)
+    auto = config.memory.reserve == "auto"
+    own = [
+        LedgerLine("reserve", reserve_bytes, "5 %, at most 8 GiB" if auto else "memory.reserve"),
+        LedgerLine("page cache", cache, next((dict(d.sources)["page cache"] for d in here if d.sources), "")),
+    ]
+    lines = (*own, *(line for demand in here for line in _lines(node, demand, kv[demand.slot.id] or 0)))
+    sums: dict[str, int] = defaultdict(int)
+    for line in lines:
+        sums[line.what] += line.size_bytes
+    return LedgerRow(
+        node=node,
+        total_bytes=total_bytes,
+        available_bytes=available if limit is None else min(available, limit),
+        reserve_bytes=reserve_bytes,
+        weights_bytes=sums["weights"],
+        overhead_bytes=sums["overhead"],
+        kv_bytes=sums["KV"],
+        slots=tuple(demand.slot.id for demand in here),
+        peak_bytes=sums["peak"],
+        page_cache_bytes=cache,
+        lines=tuple(line for line in lines if line.size_bytes),
+    )
+
+
+def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
+    """What one slot takes of one node."""
+    ranks, sources = demand.nodes.count(node), dict(demand.sources)
+    sizes = {
+        "weights": demand.weights_bytes * ranks,
+        "peak": demand.peak_bytes * ranks,
+        "overhead": demand.overhead_bytes if demand.nodes[0] == node else 0,
+        "KV": kv_bytes * ranks,
+    }
+    for what, size in sizes.items():
+        if what in sources:
+            yield LedgerLine(what, size, sources[what], demand.slot.id)
+
+
+def _page_cache(node: int, demands: Sequence[Demand]) -> int:
+    """One file of one model: instances that load it at a time read the same pages."""
+    return max((demand.page_cache_bytes for demand in demands if node in demand.nodes), default=0)
+
+
+def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[int]) -> list[Finding]:
+    """What can't be planned: models whose files are not here, nodes whose memory no file tells."""
+    auto = any(demand.given_bytes is None for demand in demands)
+    unknown = {
+        f"model {d.slot.model.path!r}": "its files are not on this machine" for d in demands if not d.known
+    }
+    unknown |= {
+        f"node {node}": "its meminfo could not be read"
+        for node in nodes
+        if not topology.node(node).memory_known
+    }
+    found = []
+    for what, why in unknown.items():
+        if auto:
+            found.append(
+                Finding(
+                    "violation",
+                    "memory-unknown",
+                    f"cannot size the KV cache for {what}: {why}",
+                    'Set memory.kv_cache to a size such as "4GiB", or download the model first.',
+                )
+            )
+        else:
+            found.append(
+                Finding(
+                    "warning",
+                    "memory-unchecked",
+                    f"whether memory suffices could not be checked for {what}: {why}",
+                    "Watch the first start; vLLM refuses when it does not fit.",
+                )
+            )
+    return found
+
+
+def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
+    here = [demand for demand in demands if demand.slot.id in row.slots]
+    used = row.total_bytes - row.left_bytes
+    largest = max(here, key=lambda demand: demand.need_bytes)
+    parts = (
+        f"weights {format_size(row.weights_bytes)} and {format_size(row.peak_bytes)} to convert them, overhead "
+        f"{format_size(row.overhead_bytes)}, KV {format_size(row.kv_bytes)}, reserve and page cache "
+        f"{format_size(row.reserve_bytes + row.page_cache_bytes)}"
+    )
+    explicit = largest.given_bytes is not None
+    remedy = (
+        "Lower memory.kv_cache or instances_per_socket, or use a smaller model."
+        if explicit
+        else f"Lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
+        "KV cache), "
+        "instances_per_socket or memory.reserve, or use a smaller model."
+    )
+    return Finding(
+        "violation",
+        "out-of-memory",
+        f"cannot fit {counted(len(row.slots), 'instance')} on node {row.node}: {parts} are {format_size(used)} of its "
+        f"{format_size(row.total_bytes)}; {-row.left_bytes / GIB:.2f} GiB are lacking",
+        remedy,
+    )
+
+
+def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
+    """vLLM refuses a KV cache that can't hold one request of max_model_len (kv_cache_utils.py,
+    _check_enough_kv_cache_memory)."""
+    told: set[str] = set()
+    for demand in demands:
+        given, name = demand.given_bytes, demand.slot.model.name
+        if given is not None and given < demand.need_bytes and name not in told:
+            told.add(name)
+            yield Finding(
+                "violation",
+                "kv-too-small",
+                f"cannot start {name!r} with {format_size(given)} of KV cache: one request of max_model_len needs "
+                f"{format_size(demand.need_bytes)}",
+                f"Set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len.",
+            )

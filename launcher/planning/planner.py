@@ -1,0 +1,273 @@
+"""Topology + config + model profiles in, plan out. The one entry is `make_plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.cpuset import CpuSet
+from launcher.planning.facts import NO_FACTS, Facts
+from launcher.planning.lint import lint
+from launcher.planning.memory import fill_memory
+from launcher.planning.plan import Finding, Placement, Plan, Slot
+from launcher.planning.profile import ModelProfile
+from launcher.planning.seats import Zone, parts_of, reserve, usable_cores, zones_of
+from launcher.planning.strategies import Cut, CutError, cutter, runs
+from launcher.topology.model import Core, NumaNode, Topology
+
+# Above this many cpus an instance leaves one core out of its OpenMP lists for API server and
+# EngineCore, which otherwise take turns with a worker thread that spins (vllm#25818, #43240).
+_CPUS_TO_SPARE_ONE = 4
+
+
+def make_plan(
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts = NO_FACTS,
+    *,
+    cpus_only: bool = False,
+) -> Plan:
+    """What would run where. `profiles` is by model name; a model without one can't be checked for memory.
+    `facts` is what was found of the host and the engine's software; what is not known is not judged.
+
+    `cpus_only` plans no memory and says so: for trying layouts before there is a model.
+
+    1. Usable are the cores with allowed cpus (inside layout.cpus, where that is given) and a node; an
+       instance takes the lowest allowed cpu of a core, or with use_smt all of them.
+    2. Reserved cores leave first (`seats.reserve`), with all their allowed siblings.
+    3. The rest is parted by (socket, node), instances are counted (`seats.zones_of`), and zones are cut
+       (`strategies`).
+    4. Slots are numbered by model, then socket, then node, then order within the zone.
+    5. Memory is filled in (`memory`), and the whole is linted (`lint`).
+
+    Raises LauncherError for a size in [memory] that can't be read.
+    """
+    findings: list[Finding] = []
+    if config.layout.cpus is not None:
+        topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
+    cores = usable_cores(topology)
+    reserved = reserve(cores, config.layout.reserve_cores)
+    if reserved is None:
+        findings.append(_cannot_reserve(config, len(cores)))
+        reserved = ()
+    kept = set(reserved)
+    parts = parts_of(core for core in cores if core not in kept)
+    if not parts:
+        findings.append(_no_cpus(topology))
+    zones = zones_of(parts, config.models, config.layout, topology, findings)
+    placed: list[tuple[int, Placement]] = []
+    for zone in zones:
+        placed.extend(_place(zone, topology, config, findings))
+    placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
+    slots = tuple(
+        Slot(id=i, model=config.models[model], placement=placement, kv_cache_bytes=None)
+        for i, (model, placement) in enumerate(placed)
+    )
+    asks = _without_memory(config) if cpus_only else config
+    slots, ledger, memory_findings = fill_memory(topology, asks, slots, profiles, facts)
+    if cpus_only:
+        findings.append(_MEMORY_NOT_PLANNED)
+    reserved_cpus = _union(core.cpus for core in reserved)
+    plan = Plan(
+        strategy=config.layout.strategy,
+        slots=slots,
+        reserved=reserved_cpus,
+        usable=topology.allowed - reserved_cpus,
+        ledger=ledger,
+        findings=(*findings, *memory_findings),
+    )
+    return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
+
+
+def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topology:
+    """The topology with nothing allowed but `wanted`; cpus that can't be had are a violation."""
+    missing = wanted - topology.allowed
+    if missing:
+        findings.append(
+            Finding(
+                "violation",
+                "cpus-not-allowed",
+                f"cannot use cpus {missing} of layout.cpus: allowed here are {topology.allowed}",
+                "Set layout.cpus to some of those, or widen the daemon's affinity and cpuset.",
+            )
+        )
+    return replace(topology, allowed=topology.allowed & wanted)
+
+
+def _without_memory(config: Config) -> Config:
+    """A configuration whose engine takes no memory: one of kind "command" is trusted to know its own."""
+    return msgspec.structs.replace(
+        config, engine=msgspec.structs.replace(config.engine, kind=EngineKind.COMMAND)
+    )
+
+
+_MEMORY_NOT_PLANNED: Final = Finding(
+    "warning",
+    "memory-not-planned",
+    "no model was named: this is a plan of cpus alone, and whether memory suffices was not checked",
+    "Name a configuration with -c FILE, or a model with --model DIR.",
+)
+
+
+def _place(
+    zone: Zone, topology: Topology, config: Config, findings: list[Finding]
+) -> list[tuple[int, Placement]]:
+    """The placements of one zone, each with the index of its model."""
+    cut = _cut(zone, topology, config.layout.strategy, findings)
+    placements: list[tuple[int, Placement]] = []
+    for model, cores in zip(zone.models, cut, strict=False):
+        omp = _omp_lists(cores, config.models[model].tensor_parallel_size, use_smt=config.layout.use_smt)
+        if omp is None:
+            findings.append(_too_many_ranks(config, model, cores))
+            omp = (_cpus(cores, use_smt=config.layout.use_smt),)
+        node = cores[0].node
+        placements.append(
+            (
+                model,
+                Placement(
+                    socket=cores[0].key.socket,
+                    node=node if topology.has_numa else None,
+                    cpus=_cpus(cores, use_smt=config.layout.use_smt),
+                    membind=_membind({core.node for core in cores}, topology, findings),
+                    omp_cpus=omp,
+                ),
+            )
+        )
+    return placements
+
+
+def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Finding]) -> Cut:
+    cores = sorted((core for part in zone.parts for core in part.cores), key=lambda core: core.cpus.first)
+    n = len(zone.models)
+    where = f"node {','.join(str(part.node) for part in zone.parts)}"
+    if n > len(cores):
+        findings.append(
+            Finding(
+                "violation",
+                "more-instances-than-cores",
+                f"cannot cut {where} of socket {zone.parts[0].socket} into {n} instances: it has "
+                f"{len(cores)} usable cores",
+                "Lower layout.instances_per_socket or layout.reserve_cores.",
+            )
+        )
+        return ()
+    try:
+        cut = cutter(strategy)(cores, topology.l3_domains, n)
+    except CutError as error:
+        findings.append(Finding("violation", "cannot-cut", f"cannot cut {where}: {error}", error.remedy))
+        return ()
+    sizes = [len(its) for its in cut]
+    if len(set(sizes)) > 1:
+        findings.append(
+            Finding(
+                "warning",
+                "uneven-cores",
+                f"the cores of {where} do not divide evenly: instances get {'-'.join(map(str, sizes))}",
+                "Choose reserve_cores or instances_per_socket so that they divide, if equal instances "
+                "matter.",
+            )
+        )
+    return cut
+
+
+def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
+    """One OpenMP list per rank, runs of neighbours; None when there are more ranks than cores.
+
+    Of a set with more than 4 cpus the highest core stays out, yet inside numactl's set.
+    """
+    spare = len(_cpus(cores, use_smt=use_smt)) > _CPUS_TO_SPARE_ONE
+    workers = cores[:-1] if spare and len(cores) > 1 else cores
+    if ranks > len(workers):
+        return None
+    return tuple(_cpus(its, use_smt=use_smt) for its in runs(workers, ranks))
+
+
+def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]) -> CpuSet:
+    """The memory nodes of a set: its own; for one that has none that may be used, the nearest that has."""
+    if not topology.has_numa:
+        return CpuSet()
+    bound: set[int] = set()
+    for node in sorted(node for node in nodes if node is not None):
+        target = nearest_memory(topology, node)
+        if target is None:
+            finding = Finding(
+                "violation",
+                "no-memory-node",
+                f"cannot bind the memory of node {node}: no node with memory is allowed "
+                f"(allowed: {topology.allowed_nodes or 'none'})",
+                "Widen AllowedMemoryNodes= or cpuset.mems of the service.",
+            )
+        elif target != node:
+            finding = Finding(
+                "warning",
+                "remote-memory",
+                f"node {node} has no memory that may be used: its instances are bound to node {target}, "
+                "the nearest "
+                "that has; vLLM's worker itself falls back to the lowest allowed node",
+                f"Leave node {node} out with models.nodes, or give it memory.",
+            )
+        else:
+            finding = None
+        if target is not None:
+            bound.add(target)
+        if finding is not None and finding not in findings:
+            findings.append(finding)
+    return CpuSet(bound)
+
+
+def nearest_memory(topology: Topology, node_id: int) -> int | None:
+    """The node itself when it has usable memory, else the nearest by distance (ties: lowest id) that has."""
+
+    def usable(node: NumaNode) -> bool:
+        return node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known)
+
+    own = topology.node(node_id)
+    if usable(own):
+        return node_id
+    far = max(own.distances.values(), default=0) + 1
+    candidates = [(own.distances.get(node.id, far), node.id) for node in topology.numa_nodes if usable(node)]
+    return min(candidates)[1] if candidates else None
+
+
+def _cpus(cores: Sequence[Core], *, use_smt: bool) -> CpuSet:
+    return _union(core.cpus for core in cores) if use_smt else CpuSet(core.cpus.first for core in cores)
+
+
+def _union(sets: Iterable[CpuSet]) -> CpuSet:
+    return CpuSet(cpu for cpus in sets for cpu in cpus)
+
+
+def _cannot_reserve(config: Config, cores: int) -> Finding:
+    return Finding(
+        "violation",
+        "reserve-too-large",
+        f"cannot reserve {config.layout.reserve_cores} cores: there are {cores} usable, and each node "
+        "keeps one",
+        "Lower layout.reserve_cores.",
+    )
+
+
+def _no_cpus(topology: Topology) -> Finding:
+    return Finding(
+        "violation",
+        "no-usable-cpus",
+        f"cannot place anything: no allowed cpu is on a NUMA node (allowed: {topology.allowed or 'none'})",
+        "Widen the affinity mask, AllowedCPUs= or cpuset.cpus of the service.",
+    )
+
+
+def _too_many_ranks(config: Config, model: int, cores: Sequence[Core]) -> Finding:
+    ranks = config.models[model].tensor_parallel_size
+    return Finding(
+        "violation",
+        "more-ranks-than-cores",
+        f"cannot give {ranks} ranks of {config.models[model].name!r} a core each: the instance has "
+        f"{len(cores)} cores, "
+        "less one for its API server where it has more than 4 cpus",
+        "Lower tensor_parallel_size, or instances_per_socket.",
+    )

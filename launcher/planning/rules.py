@@ -1,0 +1,47 @@
+"""What a lint rule sees and says. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.config.schema import Config, Model
+from launcher.planning.facts import NO_FACTS, Facts
+from launcher.planning.plan import Finding, Plan
+from launcher.planning.profile import UNKNOWN, ModelProfile
+from launcher.planning.serving import Serving, serving_of
+from launcher.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """All that a rule may look at."""
+
+    plan: Plan
+    topology: Topology
+    config: Config
+    profiles: Mapping[str, ModelProfile]
+    facts: Facts = NO_FACTS
+
+    def models(self) -> Iterator[tuple[Model, ModelProfile]]:
+        """Each configured model with its profile."""
+        for model in self.config.models:
+            yield model, self.profiles.get(model.name, UNKNOWN)
+
+    def served(self) -> Iterator[tuple[Model, ModelProfile, Serving]]:
+        """Each configured model, and how it will be served."""
+        for model, profile in self.models():
+            yield model, profile, serving_of(model, self.config, profile, self.topology.cpu)
+
+
+Rule = Callable[[Subject], Iterator[Finding]]
+
+
+def violation(code: str, message: str, remedy: str) -> Finding:
+    """What refuses to start."""
+    return Finding("violation", code, message, remedy)
+
+
+def warning(code: str, message: str, remedy: str) -> Finding:
+    """What is only said."""
+    return Finding("warning", code, message, remedy)

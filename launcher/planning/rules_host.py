@@ -1,0 +1,233 @@
+"""Rules on the processor, the kernel's settings, and an environment that fights the plan. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.engines.arguments import has_flag, value_of
+from launcher.planning.plan import Finding
+from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.planning.serving import KV_SPACE
+
+_X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})
+# vLLM sets these for each rank from VLLM_CPU_OMP_THREADS_BIND (vllm/utils/ompmultiprocessing.py).
+_OMP_NAMES: Final = ("OMP_NUM_THREADS", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+_OFF: Final = frozenset({"", "0", "false", "False"})
+
+
+def instruction_sets(subject: Subject) -> Iterator[Finding]:
+    """vLLM's x86 wheel carries an AVX-512 and an AVX2 build (vllm/_C_AVX512, _C_AVX2)."""
+    cpu = subject.topology.cpu
+    name = cpu.model or "this cpu"
+    if cpu.vendor not in _X86 or not cpu.flags:
+        return
+    if "avx512f" not in cpu.flags and "avx2" not in cpu.flags:
+        yield warning(
+            "no-avx2",
+            f"{name} has neither AVX-512 nor AVX2: vLLM's CPU build dies of SIGILL on it",
+            'Use another machine, or engine.kind = "command" with a server built for it.',
+        )
+    elif "avx512f" not in cpu.flags:
+        yield warning(
+            "no-avx512",
+            f"{name} has no AVX-512: vLLM runs its AVX2 build, at about half the speed, without ZenTorch",
+            "Use a CPU with AVX-512 (AMD Zen 4 or later) for production.",
+        )
+    elif "avx512_bf16" not in cpu.flags and any(m.dtype == "bfloat16" for m in subject.config.models):
+        yield warning(
+            "no-avx512-bf16",
+            f"{name} has no AVX512-BF16: bfloat16 is computed by converting to float32",
+            "Use AMD Zen 4 or later, or Intel Cooper Lake or later, for production.",
+        )
+
+
+def amx(subject: Subject) -> Iterator[Finding]:
+    """Intel's matrix unit computes bfloat16 and int8; AMD has none."""
+    if "amx_tile" not in subject.topology.cpu.flags:
+        return
+    eager = has_flag(subject.config.engine.args, "--enforce-eager")
+    for model, _ in subject.models():
+        if model.dtype == "float32":
+            yield warning(
+                "amx-unused",
+                f"{model.name!r} is computed as float32, and this CPU's AMX computes bfloat16",
+                'Set dtype = "bfloat16".',
+            )
+        elif model.dtype == "bfloat16" and eager:
+            # vllm-cpu 0.32: 5 of 5 starts with an explicit KV cache died on a short first prompt.
+            yield warning(
+                "amx-eager",
+                f"{model.name!r} is computed as bfloat16 with --enforce-eager on a CPU with AMX, where vLLM 0.32 died "
+                "of SIGILL on a short prompt",
+                'Remove --enforce-eager from engine.args, or set dtype = "float32".',
+            )
+
+
+def no_zentorch(subject: Subject) -> Iterator[Finding]:
+    """vLLM's Zen platform needs an importable zentorch (vllm/platforms/__init__.py)."""
+    facts = subject.facts
+    if subject.topology.cpu.is_zen and facts.vllm is not None and facts.zentorch is None:
+        yield warning(
+            "no-zentorch",
+            f"this is an AMD Zen CPU, but zentorch is not installed beside vLLM {facts.vllm}: it runs the plain CPU "
+            "backend",
+            "Install the zentorch that names your torch: its version begins with torch's.",
+        )
+
+
+def transparent_hugepages(subject: Subject) -> Iterator[Finding]:
+    """Weights and KV are gigabytes; with 4 KiB pages the TLB misses on most of them. "madvise" gives huge
+    pages to whoever asks, and torch's allocator asks only with THP_MEM_ALLOC_ENABLE (c10/core/impl/alloc_cpu.cpp)."""
+    mode = subject.facts.transparent_hugepages
+    if mode not in {None, "always"}:
+        yield warning(
+            "no-hugepages",
+            f'transparent huge pages are "{mode}": weights and KV are mapped in pages of 4 KiB',
+            "echo always > /sys/kernel/mm/transparent_hugepage/enabled.",
+        )
+
+
+def numa_balancing(subject: Subject) -> Iterator[Finding]:
+    """The kernel unmaps pages to see who touches them, which costs faults and moves nothing that is bound."""
+    nodes = sum(bool(node.cpus) for node in subject.topology.numa_nodes)
+    if subject.facts.numa_balancing and nodes > 1:
+        yield warning(
+            "numa-balancing",
+            "kernel.numa_balancing is on: it samples and migrates pages of instances that are bound already",
+            "sysctl kernel.numa_balancing=0.",
+        )
+
+
+def governor(subject: Subject) -> Iterator[Finding]:
+    """Other governors lower the frequency between tokens."""
+    slow = sorted((subject.facts.governors or frozenset()) - {"performance"})
+    if slow:
+        yield warning(
+            "governor",
+            f"cpufreq governor is {', '.join(slow)}, not performance",
+            "cpupower frequency-set -g performance.",
+        )
+
+
+def openmp_environment(subject: Subject) -> Iterator[Finding]:
+    """engine.env that sets what vLLM sets for each rank."""
+    for name in [name for name in _OMP_NAMES if name in subject.config.engine.env]:
+        yield warning(
+            "openmp-environment",
+            f"engine.env sets {name}, which vLLM sets itself for each rank",
+            f"Remove {name}; the plan's OpenMP lists are passed as VLLM_CPU_OMP_THREADS_BIND.",
+        )
+
+
+def binding_overridden(subject: Subject) -> Iterator[Finding]:
+    """`auto` takes the node by rank and the last SMT sibling of each core, the plan takes the first."""
+    env = subject.config.engine.env
+    bind = env.get("VLLM_CPU_OMP_THREADS_BIND")
+    if bind is not None:
+        smt = any(len(core.cpus) > 1 for core in subject.topology.cores)
+        how = (
+            " (auto takes the last SMT sibling of each core, the plan the first)"
+            if smt and bind == "auto"
+            else ""
+        )
+        yield warning(
+            "binding-overridden",
+            f"engine.env sets VLLM_CPU_OMP_THREADS_BIND to {bind!r}: threads will not be where this plan says{how}",
+            "Remove it from engine.env.",
+        )
+    elif "VLLM_CPU_NUM_OF_RESERVED_CPU" in env:
+        yield warning(
+            "reserve-ignored",
+            "VLLM_CPU_NUM_OF_RESERVED_CPU has no effect with explicit OpenMP lists",
+            "Use layout.reserve_cores.",
+        )
+
+
+def openmp_runtimes(subject: Subject) -> Iterator[Finding]:
+    """vLLM asserts that not both are preloaded (vllm/utils/ompmultiprocessing.py)."""
+    preload = subject.config.engine.env.get("LD_PRELOAD", subject.facts.ld_preload or "")
+    if "libgomp" in preload and ("libiomp" in preload or "libomp" in preload):
+        yield violation(
+            "two-openmp",
+            f"cannot start vLLM with two OpenMP runtimes in LD_PRELOAD: {preload}",
+            "Keep one of libgomp and libiomp5.",
+        )
+
+
+def freezing(subject: Subject) -> Iterator[Finding]:
+    """Freezing and AOT compilation exclude each other ("expected OutputCode", vLLM 0.32 with torch 2.13)."""
+    env, eager = subject.config.engine.env, has_flag(subject.config.engine.args, "--enforce-eager")
+    frozen = env.get("TORCHINDUCTOR_FREEZING", "1") not in _OFF
+    if frozen and not eager and env.get("VLLM_USE_AOT_COMPILE", "0") not in _OFF:
+        yield violation(
+            "freezing-with-aot",
+            "cannot start vLLM with TORCHINDUCTOR_FREEZING and VLLM_USE_AOT_COMPILE: torch can't do both",
+            "Remove VLLM_USE_AOT_COMPILE from engine.env, or set TORCHINDUCTOR_FREEZING to 0 there.",
+        )
+
+
+def kv_cache_space(subject: Subject) -> Iterator[Finding]:
+    """The variable wins over --kv-cache-memory-bytes, and takes whole GiB only (vllm/platforms/cpu.py)."""
+    space = subject.config.engine.env.get(KV_SPACE)
+    if space is None:
+        return
+    whole = space.isascii() and space.isdigit()
+    yield (warning if whole else violation)(
+        "kv-cache-space",
+        f"{'engine.env sets' if whole else 'cannot start vLLM with'} {KV_SPACE} = {space!r}: "
+        + ("the plan follows it, memory.kv_cache has no effect" if whole else "it takes whole GiB only"),
+        "Remove it and set memory.kv_cache.",
+    )
+
+
+def ranks_by_argument(subject: Subject) -> Iterator[Finding]:
+    """The plan has one OpenMP list for each rank of [[models]], and vLLM refuses another number of them."""
+    args = subject.config.engine.args
+    for model in subject.config.models:
+        asked = value_of(args, "--tensor-parallel-size")
+        if asked is not None and asked != str(model.tensor_parallel_size):
+            yield violation(
+                "ranks-contradict",
+                f"cannot start {model.name!r} with --tensor-parallel-size {asked}: the plan has OpenMP lists for "
+                f"{model.tensor_parallel_size} ranks",
+                f"Set tensor_parallel_size = {asked} in [[models]] instead.",
+            )
+    for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
+        asked = value_of(args, flag)
+        if asked is not None and asked != "1":
+            yield violation(
+                "ranks-contradict",
+                f"cannot start with {flag} {asked}: the plan has no OpenMP lists for more ranks, and vLLM puts them "
+                "on one node",
+                "Remove it from engine.args; layout.instances_per_socket makes independent instances.",
+            )
+
+
+def type_by_argument(subject: Subject) -> Iterator[Finding]:
+    """The ledger counts weights and KV in [[models]].dtype."""
+    asked = value_of(subject.config.engine.args, "--dtype")
+    for model in subject.config.models:
+        if asked is not None and asked != model.dtype:
+            yield warning(
+                "dtype-contradicts",
+                f"engine.args sets --dtype {asked}, and this plan's memory is for {model.name!r} as {model.dtype}",
+                f'Set dtype = "{asked}" in [[models]] instead.',
+            )
+
+
+HOST_RULES: Final[tuple[Rule, ...]] = (
+    instruction_sets,
+    amx,
+    no_zentorch,
+    transparent_hugepages,
+    numa_balancing,
+    governor,
+    openmp_environment,
+    binding_overridden,
+    openmp_runtimes,
+    freezing,
+    kv_cache_space,
+    ranks_by_argument,
+    type_by_argument,
+)

@@ -1,0 +1,213 @@
+"""Rules on what vLLM's CPU backend can do with a model. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.engines.arguments import has_flag, value_of
+from launcher.planning.layers import LayerKind
+from launcher.planning.plan import Finding
+from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.planning.serving import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES, kinds_of
+from launcher.sizes import GIB, format_size
+
+_BLOCK_STEP: Final = 32
+# What vLLM's CPU backend runs everywhere, and with AMX (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, 0.32).
+_CPU_QUANTIZATIONS: Final = frozenset({"awq", "gptq", "compressed-tensors"})
+_AMX_QUANTIZATIONS: Final = frozenset({"fp8"})
+# v1/attention/backends/cpu_attn.py, get_supported_head_sizes. 16 passes start-up and then answers 500.
+_HEAD_SIZES: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
+# The one latent that the kernel without AMX is compiled for (v1/attention/backends/mla/cpu_mla.py).
+_LATENT: Final = 576
+
+
+def block_size(subject: Subject) -> Iterator[Finding]:
+    """The CPU attention kernels work on blocks of 32 tokens (vllm/platforms/cpu.py)."""
+    for model, profile, serving in subject.served():
+        if serving.block_size % _BLOCK_STEP and not profile.mla:
+            below = max(_BLOCK_STEP, serving.block_size // _BLOCK_STEP * _BLOCK_STEP)
+            yield violation(
+                "block-size",
+                f"cannot use block_size = {serving.block_size} for {model.name!r}: it is not a multiple of "
+                f"{_BLOCK_STEP}",
+                f"Set block_size to {below}, or leave it out for {DEFAULT_BLOCK_SIZE}.",
+            )
+
+
+def latent_attention(subject: Subject) -> Iterator[Finding]:
+    """Without AMX vLLM has a reference kernel for multi-head latent attention, of one width."""
+    if "amx_tile" in subject.topology.cpu.flags:
+        return
+    for model, profile in subject.models():
+        latent = sum(its.head_bytes for its in profile.layers[:1]) // profile.kv_element_bytes
+        if profile.mla and latent and latent != _LATENT:
+            yield violation(
+                "latent-width",
+                f"cannot run {model.name!r} here: its latent has {latent} elements, and without AMX vLLM's kernel "
+                f"takes {_LATENT}",
+                "Use a machine with AMX, or set VLLM_MLA_DISABLE=1 in engine.env.",
+            )
+        elif profile.mla:
+            yield warning(
+                "latent-reference",
+                f"{model.name!r} has latent attention, which vLLM computes with a reference kernel on CPUs without "
+                "AMX: no chunked prefill, no prefix caching, blocks of 16 tokens",
+                "Expect slow prompts; set max_model_len no higher than needed.",
+            )
+
+
+def head_size(subject: Subject) -> Iterator[Finding]:
+    """The CPU attention is compiled for these head sizes."""
+    for model, profile in subject.models():
+        sizes = {
+            its.head_bytes // (2 * profile.kv_element_bytes)
+            for its in profile.layers
+            if its.kind is not LayerKind.STATE and not profile.mla
+        }
+        for size in sorted(sizes - _HEAD_SIZES):
+            yield violation(
+                "head-size",
+                f"cannot run {model.name!r} on CPU: its attention heads have {size} elements, and vLLM's kernels take "
+                f"{', '.join(map(str, sorted(_HEAD_SIZES)))}",
+                "Use another model.",
+            )
+
+
+def float16_on_zen(subject: Subject) -> Iterator[Finding]:
+    """ZenTorch computes bfloat16 and float32 only (vllm/platforms/zen_cpu.py)."""
+    for model, _ in subject.models():
+        if model.dtype == "float16" and subject.topology.cpu.is_zen:
+            yield violation(
+                "float16-on-zen",
+                f"cannot run {model.name!r} as float16: AMD Zen computes bfloat16 and float32",
+                'Set dtype = "bfloat16".',
+            )
+
+
+def tensor_parallel(subject: Subject) -> Iterator[Finding]:
+    """vLLM splits heads over ranks; KV heads are split, or each is repeated on as many ranks."""
+    for model, profile in subject.models():
+        ranks = model.tensor_parallel_size
+        heads, kv_heads = profile.num_attention_heads, profile.num_kv_heads
+        if ranks == 1 or heads is None or kv_heads is None:
+            continue
+        uneven_kv = kv_heads % ranks and ranks % kv_heads
+        if heads % ranks or uneven_kv:
+            what = f"{kv_heads} KV heads" if not heads % ranks else f"{heads} attention heads"
+            yield violation(
+                "tensor-parallel-heads",
+                f"cannot split {model.name!r} over {ranks} ranks: its {what} do not divide",
+                "Set tensor_parallel_size to a divisor of the head counts.",
+            )
+
+
+def context_length(subject: Subject) -> Iterator[Finding]:
+    """vLLM refuses a max_model_len above the model's own."""
+    for model, profile, serving in subject.served():
+        own = profile.max_model_len
+        if own is not None and serving.max_model_len > own:
+            yield violation(
+                "max-model-len",
+                f"cannot serve {model.name!r} with max_model_len = {serving.max_model_len}: its config.json allows "
+                f"{own}",
+                f"Set max_model_len to at most {own}.",
+            )
+
+
+def quantization(subject: Subject) -> Iterator[Finding]:
+    """vLLM refuses a method that differs from the checkpoint's; the CPU backend knows a few."""
+    known = _CPU_QUANTIZATIONS | (
+        _AMX_QUANTIZATIONS if "amx_tile" in subject.topology.cpu.flags else frozenset()
+    )
+    for model, profile in subject.models():
+        if model.quantization and profile.quantization and model.quantization != profile.quantization:
+            yield violation(
+                "quantization-differs",
+                f"cannot load {model.name!r} as {model.quantization}: its config.json says {profile.quantization}",
+                f'Set quantization = "{profile.quantization}", or leave it out.',
+            )
+        elif profile.quantization and profile.quantization not in known:
+            yield warning(
+                "quantization-cpu",
+                f"{model.name!r} is quantized with {profile.quantization}; vLLM on this CPU documents "
+                f"{', '.join(sorted(known))}",
+                "Use a checkpoint in one of those, or an unquantized one.",
+            )
+        if profile.file_format == "gguf":
+            yield warning(
+                "gguf",
+                f"{model.name!r} is in GGUF files, which vLLM 0.32 does not load by itself",
+                'Use safetensors, or engine.kind = "command" with a server that reads GGUF.',
+            )
+
+
+def kv_cache_type(subject: Subject) -> Iterator[Finding]:
+    """The CPU's attention stores K and V in the model's type or in fp8, a latent in the model's type only."""
+    asked = value_of(subject.config.engine.args, "--kv-cache-dtype")
+    if asked is None or asked == "auto":
+        return
+    for model, profile in subject.models():
+        if profile.mla or asked not in KV_ELEMENT_BYTES:
+            yield violation(
+                "kv-cache-dtype",
+                f"cannot keep the KV cache of {model.name!r} as {asked!r}: vLLM on CPU takes "
+                + ("auto for latent attention" if profile.mla else "auto, fp8, fp8_e4m3 and fp8_e5m2"),
+                "Remove --kv-cache-dtype from engine.args.",
+            )
+
+
+def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
+    """Older vLLM takes VLLM_CPU_KVCACHE_SPACE only, an integer of GiB."""
+    if not subject.facts.kv_whole_gib:
+        return
+    for model, _, serving in subject.served():
+        asked = serving.kv_bytes
+        if asked is not None and asked % GIB:
+            yield warning(
+                "kv-not-whole-gib",
+                f"{serving.kv_source} is {format_size(asked)}, and vLLM {subject.facts.vllm or ''} takes whole GiB: "
+                f"{model.name!r} gets {max(1, asked // GIB)} GiB",
+                f'Set memory.kv_cache = "{max(1, asked // GIB)}GiB".',
+            )
+
+
+def sliding_window(subject: Subject) -> Iterator[Finding]:
+    """With the hybrid manager off, sliding layers beside full ones keep every token (kv_cache_utils.py)."""
+    if not has_flag(subject.config.engine.args, "--disable-hybrid-kv-cache-manager"):
+        return
+    for model, profile in subject.models():
+        if {LayerKind.SLIDING, LayerKind.FULL} <= kinds_of(profile):
+            yield warning(
+                "sliding-window-full",
+                f"{model.name!r} has layers that look back {profile.sliding_window} tokens, but with "
+                "--disable-hybrid-kv-cache-manager they keep all of them",
+                "Remove --disable-hybrid-kv-cache-manager from engine.args.",
+            )
+
+
+def unknown_state(subject: Subject) -> Iterator[Finding]:
+    """A recurrent layer whose state config.json does not describe is not in the ledger."""
+    for model, profile in subject.models():
+        if any(its.kind is LayerKind.STATE and not its.state_bytes for its in profile.layers):
+            yield warning(
+                "state-unknown",
+                f"{model.name!r} has recurrent layers whose state its config.json does not describe: the plan counts "
+                "none for them",
+                "Set memory.kv_cache, and watch the first start.",
+            )
+
+
+MODEL_RULES: Final[tuple[Rule, ...]] = (
+    block_size,
+    latent_attention,
+    head_size,
+    float16_on_zen,
+    tensor_parallel,
+    context_length,
+    quantization,
+    kv_cache_type,
+    kv_whole_gib,
+    sliding_window,
+    unknown_state,
+)

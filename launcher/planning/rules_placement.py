@@ -1,0 +1,120 @@
+"""Rules on where instances are, and what vLLM's worker makes of it. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.planning.plan import Finding
+from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.sizes import format_size
+
+
+def duplicate_names(subject: Subject) -> Iterator[Finding]:
+    """Clients choose by name; two models of one name can't be told apart."""
+    names = [model.name for model in subject.config.models]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield violation(
+            "duplicate-model",
+            f"cannot serve two models as {name!r}: the name is taken",
+            "Give each [[models]] entry its own name.",
+        )
+
+
+def use_smt(subject: Subject) -> Iterator[Finding]:
+    """Two threads of one core share its vector units and its L1."""
+    if subject.config.layout.use_smt and any(len(core.cpus) > 1 for core in subject.topology.cores):
+        yield warning(
+            "smt",
+            "use_smt puts two worker threads on each core; token generation is bound by memory and rarely gains",
+            "Set layout.use_smt = false unless a measurement on this machine says otherwise.",
+        )
+
+
+def no_numa(subject: Subject) -> Iterator[Finding]:
+    """Nothing can be bound on a kernel without NUMA."""
+    if not subject.topology.has_numa:
+        yield warning(
+            "no-numa",
+            "the kernel has no NUMA support: cores are pinned, memory is not bound",
+            "Boot a kernel with CONFIG_NUMA on machines with more than one memory controller.",
+        )
+
+
+def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
+    """The plan is cut to what this process may use; instances can't widen a cgroup's cpuset."""
+    topology = subject.topology
+    if subject.config.layout.cpus is not None or not topology.allowed or not subject.plan.slots:
+        return
+    left_out = topology.online - topology.allowed
+    if left_out:
+        yield warning(
+            "cpuset-narrow",
+            f"cpus {left_out} of this machine are not allowed here (affinity, AllowedCPUs= or cpuset): the plan "
+            f"leaves {len(left_out)} of {len(topology.online)} idle",
+            "Widen the service's AllowedCPUs= or the container's --cpuset-cpus, or say what is meant with layout.cpus.",
+        )
+
+
+def free_memory(subject: Subject) -> Iterator[Finding]:
+    """vLLM compares its KV cache with what is free at its start, not with the node's total."""
+    for row in subject.plan.ledger:
+        planned = row.planned_bytes
+        if planned and row.available_bytes < planned <= row.total_bytes:
+            yield warning(
+                "free-memory",
+                f"node {row.node} has {format_size(row.available_bytes)} free now, the plan takes "
+                f"{format_size(planned)}",
+                "Stop what else runs there, or lower memory.kv_cache; instances of ours that run already count too.",
+            )
+
+
+def huge_pages(subject: Subject) -> Iterator[Finding]:
+    """A hugetlb pool is given to who maps huge pages by name, which vLLM's allocators do not."""
+    nodes = [subject.topology.node(row.node or 0) for row in subject.plan.ledger]
+    pools = [
+        f"{format_size(node.hugepages_bytes)} of node {node.id}" for node in nodes if node.hugepages_bytes
+    ]
+    if pools:
+        yield warning(
+            "huge-pages",
+            f"{' and '.join(pools)} are set aside as huge pages, which instances can't use: the plan leaves them out",
+            "Set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless something else maps them.",
+        )
+
+
+def spans_nodes(subject: Subject) -> Iterator[Finding]:
+    """The worker binds to the node of its first cpu, so a set that spans k nodes gets one node's channels."""
+    homes = {cpu: node.id for node in subject.topology.numa_nodes for cpu in node.cpus}
+    for slot in subject.plan.slots:
+        nodes = sorted({homes[cpu] for cpu in slot.placement.cpus})
+        bound = sorted({homes[cpus.first] for cpus in slot.placement.omp_cpus})
+        if len(nodes) > len(bound):
+            lost = 100 * (len(nodes) - len(bound)) // len(nodes)
+            yield warning(
+                "spans-nodes",
+                f"slot {slot.id} spans nodes {','.join(map(str, nodes))}, but vLLM binds a worker's memory to the node "
+                f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are lost to it",
+                f"Set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}.",
+            )
+
+
+def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
+    """Ranks on one node share its channels and add communication."""
+    for model, _ in subject.models():
+        nodes = {
+            len(slot.placement.membind)
+            for slot in subject.plan.slots
+            if slot.model is model and slot.placement.membind
+        }
+        if nodes and model.tensor_parallel_size > max(nodes):
+            yield warning(
+                "ranks-share-node",
+                f"{model.name!r} has {model.tensor_parallel_size} ranks on {max(nodes)} memory node: they share its "
+                "channels and pay for talking to each other",
+                "Use tensor_parallel_size = 1 and more instances, unless the model needs several nodes' memory.",
+            )
+
+
+PLACEMENT_RULES: Final[tuple[Rule, ...]] = (duplicate_names, use_smt, no_numa, narrow_cpuset)
+BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)

@@ -1,0 +1,29 @@
+"""Sizes of the tensors in *.bin files, without unpickling: torch.save writes a zip archive with one stored entry
+per storage (pytorch/caffe2/serialize/inline_container.cc), and tensors that share a storage share the entry.
+
+What the entries do not tell is the element type: it is config.json's. Files of before torch 1.6 are no archives;
+their size is taken instead, which is some kilobytes more than their tensors.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+
+def files_in(folder: Path) -> list[Path]:
+    """pytorch_model*.bin, else every *.bin: training_args.bin and optimizer states are no weights."""
+    found = sorted(folder.glob("*.bin"))
+    return [file for file in found if file.name.startswith("pytorch_model")] or found
+
+
+def storage_sizes(file: Path) -> list[int] | None:
+    """Bytes of each storage in one file; None when it is no archive. Raises ValueError for a broken one."""
+    if not zipfile.is_zipfile(file):
+        return None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(f"{file.name} is a broken archive: {error}") from error
+    return [entry.file_size for entry in entries if "data" in Path(entry.filename).parts[1:-1]]

@@ -1,0 +1,115 @@
+"""What the weights of a model directory take once loaded, from the headers of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.planning import gguf, safetensors, torch_files
+from launcher.planning.profile import DTYPE_BYTES, dtype_bytes
+from launcher.planning.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Sizes in the engine's type, of all tensor-parallel ranks together."""
+
+    total_bytes: int
+    """Everything once; tied embeddings once."""
+    replicated_bytes: int = 0
+    """Of these, what every rank holds whole."""
+    head_bytes: int = 0
+    """The output projection. On CPU it is kept as loaded and once more packed for the matrix kernels
+    (vllm/model_executor/layers/vocab_parallel_embedding.py: dispatch_cpu_unquantized_gemm, remove_weight=False)."""
+    file_bytes: int = 0
+    """The largest file."""
+    unmapped_bytes: int = 0
+    """The largest file that is read into memory of the process: *.bin; safetensors are mapped."""
+    source: str = "unknown"
+    file_format: str | None = None
+    """safetensors, bin or gguf."""
+
+
+def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights:
+    """The weights of a directory, in the order in which vLLM looks for them.
+
+    1. safetensors: floating-point tensors count in the engine's type, packed ones as they are.
+    2. *.bin: sizes of the storages in the archive (of old files: file sizes), scaled from config.json's type.
+    3. GGUF: as they are.
+
+    Raises ValueError when there are none, or a file is broken.
+    """
+    text = config.get("text_config") or config
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    if files := safetensors.files_in(folder):
+        tensors = [tensor for file in files for tensor in safetensors.tensors_of(file)]
+        source = f"headers of {_count(files)}, {len(tensors)} tensors as {_named(dtype)}"
+        return _sum(tensors, dtype, tied=tied, files=files, source=source)
+    if files := torch_files.files_in(folder):
+        return _torch(files, config, dtype)
+    if files := sorted(folder.glob("*.gguf")):
+        return gguf_weights(files, [gguf.read_gguf(file) for file in files])
+    raise ValueError("it has no *.safetensors, *.bin or *.gguf files")
+
+
+def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
+    """The weights of one model in GGUF files."""
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    source = f"headers of {_count(files)}, {len(tensors)} tensors as stored"
+    return _sum(tensors, "auto", tied=False, files=files, source=source)
+
+
+def _sum(tensors: Iterable[Tensor], dtype: str, *, tied: bool, files: list[Path], source: str) -> Weights:
+    width = dtype_bytes(dtype)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    heads = [name for name, tensor in by_name.items() if tensor.is_head]
+    embedding = max((t.loaded_bytes(width) for t in by_name.values() if t.is_embedding), default=0)
+    head = max((by_name[name].loaded_bytes(width) for name in heads), default=embedding)
+    if tied:
+        by_name = {name: tensor for name, tensor in by_name.items() if name not in heads}
+        source += ", tied embeddings once"
+    return Weights(
+        total_bytes=sum(tensor.loaded_bytes(width) for tensor in by_name.values()),
+        replicated_bytes=sum(t.loaded_bytes(width) for t in by_name.values() if t.is_replicated),
+        head_bytes=head,
+        file_bytes=max(file.stat().st_size for file in files),
+        source=source,
+        file_format=files[0].suffix.removeprefix("."),
+    )
+
+
+def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
+    text = config.get("text_config") or config
+    named = config.get("torch_dtype") or config.get("dtype") or text.get("torch_dtype") or text.get("dtype")
+    stored = DTYPE_BYTES.get(str(named or "float32"), DTYPE_BYTES["float32"])
+    packed = config.get("quantization_config") is not None
+    sizes = {file: torch_files.storage_sizes(file) for file in files}
+    total = sum(file.stat().st_size if its is None else sum(its) for file, its in sizes.items())
+    old = any(its is None for its in sizes.values())
+    how = "file sizes" if old else "storages"
+    # The vocabulary's table is the largest tensor of most models; the head is no larger.
+    largest = max((max(its, default=0) for its in sizes.values() if its is not None), default=0)
+    scale = (1, 1) if packed else (dtype_bytes(dtype), stored)
+    biggest = max(file.stat().st_size for file in files)
+    return Weights(
+        total_bytes=total * scale[0] // scale[1],
+        head_bytes=largest * scale[0] // scale[1],
+        file_bytes=biggest,
+        unmapped_bytes=biggest,
+        file_format="bin",
+        source=f"{how} of {_count(files)}, "
+        + ("as stored" if packed else f"{named or 'float32'} as {_named(dtype)}"),
+    )
+
+
+_AUTO: Final = "a 16-bit type"
+
+
+def _named(dtype: str) -> str:
+    return dtype if dtype in DTYPE_BYTES else _AUTO
+
+
+def _count(files: list[Path]) -> str:
+    return files[0].name if len(files) == 1 else f"{len(files)} {files[0].suffix} files"
