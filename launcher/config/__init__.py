@@ -1,0 +1,1 @@
+"""What the operator asked for. Knows TOML, the environment and flags; knows nothing of the machine."""

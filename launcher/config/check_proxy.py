@@ -1,0 +1,61 @@
+"""What the types of `[proxy]` and of the models' names cannot say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from launcher.config.schema import Config, Overflow
+from launcher.errors import LauncherError
+
+# As browsers send it: scheme, host, port, and nothing else (RFC 6454 6.1).
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/,?#@]+/?")
+_BASE_URL: Final = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
+
+
+def check_proxy(config: Config, origin_of: Callable[[str], str]) -> None:
+    """Raises LauncherError that names who said the value; `origin_of` knows by key."""
+    _check_names(config, origin_of)
+    proxy = config.proxy
+    if proxy.tls_key is not None and proxy.tls_certificate is None:
+        raise LauncherError(
+            f"cannot use {origin_of('proxy.tls_key')}: proxy.tls_key = '{proxy.tls_key}' without tls_certificate",
+            "name the certificate's chain in tls_certificate",
+        )
+    for origin in proxy.cors_origins:
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            raise LauncherError(
+                f"cannot use {origin_of('proxy.cors_origins')}: proxy.cors_origins: '{origin}' is no origin",
+                'write "https://host" or "https://host:port", without a path, or "*"',
+            )
+    if proxy.overflow is not None:
+        _check_overflow(proxy.overflow, {model.name for model in config.models}, origin_of)
+
+
+def _check_names(config: Config, origin_of: Callable[[str], str]) -> None:
+    owners = {model.name: model.name for model in config.models}
+    for model in config.models:
+        for alias in model.aliases:
+            owner = owners.setdefault(alias, model.name)
+            if owner != model.name or alias == model.name or not alias:
+                raise LauncherError(
+                    f"cannot use {origin_of('models')}: alias '{alias}' of '{model.name}' is "
+                    + (f"a name of '{owner}' already" if alias else "empty"),
+                    "give each model names of its own",
+                )
+
+
+def _check_overflow(overflow: Overflow, names: set[str], origin_of: Callable[[str], str]) -> None:
+    if _BASE_URL.fullmatch(overflow.url) is None:
+        raise LauncherError(
+            f"cannot use {origin_of('proxy.overflow.url')}: proxy.overflow.url = '{overflow.url}' is no base URL",
+            'write "https://host/v1", without a user, a query or a fragment; the key goes into api_key_file',
+        )
+    for name in overflow.models:
+        if name not in names:
+            raise LauncherError(
+                f"cannot use {origin_of('proxy.overflow.models')}: proxy.overflow.models names '{name}', "
+                "which is no model of ours",
+                f"use the names of [[models]]: {', '.join(sorted(names))}",
+            )

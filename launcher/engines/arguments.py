@@ -1,0 +1,86 @@
+"""Merging the operator's vLLM arguments into ours: theirs replace ours flag by flag. No effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from launcher.errors import LauncherError
+
+# Short spellings of flags that we pass too (vllm/engine/arg_utils.py, 0.32).
+_SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size"}
+
+# What the launcher alone decides, and where to ask for it instead.
+_OURS_ALONE: Final = {
+    "--uds": "remove it: the launcher gives each instance a socket of its own",
+    "--host": "remove it: clients talk to proxy.listen, instances to the launcher only",
+    "--port": "remove it: clients talk to proxy.listen, instances to the launcher only",
+    "--api-key": "remove it: instances are reached through the proxy only",
+    "--model": "set `path` in [[models]] instead",
+    "--served-model-name": "set `name` in [[models]] instead",
+}
+
+_NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
+
+
+def flag_of(argument: str) -> str | None:
+    """The canonical flag of one argument: "--no-enable_x=1" is "--enable-x". None for a value."""
+    if not argument.startswith("-") or argument == "-" or _NUMBER.fullmatch(argument):
+        return None
+    flag = argument.partition("=")[0].replace("_", "-")
+    if flag.startswith("--no-"):
+        flag = "--" + flag.removeprefix("--no-")
+    return _SHORT.get(flag, flag)
+
+
+def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
+    """Our options (flag and values each) without those that `theirs` sets, then `theirs` as they are.
+
+    Raises LauncherError for an argument that is no flag, that the launcher decides, or that hides
+    flag and value in one string.
+    """
+    replaced: set[str] = set()
+    for argument in theirs:
+        flag = flag_of(argument)
+        if flag is None:
+            if not replaced:
+                raise LauncherError(
+                    f"cannot use {argument!r} in engine.args: it is not an option",
+                    'options start with "--"; the model is set by `path` in [[models]]',
+                )
+            continue
+        if " " in flag:
+            name, _, value = argument.partition(" ")
+            raise LauncherError(
+                f"cannot use {argument!r} in engine.args: it is one argument with a space in it",
+                f'write two: "{name}", "{value.strip()}"',
+            )
+        if flag in _OURS_ALONE:
+            raise LauncherError(
+                f"cannot set {argument!r} in engine.args: the launcher sets it", _OURS_ALONE[flag]
+            )
+        replaced.add(flag)
+    kept = (word for option in ours if flag_of(option[0]) not in replaced for word in option)
+    return (*kept, *theirs)
+
+
+def has_flag(arguments: Sequence[str], flag: str) -> bool:
+    """Whether `flag` is switched on in `arguments`; the last word on it counts."""
+    on = False
+    for argument in arguments:
+        if flag_of(argument) == flag:
+            on = not argument.replace("_", "-").startswith("--no-")
+    return on
+
+
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """The last value given to `flag`, in either form. None when it has none."""
+    value: str | None = None
+    for index, argument in enumerate(arguments):
+        if flag_of(argument) != flag:
+            continue
+        _, equals, text = argument.partition("=")
+        following = arguments[index + 1 : index + 2]
+        value = text if equals else following[0] if following and flag_of(following[0]) is None else None
+    return value

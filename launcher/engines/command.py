@@ -1,0 +1,102 @@
+"""`engine.kind = "command"`: any OpenAI-compatible server, started from an argv template. No effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.engines.base import Launch
+from launcher.engines.binding import Binding
+from launcher.engines.environment import secret_names
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Slot
+
+LOOPBACK: Final = "127.0.0.1"
+PLACEHOLDERS: Final = ("uds", "port", "cpus", "slot", "model", "name")
+
+# "{{word}}" stands for a literal "{word}"; other braces (JSON in an argument) are left alone.
+_PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}", re.ASCII)
+
+PortAllocator = Callable[[], int]
+"""Names a loopback port that is free now."""
+
+
+def placeholders(template: tuple[str, ...]) -> frozenset[str]:
+    """Names in braces in an argv template."""
+    return frozenset(m["name"] for word in template for m in _PLACEHOLDER.finditer(word) if m["name"])
+
+
+def check_template(template: tuple[str, ...]) -> None:
+    """Raises LauncherError for an unknown placeholder, or when the server is not told where to listen."""
+    names = placeholders(template)
+    for name in sorted(names - set(PLACEHOLDERS)):
+        raise LauncherError(
+            f"cannot fill in engine.command: unknown placeholder '{{{name}}}'",
+            f"use {', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}; {{{{{name}}}}} is the text itself",
+        )
+    if not names & {"uds", "port"}:
+        raise LauncherError(
+            f"cannot use engine.command {' '.join(template)!r}: it doesn't say where to listen",
+            "put {uds} (a UNIX socket's path) or {port} (a loopback port) where the server takes its address",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEngine:
+    """A server of the operator's own. Implements Engine. Raises LauncherError for a bad template."""
+
+    template: tuple[str, ...]
+    binding: Binding
+    socket_dir: str
+    free_port: PortAllocator
+    """Called once per launch of a template with {port}. Another process may take the port before the
+    server binds it; the server then exits, and the next life gets another port."""
+    user_env: Mapping[str, str] = field(default_factory=dict)
+    ld_preload: str | None = None
+    hf_token: str | None = None
+    local_models: Mapping[str, str] = field(default_factory=dict)
+    """`path` of each model that is a file or directory here, to its absolute path."""
+    health_path: str = "/health"
+    wants_completion_probe: bool = True
+
+    def __post_init__(self) -> None:
+        check_template(self.template)
+
+    def launch(self, slot: Slot, generation: int) -> Launch:
+        """What to start for the given life of a slot. Creates no files."""
+        address = self._address(slot.id, generation)
+        values = {
+            "uds": address.path if isinstance(address, UnixAddress) else "",
+            "port": str(address.port) if isinstance(address, TcpAddress) else "",
+            "cpus": slot.placement.cpus.format(),
+            "slot": str(slot.id),
+            "model": self.local_models.get(slot.model.path, slot.model.path),
+            "name": slot.model.name,
+        }
+        env: dict[str, str] = {}
+        if self.ld_preload is not None:
+            env["LD_PRELOAD"] = self.ld_preload
+        if self.hf_token is not None:
+            env["HF_TOKEN"] = self.hf_token
+        env |= self.user_env
+        argv = tuple(
+            _PLACEHOLDER.sub(lambda m: values[m["name"]] if m["name"] else f"{{{m['literal']}}}", word)
+            for word in self.template
+        )
+        return Launch(
+            argv=(*self.binding.prefix(slot.placement), *argv),
+            env=env,
+            secrets=secret_names(env),
+            address=address,
+        )
+
+    def _address(self, slot: int, generation: int) -> Address:
+        # With both placeholders the socket wins: it has no race and no name clash.
+        if "uds" in placeholders(self.template):
+            return UnixAddress(f"{self.socket_dir}/slot{slot}-{generation}.sock")
+        return TcpAddress(LOOPBACK, self.free_port())

@@ -1,0 +1,37 @@
+"""Environments of instances: which names are secret, and how a person would type it all. No effects."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from launcher.engines.base import Launch
+
+_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+# Names that match and are no secrets.
+_PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TOKEN"})
+
+
+def secret_names(env: Mapping[str, str]) -> frozenset[str]:
+    """Names in `env` whose values must never be printed."""
+    return frozenset(name for name in env if _SECRET.search(name) and name not in _PLAIN)
+
+
+def shell_lines(launch: Launch, token_file: str | None = None) -> str:
+    """The environment and command of one instance, as a person could paste them into a shell.
+
+    HF_TOKEN is read from `token_file` by the shell; other secrets are expected in the shell's own
+    environment. Values of secrets never appear.
+    """
+    words: list[str] = []
+    for name, value in launch.env.items():
+        if name not in launch.secrets:
+            words.append(f"{name}={shlex.quote(value)}")
+        elif name == "HF_TOKEN" and token_file is not None:
+            words.append(f'{name}="$(cat {shlex.quote(token_file)})"')
+        else:
+            words.append(f'{name}="${{{name}:?set it first}}"')
+    words.append(shlex.join(launch.argv))
+    return " \\\n  ".join(words) + "\n"

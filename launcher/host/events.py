@@ -1,0 +1,43 @@
+"""The last events of the daemon, kept for `numa-launcher events`: every log line of ours that carries fields."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any, Final
+
+from launcher.host.journal import fields_of
+
+EVENTS_KEPT: Final = 1000
+# What instances print and what clients ask for have logs of their own.
+_LEFT_OUT: Final = ("launcher.output", "launcher.access")
+
+
+class EventRing(logging.Handler):
+    """A ring of the last events, oldest first."""
+
+    def __init__(self, kept: int = EVENTS_KEPT) -> None:
+        super().__init__(logging.INFO)
+        self._events: deque[dict[str, Any]] = deque(maxlen=kept)
+        self._count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record. Never raises."""
+        if record.name.startswith(_LEFT_OUT):
+            return
+        self._count += 1
+        self._events.append(
+            {
+                "number": self._count,
+                "time": record.created,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+                "fields": fields_of(record),
+            }
+        )
+
+    def last(self, count: int, after: int = 0) -> list[dict[str, Any]]:
+        """The last `count` events with a number above `after`, oldest first."""
+        found = [event for event in self._events if event["number"] > after]
+        return found[-count:] if count > 0 else []

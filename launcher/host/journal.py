@@ -1,0 +1,77 @@
+"""Log lines: events with fields to journald, readable lines to a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+from typing import Final
+
+from systemd import journal
+
+# Attributes of every LogRecord; what else a record has came in by `extra=` and is a field.
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def under_journal() -> bool:
+    """Whether stderr is connected to the journal (systemd.exec(5), JOURNAL_STREAM=DEVICE:INODE)."""
+    stream = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        facts = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return stream == f"{facts.st_dev}:{facts.st_ino}"
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """The event's own fields: what the caller gave as `extra`."""
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
+    """Sends a record to journald with its fields: NUMA_LAUNCHER_SLOT=, NUMA_LAUNCHER_GENERATION=, ..."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record. Never raises: logging must not end the daemon."""
+        try:
+            fields = {
+                f"NUMA_LAUNCHER_{name}".upper(): str(value) for name, value in fields_of(record).items()
+            }
+            exception = (
+                self.formatter.formatException(record.exc_info) if record.exc_info and self.formatter else ""
+            )
+            self.send(
+                record.getMessage() + (f"\n{exception}" if exception else ""),
+                PRIORITY=str(self.map_priority(record.levelno)),
+                LOGGER=record.name,
+                SYSLOG_IDENTIFIER="numa-launcher",
+                CODE_FILE=record.pathname,
+                CODE_LINE=record.lineno,  # the one that systemd-python formats as a number
+                CODE_FUNC=record.funcName,
+                **fields,
+            )
+        except Exception:
+            self.handleError(record)
+
+
+def set_up(level: str, form: str) -> None:
+    """Route the root logger. `form` is "auto", "journal" or "text"."""
+    with contextlib.suppress(OSError, ValueError):  # stderr is no file
+        faulthandler.enable()  # the watchdog's SIGABRT prints where each thread was
+    root = logging.getLogger()
+    handler: logging.Handler
+    if form == "journal" or (form == "auto" and under_journal()):
+        handler = FieldsHandler()
+        handler.setFormatter(logging.Formatter())
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        # A terminal shows what instances print only at level "debug"; `numa-launcher logs` has it always.
+        logging.getLogger("launcher.output").setLevel(logging.INFO if level == "debug" else logging.WARNING)
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # aiohttp's own access log would say everything twice.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

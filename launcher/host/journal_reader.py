@@ -1,0 +1,233 @@
+"""What units print, read back from the journal: it was there before this daemon and is there after it.
+
+One thread reads for all units; a person reads the same lines with `journalctl --unit`. Lines are found by
+_SYSTEMD_UNIT, which journald has from systemd when a unit's output is opened. Slice and invocation it looks up
+when a line arrives: they are missing where whoever wrote it has ended by then.
+Source: sd-journal(3), systemd.journal-fields(7), io.systemd.Journal in systemd-journald.service(8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from systemd import journal
+
+log = logging.getLogger("launcher.host")
+
+# At most so often, however much the host logs: each look costs the daemon about 50 µs.
+LOOK_S: Final = 0.1
+# Where nothing is logged, so long until a wish to stop or to catch up is seen.
+WAIT_S: Final = 0.25
+# journald answers `Synchronize` once it has written what it had received.
+SYNC_S: Final = 3.0
+SYNC_SOCKET: Final = "/run/systemd/journal/io.systemd.journal"
+SYNC_CALL: Final = b'{"method":"io.systemd.Journal.Synchronize","parameters":{}}\0'
+# A line longer than this is cut, as spawn_direct does.
+MAX_LINE_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a unit."""
+
+    unit: str
+    time: float
+    """Seconds since the epoch."""
+    text: str
+
+
+class Follower:
+    """Hands each new line of a unit to whoever listens for it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listeners: dict[str, Callable[[Line], None]] = {}
+        self._units: frozenset[str] = frozenset()
+        self._stop = threading.Event()
+        self._wanted = 0
+        self._done = 0
+        self._caught_up = asyncio.Condition()
+        self._thread: threading.Thread | None = None
+        self.since = time.time()
+        """Older lines are `history`."""
+
+    def start(self) -> None:
+        """Begin to read; a second call does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="journal", daemon=True)
+            self._thread.start()
+
+    async def close(self) -> None:
+        """End the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stop.set()
+            await asyncio.to_thread(thread.join)
+
+    def listen(self, unit: str, hear: Callable[[Line], None]) -> None:
+        """From now on `hear` gets the unit's lines, in the event loop."""
+        self._listeners[unit] = hear
+        self._units |= {unit}  # a new set: the thread reads it
+
+    def ignore(self, unit: str) -> None:
+        """Nobody listens any more."""
+        self._listeners.pop(unit, None)
+
+    async def catch_up(self, within_s: float) -> None:
+        """Return when all that units had printed before this call has been handed over, or time is over."""
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(within_s):
+                await _synchronize()
+                self._wanted += 1
+                wanted = self._wanted
+                async with self._caught_up:
+                    await self._caught_up.wait_for(lambda: self._done >= wanted)
+
+    def _read(self) -> None:
+        feed: _Feed | None = None
+        while not self._stop.is_set():
+            try:
+                if feed is None:
+                    feed = _Feed(self.since)
+                wanted = self._wanted
+                lines = list(feed.new(self._units))
+                if lines or wanted != self._done:
+                    self._loop.call_soon_threadsafe(self._deliver, lines, wanted)
+                self._stop.wait(LOOK_S)
+                feed.wait(WAIT_S)
+            except RuntimeError:  # the loop is closed
+                break
+            except OSError as error:
+                log.warning("cannot read the journal: %s; trying again", error)
+                feed, self.since = None, time.time()
+                self._stop.wait(1.0)
+        if feed is not None:
+            feed.close()
+
+    def _deliver(self, lines: list[Line], wanted: int) -> None:
+        for line in lines:
+            hear = self._listeners.get(line.unit)
+            if hear is not None:
+                hear(line)
+        if wanted != self._done:
+            self._done = wanted
+            task = self._loop.create_task(self._tell(), name="journal caught up")
+            task.add_done_callback(lambda _: None)
+
+    async def _tell(self) -> None:
+        async with self._caught_up:
+            self._caught_up.notify_all()
+
+
+class _Feed:
+    """New lines of a growing set of units. Blocks; raises OSError."""
+
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self._reader = _open()
+        self._units: frozenset[str] = frozenset()
+        self._cursor: str | None = None
+        self._lines = _Lines()
+
+    def new(self, units: frozenset[str]) -> Iterator[Line]:
+        """What these units have printed since the last call."""
+        if units != self._units:
+            self._match(units)
+        if not units:
+            return
+        while entry := self._reader.get_next():
+            if entry["__CURSOR"] != self._cursor:  # the one that we went back to
+                self._cursor = entry["__CURSOR"]
+                yield from self._lines.of(entry)
+
+    def _match(self, units: frozenset[str]) -> None:
+        """Changed matches need a new position: just after what was read last."""
+        self._units = units
+        self._reader.flush_matches()
+        _add_matches(self._reader, units)
+        if self._cursor is None:
+            self._reader.seek_realtime(self._since)
+        else:
+            self._reader.seek_cursor(self._cursor)
+
+    def wait(self, seconds: float) -> None:
+        """Until something is logged, or time is over."""
+        self._reader.wait(seconds)
+        self._reader.process()
+
+    def close(self) -> None:
+        """Let go of the journal's files."""
+        self._reader.close()
+
+
+def history(unit: str, invocation: str, count: int, before: float) -> list[Line]:
+    """The last `count` lines that a unit printed in one life before a time, oldest first. Blocks. Raises OSError."""
+    reader = _open()
+    try:
+        _add_matches(reader, {unit})
+        reader.seek_realtime(before)
+        entries: list[Mapping[str, Any]] = []
+        while len(entries) < count and (entry := reader.get_previous()):
+            if str(entry.get("_SYSTEMD_INVOCATION_ID", invocation)).replace("-", "") != invocation:
+                break  # the life before
+            entries.append(entry)
+        lines = _Lines()
+        return [line for entry in reversed(entries) for line in lines.of(entry) if line.time < before][
+            -count:
+        ]
+    finally:
+        reader.close()
+
+
+def _open() -> Any:
+    return journal.Reader(converters={"MESSAGE": lambda value: value.decode(errors="replace")})
+
+
+def _add_matches(reader: Any, units: Iterable[str]) -> None:
+    for unit in sorted(units):
+        reader.add_match(f"_SYSTEMD_UNIT={unit}")
+    reader.add_match("_TRANSPORT=stdout")
+
+
+class _Lines:
+    """Journal entries, in order, as the lines that were printed."""
+
+    def __init__(self) -> None:
+        self._broken: set[str] = set()
+        """Streams whose last entry journald had to cut (LineMax=): their next one is the rest of that line."""
+
+    def of(self, entry: Mapping[str, Any]) -> Iterator[Line]:
+        """One entry's; carriage returns of progress bars end a line."""
+        stream = str(entry.get("_STREAM_ID"))
+        is_rest = stream in self._broken
+        if entry.get("_LINE_BREAK") == "line-max":
+            self._broken.add(stream)
+        else:
+            self._broken.discard(stream)
+        if is_rest:
+            return
+        when = entry["__REALTIME_TIMESTAMP"].timestamp()
+        for text in str(entry.get("MESSAGE", "")).split("\r"):
+            if text.strip():
+                cut = text.encode()[:MAX_LINE_BYTES].decode(errors="ignore")
+                yield Line(str(entry.get("_SYSTEMD_UNIT", "")), when, cut.rstrip())
+
+
+async def _synchronize() -> None:
+    """Ask journald to write what it has received. Raises OSError, TimeoutError."""
+    async with asyncio.timeout(SYNC_S):
+        reading, writing = await asyncio.open_unix_connection(SYNC_SOCKET)
+        try:
+            writing.write(SYNC_CALL)
+            await reading.readuntil(b"\0")
+        except asyncio.IncompleteReadError:
+            return  # too old to know it
+        finally:
+            writing.close()

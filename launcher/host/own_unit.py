@@ -1,0 +1,28 @@
+"""Which systemd unit a process runs in, from its cgroup (cgroups(7), systemd.unit(5)). No D-Bus is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def unit_of(proc: Path = Path("/proc/self")) -> str | None:
+    """The system service of a process, "numa-launcher.service"; None where it is in none.
+
+    One line "0::/system.slice/NAME.service" under the unified hierarchy. A user's own services lie below
+    user.slice, and a container's path ends in whatever its engine called it.
+    """
+    try:
+        lines = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        path = line.partition("::")[2].split("/")
+        if line.startswith("0::") and "user.slice" not in path and path[-1].endswith(".service"):
+            return path[-1]
+    return None
+
+
+def is_instance_of(daemon_unit: str | None, proc: Path) -> bool:
+    """Whether a process belongs to one of the instances' units of a daemon (instances.unit.Frame.unit)."""
+    unit = None if daemon_unit is None else unit_of(proc)
+    return unit is not None and unit.startswith(f"{str(daemon_unit).removesuffix('.service')}-slot")

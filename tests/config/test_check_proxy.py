@@ -1,0 +1,65 @@
+"""Names of models, TLS, CORS and overflow: what is refused, and how it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.config.load import parse_config
+from launcher.errors import LauncherError
+
+
+def parse(proxy: dict[str, Any], *models: dict[str, Any]) -> None:
+    plain = models or ({"name": "m"}, {"name": "n"})
+    parse_config({"models": [{"path": "/x", **model} for model in plain], "proxy": proxy}, origin="f")
+
+
+OVERFLOW = {"url": "https://api.example.org/v1", "models": {"m": "big"}}
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        {"tls_certificate": "/c"},
+        {"tls_certificate": "/c", "tls_key": "/k"},
+        {"cors_origins": ["*"]},
+        {"cors_origins": ["https://chat.example.org", "http://localhost:3000/", "chrome-extension://abc"]},
+        {"overflow": OVERFLOW},
+        {"overflow": {**OVERFLOW, "url": "http://[::1]:8080"}},
+    ],
+)
+def test_good(proxy: dict[str, Any]) -> None:
+    parse(proxy)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "why"),
+    [
+        ({"tls_key": "/k"}, "proxy.tls_key = '/k' without tls_certificate"),
+        ({"cors_origins": ["chat.example.org"]}, "'chat.example.org' is no origin"),
+        ({"cors_origins": ["https://a/path"]}, "'https://a/path' is no origin"),
+        ({"cors_origins": ["null"]}, "'null' is no origin"),
+        ({"cors_origins": ["https://*.example.org, https://b"]}, "is no origin"),
+        ({"overflow": {**OVERFLOW, "models": {"x": "y"}}}, "names 'x', which is no model of ours"),
+        ({"overflow": {**OVERFLOW, "url": "https://user:secret@host/v1"}}, "is no base URL"),
+        ({"overflow": {**OVERFLOW, "url": "https://host/v1?key=1"}}, "is no base URL"),
+    ],
+)
+def test_bad(proxy: dict[str, Any], why: str) -> None:
+    with pytest.raises(LauncherError, match=r"^cannot use f: ") as caught:
+        parse(proxy)
+    assert why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("n",), ()), (("a",), ("a",)), (("m",), ()), (("",), ())],
+)
+def test_a_name_is_one_models(first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    with pytest.raises(LauncherError, match="cannot use f: alias"):
+        parse({}, {"name": "m", "aliases": list(first)}, {"name": "n", "aliases": list(second)})
+
+
+def test_aliases() -> None:
+    parse({}, {"name": "m", "aliases": ["a", "b"]}, {"name": "n", "aliases": ["c"]})

@@ -1,0 +1,19 @@
+"""docs/configuration.md is what the schema says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.config.docs import to_markdown
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_is_fresh() -> None:
+    assert PAGE.read_text() == to_markdown(), "stale: run scripts/docs"
+
+
+def test_every_key_says_what_it_means() -> None:
+    rows = [line for line in to_markdown().splitlines() if line.startswith("| `")]
+    assert len(rows) > 40
+    assert not [row for row in rows if row.rstrip().endswith("|  |")]

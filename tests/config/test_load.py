@@ -1,0 +1,305 @@
+"""Every way to say a configuration, and every error a person can make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.config.load import load_config, parse_config, parse_listen
+from launcher.config.schema import Config, EngineKind, Policy, Strategy
+from launcher.errors import LauncherError
+
+MODEL = '[[models]]\nname = "m"\npath = "/m"\n'
+TREE: dict[str, Any] = {"models": [{"name": "m", "path": "/m"}]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(MODEL)
+    return path
+
+
+def load(path: Path | None, *overrides: str, environ: dict[str, str] | None = None, **more: Any) -> Config:
+    return load_config(path, environ=environ or {}, overrides=overrides, **more)
+
+
+def refused(*args: Any, **kwargs: Any) -> LauncherError:
+    with pytest.raises(LauncherError) as caught:
+        load(*args, **kwargs)
+    message, remedy = caught.value.message, caught.value.remedy
+    assert re.match(r"cannot [a-z]+ .+: .+", message, re.DOTALL), message
+    assert "\n" not in remedy
+    assert remedy
+    return caught.value
+
+
+def test_one_model_is_enough(file: Path) -> None:
+    config = load(file)
+    assert [model.name for model in config.models] == ["m"]
+    assert config.models[0].dtype == "bfloat16"
+    assert config.proxy.listen == ("127.0.0.1:8000",)
+    assert config.control.socket == "/run/numa-launcher/control.sock"
+
+
+def test_types_arrive_as_the_schema_says(file: Path) -> None:
+    file.write_text(
+        MODEL
+        + '[layout]\nstrategy = "l3-aligned"\ninstances_per_socket = 2\n[proxy]\npolicy = "round-robin"\n'
+        '[engine]\nkind = "command"\ncommand = ["x", "{uds}"]\n[supervision]\nstop_timeout_s = 5\n'
+    )
+    config = load(file)
+    assert config.layout.strategy is Strategy.L3_ALIGNED
+    assert config.layout.instances_per_socket == 2
+    assert config.proxy.policy is Policy.ROUND_ROBIN
+    assert config.engine.kind is EngineKind.COMMAND
+    assert config.engine.command == ("x", "{uds}")
+    assert config.supervision.stop_timeout_s == 5.0
+
+
+# --- who wins -------------------------------------------------------------------------------
+
+
+def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
+    file.write_text(MODEL + "[supervision]\ncrash_limit = 6\nstop_timeout_s = 6.0\nbackoff_max_s = 66.0\n")
+    environ = {
+        "NUMA_LAUNCHER_SUPERVISION__CRASH_LIMIT": "7",
+        "NUMA_LAUNCHER_SUPERVISION__STOP_TIMEOUT_S": "7",
+    }
+    found = load(file, "supervision.crash_limit=8", "supervision.crash_limit=9", environ=environ).supervision
+    assert (found.crash_limit, found.stop_timeout_s, found.backoff_max_s, found.probe_interval_s) == (
+        9,
+        7.0,
+        66.0,
+        5.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("layout.strategy=contiguous", lambda c: c.layout.strategy == Strategy.CONTIGUOUS),
+        ("layout.use_smt=true", lambda c: c.layout.use_smt is True),
+        ('proxy.listen=["0.0.0.0:1", "unix:/x"]', lambda c: c.proxy.listen == ("0.0.0.0:1", "unix:/x")),
+        (" memory.kv_cache = 40GiB ", lambda c: c.memory.kv_cache == "40GiB"),
+        ("models.0.path=/srv/models/a b", lambda c: c.models[0].path == "/srv/models/a b"),
+        ('models.0.name="7"', lambda c: c.models[0].name == "7"),
+        ("models.0.nodes=[0, 1]", lambda c: c.models[0].nodes == (0, 1)),
+        ("engine.env.OMP_WAIT_POLICY=active", lambda c: c.engine.env == {"OMP_WAIT_POLICY": "active"}),
+        ("engine.env.N=1", lambda c: c.engine.env == {"N": "1"}),
+        ('engine.env.N="1"', lambda c: c.engine.env == {"N": "1"}),
+        ("control.group=", lambda c: c.control.group == ""),
+    ],
+)
+def test_override(file: Path, override: str, read: Any) -> None:
+    assert read(load(file, override))
+
+
+def test_environment(file: Path) -> None:
+    environ = {
+        "NUMA_LAUNCHER_PROXY__LISTEN": '["[::1]:9"]',
+        "NUMA_LAUNCHER_MODELS__0__PATH": "/other",
+        "NUMA_LAUNCHER_ENGINE__ENV__OMP_WAIT_POLICY": "active",  # a variable's name keeps its case
+        "NUMA_LAUNCHER_SOCKET": "/another/option",
+        "NUMA_LAUNCHER_INSTANCE": "a mark",
+        "OTHER__THING": "x",
+    }
+    config = load(file, environ=environ)
+    assert (config.proxy.listen, config.models[0].path) == (("[::1]:9",), "/other")
+    assert config.engine.env == {"OMP_WAIT_POLICY": "active"}
+
+
+def test_a_base_stands_in_for_the_file_and_is_not_changed() -> None:
+    base = {"models": [{"name": "m", "path": "/m"}]}
+    assert load(None, "models.0.path=/n", base=base).models[0].path == "/n"
+    assert base == {"models": [{"name": "m", "path": "/m"}]}
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("", "the file: missing required field `models`", "add a [[models]] table"),
+        ("models = []", "models = []: expected `array` of length >= 1", "At least one"),
+        ('[[models]]\nname = "m"', "models[0]: missing required field `path`", "add it to models[0]"),
+        (MODEL + "max_seqs = 3", "unknown key 'max_seqs' in [models]", "did you mean 'max_num_seqs'?"),
+        (MODEL + "[proxy]\nlistn = []", "unknown key 'listn' in [proxy]", "did you mean 'listen'?"),
+        (MODEL + "[proxi]\n", "unknown key 'proxi' in the file", "did you mean 'proxy'?"),
+        (
+            MODEL + "[control]\nxyzzy = 1",
+            "unknown key 'xyzzy' in [control]",
+            "known keys of [control]: socket, group",
+        ),
+        (MODEL + "[proxy]\nlisten = 8000", "proxy.listen = 8000: expected `array`, got `int`", "HOST:PORT"),
+        (MODEL + "[proxy]\nlisten = [1]", "proxy.listen[0] = 1: expected `str`, got `int`", "HOST:PORT"),
+        (MODEL + "[proxy]\nlisten = []", "proxy.listen = []: expected `array` of length >= 1", "HOST:PORT"),
+        (MODEL + '[proxy]\nlisten = ["nowhere"]', "proxy.listen = 'nowhere' is no address", "HOST:PORT"),
+        (
+            MODEL + '[layout]\nstrategy = "zigzag"',
+            "layout.strategy = 'zigzag': invalid enum value",
+            "interleaved",
+        ),
+        (
+            MODEL + "[layout]\ninstances_per_socket = 0",
+            "instances_per_socket = 0: expected `int` >= 1",
+            "auto",
+        ),
+        (MODEL + '[layout]\nuse_smt = "yes"', "layout.use_smt = 'yes': expected `bool`, got `str`", "SMT"),
+        (MODEL + "nodes = [-1]", "models[0].nodes[0] = -1: expected `int` >= 0", "NUMA"),
+        (MODEL + 'dtype = "int3"', "models[0].dtype = 'int3': invalid enum value", "bfloat16"),
+        ("layout = 3\n" + MODEL, "layout = 3: expected `object`, got `int`", "docs/configuration.md"),
+        (MODEL + "[engine]\nenv = {A = 1}", "engine.env[...]: expected `str`, got `int`", "Environment"),
+        (MODEL + '[engine]\nhealth_path = "x"', "engine.health_path = 'x': expected `str` matching", "Path"),
+        (MODEL + '[memory]\nkv_cache = "40 gigs"', "memory.kv_cache: '40 gigs' is not a size", '"40GiB"'),
+        (MODEL + '[memory]\nreserve = "some"', "memory.reserve: 'some' is not a size", '"40GiB"'),
+        (MODEL + MODEL, "two [[models]] are called 'm'", "a name of its own"),
+        (
+            MODEL + "[supervision]\nstop_timeout_s = 0",
+            "stop_timeout_s = 0: expected `float` > 0.0",
+            "SIGKILL",
+        ),
+        (
+            MODEL + "[supervision]\nstop_timeout_s = inf",
+            "stop_timeout_s = inf: expected `float` <= ",
+            "SIGKILL",
+        ),
+        (
+            MODEL + "[supervision]\nstop_timeout_s = nan",
+            "stop_timeout_s = nan: expected `float` > 0.0",
+            "SIGKILL",
+        ),
+        (
+            MODEL + "[supervision]\nbackoff_max_s = 0.5",
+            "backoff_max_s = 0.5 < backoff_initial_s",
+            "raise backoff_max_s",
+        ),
+    ],
+)
+def test_mistakes_in_the_file(file: Path, text: str, message: str, remedy: str) -> None:
+    file.write_text(text)
+    error = refused(file)
+    assert error.message.startswith(f"cannot use {file}: ")
+    assert message in error.message
+    assert remedy in error.remedy
+
+
+def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
+    assert "No such file" in refused(tmp_path / "none.toml").message
+    assert "Is a directory" in refused(tmp_path).message
+    file.write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in refused(file).message
+    file.write_text("[layout\n")
+    error = refused(file)
+    assert "line 1" in error.message
+    assert "TOML" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("layout.strategy", "cannot use --set 'layout.strategy': no '='"),
+        ("strategy=contiguous", "cannot use --set strategy=contiguous: 'strategy' is not section.key"),
+        ("models.5.path=/x", "'models.5.path' is not section.key"),
+        ("models.0=x", "'models.0' is not section.key"),
+        ("models.0.name.first=x", "'models.0.name.first' is not section.key"),
+        ("layout.strateg=x", "cannot use --set layout.strateg=x: unknown key 'strateg' in [layout]"),
+        ("layout.use_smt=7", "cannot use --set layout.use_smt=7: layout.use_smt = 7: expected `bool`"),
+        (
+            "memory.kv_cache=lots",
+            "cannot use --set memory.kv_cache=lots: memory.kv_cache: 'lots' is not a size",
+        ),
+        ('proxy.listen=["x"]', "cannot use --set proxy.listen=[\"x\"]: proxy.listen = 'x' is no address"),
+        ("models.0.max_num_seqs=0", "cannot use --set models.0.max_num_seqs=0: models[0].max_num_seqs = 0"),
+    ],
+)
+def test_mistakes_in_an_override(file: Path, override: str, message: str) -> None:
+    assert message in refused(file, override).message
+
+
+def test_an_error_names_who_said_the_value_that_holds(file: Path) -> None:
+    environ = {"NUMA_LAUNCHER_LAYOUT__USE_SMT": "7", "NUMA_LAUNCHER_LAYOUT__SPAN_NODES": "true"}
+    assert (
+        "cannot use environment variable NUMA_LAUNCHER_LAYOUT__USE_SMT: "
+        in refused(file, environ=environ).message
+    )
+    assert "cannot use --set layout.use_smt=8: " in refused(file, "layout.use_smt=8", environ=environ).message
+    file.write_text(MODEL + "[layout]\nuse_smt = 9\n")
+    assert (
+        f"cannot use {file}: " in refused(file, environ={"NUMA_LAUNCHER_LAYOUT__SPAN_NODES": "true"}).message
+    )
+
+
+def test_an_unknown_variable_is_an_error_too(file: Path) -> None:
+    error = refused(file, environ={"NUMA_LAUNCHER_PROXY__LISTN": "x"})
+    assert "NUMA_LAUNCHER_PROXY__LISTN: unknown key 'listn'" in error.message
+    assert error.remedy == "did you mean 'listen'?"
+
+
+# --- listen ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8000", ("127.0.0.1", 8000)),
+        ("localhost:0", ("localhost", 0)),
+        (":8000", ("0.0.0.0", 8000)),
+        ("[::]:65535", ("::", 65535)),
+        ("[fe80::1]:1", ("fe80::1", 1)),
+        ("unix:/run/x.sock", "/run/x.sock"),
+    ],
+)
+def test_listen(text: str, address: object) -> None:
+    assert parse_listen(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "8000",
+        "host",
+        "host:",
+        "host:65536",
+        "host:-1",
+        "::1:80",
+        "[::1]",
+        "[x]:1",
+        "a b:1",
+        "unix:x",
+        "unix:",
+        "h:١",
+    ],
+)
+def test_no_address(text: str) -> None:
+    with pytest.raises(LauncherError, match="is no address") as caught:
+        parse_listen(text, "f.toml")
+    assert caught.value.message.startswith("cannot use f.toml: proxy.listen")
+
+
+# --- anything --------------------------------------------------------------------------------
+
+KEYS = st.sampled_from(
+    ["models", "layout", "proxy", "listen", "name", "path", "strategy", "kv_cache", "memory", "x"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_any_tree_is_a_configuration_or_an_error_for_a_person(tree: dict[str, Any]) -> None:
+    try:
+        parse_config(tree, origin="f.toml")
+    except LauncherError as error:
+        assert error.message.startswith("cannot use f.toml: ")  # noqa: PT017
+        assert error.remedy  # noqa: PT017

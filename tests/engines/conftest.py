@@ -1,0 +1,40 @@
+"""Slots for the engine room's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from launcher.config.schema import Model
+from launcher.cpuset import CpuSet
+from launcher.planning.plan import Placement, Slot
+from launcher.sizes import GIB
+
+MakeSlot = Callable[..., Slot]
+
+
+@pytest.fixture
+def make_slot() -> MakeSlot:
+    """One slot; keywords replace the model's fields, `cpus`, `omp`, `nodes` and `kv` the placement's."""
+
+    def make(
+        id: int = 0,  # noqa: A002 - the field's own name
+        cpus: str = "0-3",
+        omp: tuple[str, ...] = ("0-2",),
+        nodes: str = "0",
+        kv: int | None = 4 * GIB,
+        **model: object,
+    ) -> Slot:
+        membind = CpuSet.parse(nodes)
+        placement = Placement(
+            socket=0,
+            node=membind.first if membind else None,
+            cpus=CpuSet.parse(cpus),
+            membind=membind,
+            omp_cpus=tuple(CpuSet.parse(part) for part in omp),
+        )
+        fields = {"name": "tiny", "path": "/models/tiny"} | model
+        return Slot(id=id, model=Model(**fields), placement=placement, kv_cache_bytes=kv)  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,45 @@
+"""Flags are recognised in every spelling vLLM's own parser takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.engines.arguments import flag_of, has_flag, merge, value_of
+
+
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--max-model-len", "--max-model-len"),
+        ("--max_model_len=4", "--max-model-len"),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching"),
+        ("-tp", "--tensor-parallel-size"),
+        ("-q=awq", "--quantization"),
+        ("-1", None),
+        ("-0.5", None),
+        ("-", None),
+        ("value", None),
+    ],
+)
+def test_flag_of(argument: str, flag: str | None) -> None:
+    assert flag_of(argument) == flag
+
+
+def test_merge_keeps_order_and_values() -> None:
+    ours = [("--a", "1"), ("--b",), ("--c", "3")]
+    assert merge(ours, ("--no-b", "--d", "x", "y")) == ("--a", "1", "--c", "3", "--no-b", "--d", "x", "y")
+    assert merge(ours, ()) == ("--a", "1", "--b", "--c", "3")
+
+
+def test_the_last_word_on_a_flag_counts() -> None:
+    assert has_flag(("--enforce_eager",), "--enforce-eager")
+    assert not has_flag(("--enforce-eager", "--no-enforce-eager"), "--enforce-eager")
+    assert not has_flag((), "--enforce-eager")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(("--a", "1"), "1"), (("--a=1", "--a", "2"), "2"), (("--a",), None), (("--a", "--b"), None), ((), None)],
+)
+def test_value_of(arguments: tuple[str, ...], value: str | None) -> None:
+    assert value_of(arguments, "--a") == value

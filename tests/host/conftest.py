@@ -1,0 +1,56 @@
+"""One boot per layout: the guest collects facts, the tests judge them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host.image import ROOT
+from host.vm import LAYOUTS, run
+
+GUEST = Path(__file__).parent / "guest"
+# A boot with everything in it; three to four minutes on two cores.
+GUEST_TIMEOUT_S = 1500.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.host)
+            # Building the image and booting happen in the first test's fixture.
+            item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as it is in this checkout; built elsewhere, so that nothing is left here."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "launcher", source / "launcher", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)],
+        check=True, timeout=300,
+    )  # fmt: skip
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module", params=["nps4", "cxl"])
+def facts(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What guest/observe.py saw on a host of that layout."""
+    folder = tmp_path_factory.mktemp(request.param)
+    files = [wheel, ROOT / "tests" / "fake_engine.py", *(ROOT / "systemd").iterdir()]
+    done = run(LAYOUTS[request.param], GUEST / "observe.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found | {"layout": request.param}

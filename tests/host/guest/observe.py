@@ -1,0 +1,190 @@
+#!/opt/venv/bin/python
+"""In the guest, as root: installs the project, runs it as a service, misplaces it, and writes down what it saw.
+
+Judges nothing: facts.json goes back to the host, whose tests do. Every command has a deadline, and a
+failed one is a fact.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SOCKET = "/run/numa-launcher/control.sock"
+UNIT = "numa-launcher"
+# Everything takes 10 to 30 times as long as outside.
+COMMAND_S = 120.0
+READY_S = 600.0
+ALLOCATE_MIB = 48
+JOURNAL_FIELDS = ("MESSAGE", "NUMA_LAUNCHER_SLOT", "NUMA_LAUNCHER_GENERATION", "PRIORITY", "_SYSTEMD_UNIT")
+
+facts: dict[str, Any] = {}
+began = time.monotonic()
+
+
+def note(name: str, value: Any) -> Any:
+    """Keep one fact; the file is always whole, also when the guest dies later."""
+    facts[name] = value
+    facts.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)
+    new = Path("facts.new")
+    new.write_text(json.dumps(facts, indent=1))
+    new.replace("facts.json")
+    print(f"{time.monotonic() - began:6.1f} s  {name}", flush=True)
+    return value
+
+
+def sh(*argv: str, timeout: float = COMMAND_S) -> dict[str, Any]:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"status": None, "out": "", "error": f"{' '.join(argv)}: more than {timeout:.0f} s"}
+    return {"status": done.returncode, "out": done.stdout, "error": done.stderr}
+
+
+def ask(*argv: str) -> Any:
+    """The JSON that a verb prints, or the failure."""
+    done = sh(*argv)
+    try:
+        return {"status": done["status"], **json.loads(done["out"])}
+    except ValueError:
+        return done
+
+
+def until(look: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (seen := look()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return seen
+
+
+def install() -> None:
+    (wheel,) = Path().glob("*.whl")
+    # What pip would do with a wheel of pure Python, in a twentieth of the time it takes here.
+    site = sysconfig.get_path("purelib")
+    note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), site))
+    command = Path(sys.executable).parent / "numa-launcher"
+    command.write_text(f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n")
+    command.chmod(0o755)
+    etc = Path("/etc/numa-launcher")
+    etc.mkdir()
+    # Instances run as a user of their own, who may not read root's files.
+    shutil.copy("fake_engine.py", "/srv")
+    engine = [sys.executable, "/srv/fake_engine.py", "--uds", "{uds}", "--model", "{name}"]
+    engine += ["--allocate", str(ALLOCATE_MIB), "--children", "1"]
+    (etc / "config.toml").write_text(
+        f"""
+[[models]]
+name = "fake"
+path = "fake"
+[layout]
+strategy = "per-node"
+reserve_cores = 0
+[engine]
+kind = "command"
+command = {json.dumps(engine)}
+[supervision]
+probe_timeout_s = 60
+stop_timeout_s = 60
+[logging]
+level = "debug"
+"""
+    )
+    units = Path("/etc/systemd/system")
+    for unit in Path().glob("numa-launcher*.s*"):  # a wheel's name has no dash there
+        shutil.copy(unit, units)
+    for kind in ("sysusers", "tmpfiles"):
+        shutil.copy(f"{kind}.conf", f"/usr/lib/{kind}.d/{UNIT}.conf")
+    note("user", [sh("systemd-sysusers", f"{UNIT}.conf"), sh("systemd-tmpfiles", "--create", f"{UNIT}.conf")])
+    drop_in = units / f"{UNIT}.service.d"
+    drop_in.mkdir()
+    path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+    (drop_in / "path.conf").write_text(f"[Service]\nEnvironment=PATH={path}\n")
+    note("daemon-reload", sh("systemctl", "daemon-reload"))
+
+
+def look_at_machine() -> None:
+    note("lscpu", json.loads(sh("lscpu", "-J", "-e=CPU,NODE,SOCKET,CORE,CACHE")["out"])["cpus"])
+    note("numactl", sh("numactl", "--hardware")["out"])
+    note("topology", ask("numa-launcher", "topology", "--json"))
+    note("plan", ask("numa-launcher", "plan", "--json"))
+    note("doctor", ask("numa-launcher", "doctor", "--json"))
+
+
+def status() -> dict[str, Any]:
+    """The daemon's, without the cost of another interpreter."""
+    done = ask(
+        sys.executable,
+        "-c",
+        f"""
+import http.client, socket
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect({SOCKET!r})
+to = Unix("localhost"); to.request("GET", "/v1/status"); print(to.getresponse().read().decode())
+""",
+    )
+    return done if done["status"] == 0 else {}
+
+
+def pid_of(slot: int) -> str:
+    return str(status()["slots"][slot]["pid"])
+
+
+def serve() -> None:
+    note("start", sh("systemctl", "start", UNIT, timeout=READY_S))
+    note("is-active", sh("systemctl", "is-active", UNIT))
+
+    def all_ready() -> dict[str, Any] | None:
+        now = status()
+        ready = now and now["ready"] == len(now["slots"]) and all(slot["verified"] for slot in now["slots"])
+        return now if ready else None
+
+    note("status", until(all_ready, READY_S))
+    note("verify", ask("numa-launcher", "verify", "--json"))
+    pids = {slot["slot"]: slot["pid"] for slot in facts["status"]["slots"]}
+    note("numa_maps", {slot: Path(f"/proc/{pid}/numa_maps").read_text() for slot, pid in pids.items()})
+    entries = map(json.loads, sh("journalctl", "--unit", UNIT, "--output", "json")["out"].splitlines())
+    note("journal", [{name: entry.get(name) for name in JOURNAL_FIELDS} for entry in entries])
+
+
+def misplace() -> None:
+    """Each wrong in its own way, one slot after the other."""
+    everywhere = f"0-{os.cpu_count() - 1}"  # type: ignore[operator]
+    sh("taskset", "--all-tasks", "--pid", "--cpu-list", everywhere, pid_of(0))
+    note("taskset", ask("numa-launcher", "verify", "0", "--json"))
+    note("taskset-text", sh("numa-launcher", "verify", "0"))
+    sh("migratepages", pid_of(1), "1", "0")
+    note("migratepages", ask("numa-launcher", "verify", "1", "--json"))
+    ours = facts["status"]["slots"][1]["cpus"].split("-")[0]
+    stranger = subprocess.Popen(["taskset", "--cpu-list", ours, "sleep", "1000"], start_new_session=True)
+    time.sleep(1)
+    note("stranger", {"pid": stranger.pid, "cpu": ours, "verify": sh("numa-launcher", "verify", "1")})
+    stranger.kill()
+    stranger.wait()
+
+
+def stop() -> None:
+    pids = [slot["pid"] for slot in status()["slots"]]
+    note("stop", sh("systemctl", "stop", UNIT))
+    note("stopped", {
+        "is-active": sh("systemctl", "is-active", UNIT)["out"].strip(),
+        "result": sh("systemctl", "show", UNIT, "--property", "Result", "--value")["out"].strip(),
+        "processes": sh("pgrep", "--full", "--list-full", "fake_engine|launcher serve")["out"],
+        "sleeping": sh("pgrep", "--exact", "sleep")["out"],
+        "instances": [pid for pid in pids if Path(f"/proc/{pid}").exists()],
+        "run": [str(path) for path in Path("/run/numa-launcher").rglob("*") if path.is_socket()],
+        "cgroup": [str(path) for path in Path("/sys/fs/cgroup").rglob(f"{UNIT}*.service")],
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    for step in (install, look_at_machine, serve, misplace, stop):
+        step()

@@ -1,0 +1,168 @@
+"""A night on call, in one virtual host with systemd, two sockets and four NUMA nodes.
+
+What is done to it under load loses nothing that it need not lose.
+
+guest/oncall.py does it and writes down what it saw; here it is judged. One boot, at most 15 minutes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host.image import ROOT
+from host.vm import LAYOUTS, run
+
+GUEST = Path(__file__).parent / "guest"
+# Eleven minutes on two cores that nobody else uses.
+GUEST_TIMEOUT_S = 1800.0
+STEPS_S = 900
+SLOTS = {"0", "1", "2", "3"}
+# One client can have one stream open.
+CLIENTS = 6
+PLANNED = ("restart-0", "restart-1", "restart-2", "restart-3", "systemctl-restart", "reload-bad", "reload-good",
+           "cpu-offline", "cpu-online")  # fmt: skip
+DAEMON_ENDS = ("systemctl-restart", "kill-daemon", "freeze-daemon")
+INSTANCE_ENDS = {"kill-instance": "0", "oom-instance": "1", "stop-instance": "2"}
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def night(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What happened, with every request of the load."""
+    folder = tmp_path_factory.mktemp("oncall")
+    repo = folder / "repo"
+    for name in ("scripts", "systemd", "configs"):
+        shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests" / "fake_engine.py", repo)
+    files = [wheel, GUEST / "notes.py", GUEST / "load.py"]
+    done = run(LAYOUTS["nps2"], GUEST / "oncall.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    facts: Facts = json.loads((folder / "facts.json").read_text())
+    facts["load"] = [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
+    return facts
+
+
+def failed(night: Facts, step: Facts) -> Iterator[Facts]:
+    """Requests that failed and were under way during a step."""
+    for request in night["load"]:
+        if not request["ok"] and request["ended"] >= step["from"] and request["began"] <= step["to"]:
+            yield request
+
+
+def test_install_as_documented(night: Facts) -> None:
+    assert night["before"] == {"opt": False, "etc": False}, "--dry-run has done something"
+    assert night["dry-run"]["status"] == 0, night["dry-run"]
+    assert night["install"]["status"] == 0, night["install"]
+    assert night["enable"]["status"] == 0, night["enable"]
+    assert night["status"]["ready"] == len(SLOTS)
+
+
+def test_the_daemon_is_locked_up(night: Facts) -> None:
+    """--threshold=25 is 2.5 of 10."""
+    assert night["security"]["status"] == 0, night["security"]["out"][-500:]
+
+
+def test_no_secret_is_to_be_seen(night: Facts) -> None:
+    assert night["secrets"] == {
+        "instance": True,
+        "cmdline": False,
+        "show": False,
+        "units": False,
+        "state": [],
+    }
+
+
+def test_the_journal_has_fields(night: Facts) -> None:
+    of_units = [
+        line for line in night["journal"] if str(line["_SYSTEMD_UNIT"]).startswith("numa-launcher-slot")
+    ]
+    assert {line["NUMA_LAUNCHER_SLOT"] for line in of_units} == SLOTS
+    assert {line["NUMA_LAUNCHER_GENERATION"] for line in of_units} == {"1"}
+    said = [line for line in night["journal"] if line["_SYSTEMD_UNIT"] == "numa-launcher.service"]
+    ready = {line["NUMA_LAUNCHER_SLOT"] for line in said if line["MESSAGE"].endswith("starting -> ready")}
+    assert ready == SLOTS
+
+
+@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_ENDS[1:], *INSTANCE_ENDS])
+def test_all_is_well_again(night: Facts, name: str) -> None:
+    step = night[name]
+    assert step["well"], step
+    assert step["strays"] == [], "a process outside its unit"
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_what_is_planned_fails_no_request(night: Facts, name: str) -> None:
+    assert not list(failed(night, night[name]))
+
+
+@pytest.mark.parametrize("name", [*DAEMON_ENDS[1:], *INSTANCE_ENDS])
+def test_what_is_not_planned_fails_open_streams_only(night: Facts, name: str) -> None:
+    found = list(failed(night, night[name]))
+    assert len(found) <= CLIENTS
+    for request in found:
+        assert request["began"] <= night[name]["acted"], request
+        assert request["why"] == "" or "503" not in request["why"], "it was open, and is cut, not refused"
+
+
+@pytest.mark.parametrize("name", DAEMON_ENDS)
+def test_instances_outlive_the_daemon(night: Facts, name: str) -> None:
+    step = night[name]
+    assert step["before"]["pids"].keys() == SLOTS
+    assert 0 not in step["before"]["pids"].values()
+    assert step["after"]["pids"] == step["before"]["pids"]
+    assert step["after"]["daemon"] != step["before"]["daemon"]
+
+
+@pytest.mark.parametrize(("name", "slot"), INSTANCE_ENDS.items())
+def test_one_instance_is_replaced_and_no_other(night: Facts, name: str, slot: str) -> None:
+    before, after = night[name]["before"], night[name]["after"]
+    assert {key for key in SLOTS if before["pids"][key] != after["pids"][key]} == {slot}
+    assert after["daemon"] == before["daemon"]
+
+
+def test_why_says_what_it_was(night: Facts) -> None:
+    assert "killed" in night["kill-instance"]["done"]["out"]
+    assert night["oom-instance"]["done"]["cause"]["name"] == "cgroup-oom"
+    assert night["stop-instance"]["done"]["cause"]["name"] == "hung"
+
+
+def test_a_bad_configuration_changes_nothing(night: Facts) -> None:
+    step = night["reload-bad"]
+    assert step["done"]["status"] == 2
+    assert "layuot" in step["done"]["error"]
+    assert step["after"] == step["before"]
+    step = night["reload-good"]
+    assert step["done"]["status"] == 0, step["done"]
+    assert not set(step["after"]["pids"].values()) & set(step["before"]["pids"].values())
+
+
+def test_threads_and_pages_are_where_the_plan_says(night: Facts) -> None:
+    assert night["verify"]["status"] == 0, night["verify"]
+    for slot in night["verify"]["slots"]:
+        assert (slot["verified"]["differences"], slot["verified"]["foreign"]) == ([], [])
+
+
+def test_stop_is_the_end(night: Facts) -> None:
+    """Sockets too: a client does not start it again."""
+    assert night["stop"]["status"] == 0, night["stop"]
+    stopped = night["stopped"]
+    assert (stopped["units"], stopped["instances"], stopped["processes"]) == ("", [], "")
+    assert stopped["port"] != 0
+
+
+def test_uninstall_takes_all_away(night: Facts) -> None:
+    assert night["uninstall"]["status"] == 0, night["uninstall"]
+    assert night["left"] == []
+
+
+def test_within_its_time(night: Facts) -> None:
+    """The guest's own clock, from the first step to the last; booting comes before."""
+    assert night["seconds"]["left"] < STEPS_S, night["seconds"]
+    assert len(night["load"]) > 300
