@@ -1,0 +1,267 @@
+"""Why instances die: the causes as data, each with how its last words read, the remedy, and whether to try again.
+
+The first rule whose pattern is found in the log tail wins, so root causes stand before what follows from them.
+Lines are those of real vLLM 0.32 (tests/instances/recorded holds them) and of numactl 2.0. Rules that forbid
+a restart speak of the configuration: they hold only for a life that never served.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Retry(StrEnum):
+    """Whether a restart can help."""
+
+    NOW = "now"
+    """At once, the first time; after that as `BACKOFF`."""
+    BACKOFF = "back-off"
+    NEVER = "never until changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an instance ended without being asked."""
+
+    name: str
+    message: str
+    remedy: str
+    retry: Retry
+    evidence: tuple[str, ...] = ()
+    """The lines that say so: of its log, of the kernel, or what was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause and how to know it by a log line."""
+
+    name: str
+    pattern: re.Pattern[str] | None
+    """None: no line says it; the kernel or the probes do."""
+    message: str
+    remedy: str
+    retry: Retry
+    starting: bool = False
+    """It speaks of how an instance is started, so a life that has served did not end of it."""
+
+    def cause(self, detail: str, evidence: tuple[str, ...]) -> Cause:
+        """This cause with its evidence. `detail` goes into brackets behind the message."""
+        message = f"{self.message} ({detail})" if detail else self.message
+        return Cause(self.name, message, self.remedy, self.retry, evidence)
+
+
+def _rule(
+    name: str, pattern: str | None, message: str, remedy: str, retry: Retry, *, starting: bool = False
+) -> Rule:
+    compiled = re.compile(pattern) if pattern else None
+    return Rule(name, compiled, message, remedy, retry, starting or retry is Retry.NEVER)
+
+
+# A worker's, the engine core's and any other process's end, in the words of vllm/v1/executor/multiproc_executor.py,
+# v1/engine/utils.py ("Failed core proc(s): {'EngineCore_DP0': -9}") and v1/utils.py.
+_DIED: Final = r"(?:exit code:? |Failed core proc\(s\): \{.*': )"
+
+KILLED_CHILD: Final = re.compile(rf"{_DIED}-9\b")
+"""A process below the main one ended by SIGKILL: the kernel's out-of-memory killer, or somebody."""
+
+START_FAILED: Final = re.compile(r"EngineCore failed to start|Engine core initialization failed")
+"""After this line vLLM 0.32 ends; where its worker has swallowed its own exit, it hangs instead."""
+
+ENGINE_DIED: Final = re.compile(r"died unexpectedly|EngineDeadError|Engine core proc \S+ died")
+"""A process below the main one ended by itself. vLLM 0.32 then ends in good order, with exit code 0."""
+
+RULES: Final[tuple[Rule, ...]] = (
+    _rule(
+        "kv-too-large",
+        r"on kv cache allocation is less than requested memory for kv",
+        "the node has less free memory than the KV cache wants",
+        "lower memory.kv_cache, or free memory on the node",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "memory-utilization",
+        r"on startup is less than desired CPU memory utilization",
+        "the node has less free memory than vLLM's --gpu-memory-utilization wants",
+        "free memory on the node, or set memory.kv_cache and no --gpu-memory-utilization in engine.args",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "kv-too-small",
+        r"(?:KV +cache is needed, which is larger than the available KV cache memory"
+        r"|No available memory for the cache blocks)",
+        "the KV cache cannot hold one request of max_model_len",
+        "raise memory.kv_cache or lower max_model_len",
+        Retry.NEVER,
+    ),
+    _rule(
+        "freezing-aot-crash",
+        r"expected OutputCode, got <class 'function'>",
+        "TORCHINDUCTOR_FREEZING=1 met vLLM's ahead-of-time compile",
+        "set VLLM_USE_AOT_COMPILE=0 in engine.env",
+        Retry.NEVER,
+    ),
+    _rule(
+        "gated-model-needs-token",
+        r"(?:GatedRepoError|You are trying to access a gated repo|401 Client Error: Unauthorized)",
+        "the model is gated on the hub",
+        "put a token that may read it into engine.hf_token_file",
+        Retry.NEVER,
+    ),
+    _rule(
+        "unsupported-version",
+        r"(?:but Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported"
+        r"|failed to be inspected)|was supported in vLLM until|requires (?:transformers|torch)[ <>=]+[0-9]"
+        r"|Unsupported (?:torch|Python) version)",
+        "the installed vLLM or Transformers does not know this model",
+        "install the vLLM version that the model's card names, or serve another model",
+        Retry.NEVER,
+    ),
+    _rule(
+        "model-not-found",
+        r"(?:Repo id must be in the form|RepositoryNotFoundError|does not appear to have a file named config\.json"
+        r"|Can't load the configuration of|is not a local folder and is not a valid model identifier"
+        r"|Invalid repository ID or local directory specified|LocalEntryNotFoundError|OfflineModeIsEnabled"
+        r"|Cannot find any model weights with)",
+        "the model was not found",
+        "check the model's path, or download it first",
+        Retry.NEVER,
+    ),
+    _rule(
+        "model-damaged",
+        r"(?:SafetensorError|PytorchStreamReader failed)",
+        "the model's files are damaged",
+        "download the model again, and compare its checksums",
+        Retry.NEVER,
+    ),
+    _rule(
+        "bad-argument",
+        r"(?:error: unrecognized arguments:|error: argument .*: (?:invalid|expected)|error: the following arguments)",
+        "the engine does not know one of its arguments",
+        "correct engine.args; `numa-launcher plan --shell` prints the whole line",
+        Retry.NEVER,
+    ),
+    _rule(
+        "node-missing",
+        r"(?:node|cpu) argument \S+ is out of range",
+        "numactl does not know the cpus or node of this slot",
+        "run `numa-launcher topology`; restart the daemon if the machine has changed",
+        Retry.NEVER,
+    ),
+    _rule(
+        "port-or-socket-in-use",
+        r"(?:\[Errno 98\]|[Aa]ddress already in use)",
+        "the instance's socket or port is in use",
+        "find who holds it (ss -lxp); the next start uses a new one",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "not-permitted",
+        r"\[Errno 13\]",
+        "the instance may not use its socket, port or files",
+        "check owner and mode of the run and cache folders",
+        Retry.NEVER,
+    ),
+    _rule(
+        "command-not-found",
+        # numactl, taskset, and our own keeper (shim.py).
+        r"(?:execution of|failed to execute|cannot execute) .*: (?:No such file or directory|Permission denied)",
+        "the engine's command can't be executed",
+        "correct engine.command",
+        Retry.NEVER,
+    ),
+    _rule(
+        "missing-instruction-set",
+        # The second is Python's faulthandler's: vLLM itself often sees no exit code ("exit code: None").
+        rf"(?:{_DIED}-4\b|Fatal Python error: Illegal instruction|Illegal instruction|SIGILL)",
+        "the engine used an instruction this CPU does not have",
+        'use a build for this CPU, or dtype = "float32"',
+        Retry.NEVER,
+    ),
+    _rule(
+        "native-crash",
+        rf"(?:{_DIED}-(?:6|7|8|11)\b|Fatal Python error: (?:Segmentation fault|Bus error|Aborted|Floating))",
+        "the engine crashed in native code",
+        "read the stack above it in `numa-launcher logs SLOT`; a bus error in a container: give it more /dev/shm",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "node-oom",
+        r"(?:Cannot allocate memory|MemoryError|DefaultCPUAllocator: can't allocate memory|std::bad_alloc)",
+        "the node ran out of memory",
+        "lower memory.kv_cache or the number of instances",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "bad-argument",
+        r"pydantic_core\._pydantic_core\.ValidationError|Value error, ",
+        "vLLM refuses its configuration",
+        "read the log line below it, and correct [[models]] or engine.args",
+        Retry.NEVER,
+    ),
+    _rule(
+        "zentorch-mismatch",
+        # Looked for last: vLLM 0.32 only warns, and goes on without it.
+        # vLLM's own words, the older plugin's, and what Python says of a zentorch built for another torch.
+        r"(?:zentorch failed to import|Unsupported vLLM version: .*Plugin supports versions"
+        r"|ImportError: .*zentorch.*(?:undefined symbol|cannot open shared object)"
+        r"|(?:zentorch|ZenTorch)\b.*(?:requires|built for|compiled (?:for|with|against)) .*torch)",
+        "zentorch does not fit this torch or vLLM",
+        "install the zentorch that is named after the torch here (`numa-launcher doctor` shows both)",
+        Retry.NEVER,
+    ),
+    _rule(
+        "compile-cache-corrupt",
+        # torch/_inductor/codecache.py, vllm/compilation/compiler_interface.py. vLLM 0.32 itself compiles again where
+        # it finds a damaged file, so this is only looked for where nothing else explains the end.
+        r"(?:torch/_inductor/codecache\.py.*(?:UnpicklingError|EOFError|Error)|vllm_compile_cache\.py.*Error"
+        r"|torch_compile_cache.*Error|\.so: (?:file too short|invalid ELF header)"
+        r"|failed, leading to a corrupted compilation artifact)",
+        "the slot's compile cache is damaged",
+        "none needed: the slot's cache is emptied before the next start, which compiles again",
+        Retry.NOW,
+        starting=True,
+    ),
+    _rule(
+        "cgroup-oom",
+        None,
+        "the memory limit of its cgroup was reached, and the kernel ended it",
+        "raise the unit's or container's memory limit, or lower memory.kv_cache",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "killed-by-operator",
+        None,
+        "somebody sent it a signal",
+        "none needed: it starts again; `numa-launcher hold SLOT` keeps a slot stopped",
+        Retry.NOW,
+    ),
+    _rule(
+        "hung",
+        None,
+        "it had work and made no progress",
+        "read the evidence; `numa-launcher quarantine SLOT` keeps one alive for a look (py-spy dump --pid PID)",
+        Retry.NOW,
+    ),
+    _rule(
+        "unhealthy",
+        None,
+        "its health path no longer answers 200",
+        "read `numa-launcher logs SLOT`; it is being restarted",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "unknown",
+        None,
+        "ended by itself",
+        "read `numa-launcher logs SLOT`",
+        Retry.BACKOFF,
+    ),
+)
+
+
+def rule(name: str) -> Rule:
+    """The last rule of a name: where a cause has several, the general one."""
+    return next(found for found in reversed(RULES) if found.name == name)

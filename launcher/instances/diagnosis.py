@@ -1,0 +1,136 @@
+"""Why an instance died: its exit, its last words and the kernel's -> a named cause (causes.py holds the table)."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from launcher.host.oom import SILENCE, KernelWord, NodeMemory
+from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
+from launcher.instances.ports import Exit
+
+__all__ = ["RULES", "Cause", "Retry", "Rule", "diagnose", "failed_start", "hung", "hung_or_dead"]
+
+# A node with less than this share free when a process of it was killed is taken to have run out of memory.
+SHORT_SHARE: Final = 0.03
+_EVIDENCE: Final = 3
+# What spawn_systemd adds to the log of a unit that was ended so: its cgroup, and its count, are gone by then.
+UNIT_OOM: Final = "numa-launcher: systemd ended the unit: Result=oom-kill"
+# Signals that people and service managers send; what an engine does to itself are SIGABRT, SIGSEGV, SIGBUS, SIGILL.
+_SENT: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+# vLLM's and uvicorn's words when SIGTERM or SIGINT asked them to end; the process then exits with 0.
+_FAREWELL: Final = (
+    "Shutting down",
+    "Received signal",
+    "KeyboardInterrupt",
+    "SIGTERM",
+    "Application shutdown complete",
+)
+
+
+_ERROR: Final = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|[Ff]ailed|[Ff]atal|\w*(?:Error|Exception)\b)|died|error:"
+)
+
+
+def diagnose(
+    ended: Exit, tail: Sequence[str], *, served: bool = False, kernel: KernelWord = SILENCE
+) -> Cause:
+    """The cause of an unrequested exit. `tail`: the last log lines, oldest first.
+
+    `served`: this life was ready once. Its configuration is good then, whatever it has printed since:
+    one client's bad request can make vLLM log "Value error", and must not forbid a restart.
+
+    1. A kill by the kernel for lack of memory is the kernel's word, and outweighs the log.
+    2. The first rule with a line in the log.
+    3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
+       memory where the node was short of it or the kernel's log can't be read, else by somebody.
+    """
+    cause = _of_kernel(ended, tail, kernel) or _of_log(str(ended), tail, served=served)
+    return cause or _of_signal(ended, tail, kernel, served=served)
+
+
+def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelWord) -> Cause | None:
+    killed = ended.signal == signal.SIGKILL or any(KILLED_CHILD.search(line) for line in tail)
+    if said := tuple(line for line in tail if UNIT_OOM in line):
+        return rule("cgroup-oom").cause(str(ended), (*said, *map(_memory, kernel.nodes)))
+    # The count is of the whole cgroup, which a sibling may share; a line names a process of its own.
+    if not kernel.oom_lines and not (killed and kernel.cgroup_kills):
+        return None
+    in_cgroup = kernel.cgroup_kills > 0 or any(
+        "MEMCG" in line or "cgroup" in line for line in kernel.oom_lines
+    )
+    evidence = list(kernel.oom_lines[-_EVIDENCE:])
+    if kernel.cgroup_kills:
+        evidence.append(f"{kernel.cgroup_file}: oom_kill rose by {kernel.cgroup_kills}")
+    evidence += [_memory(node) for node in kernel.nodes]
+    return rule("cgroup-oom" if in_cgroup else "node-oom").cause(str(ended), tuple(evidence))
+
+
+def _of_log(detail: str, tail: Sequence[str], *, served: bool) -> Cause | None:
+    for known in RULES:
+        if known.pattern is None or (served and known.starting):
+            continue
+        evidence = tuple(line for line in tail if known.pattern.search(line))
+        if evidence:
+            return known.cause(detail, evidence[-_EVIDENCE:])
+    return None
+
+
+def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelWord, *, served: bool) -> Cause:
+    last = _telling(tail)
+    if ended.signal == signal.SIGILL:
+        cause = rule("missing-instruction-set").cause(str(ended), last)
+        return replace(cause, retry=Retry.BACKOFF) if served else cause
+    said = tuple(line for line in tail if KILLED_CHILD.search(line))[-_EVIDENCE:]
+    killed = ended.signal == signal.SIGKILL or bool(said)
+    short = tuple(node for node in kernel.nodes if node.free_bytes < node.total_bytes * SHORT_SHARE)
+    if killed and (short or (said and not kernel.readable)):
+        return rule("node-oom").cause(str(ended), (*said, *map(_memory, short or kernel.nodes)))
+    if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail):
+        evidence = (*(said or last), *map(_memory, kernel.nodes if killed else ()))
+        return rule("killed-by-operator").cause(str(ended), evidence)
+    how = f"ended by {ended}" if ended.signal is not None else f"ended by itself with {ended}"
+    return replace(rule("unknown").cause("", last), message=how)
+
+
+def _telling(tail: Sequence[str]) -> tuple[str, ...]:
+    """The last lines that speak of an error; the last ones where none does."""
+    lines = [line for line in tail if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return tuple((errors or lines)[-_EVIDENCE:])
+
+
+def _was_asked(ended: Exit, tail: Sequence[str]) -> bool:
+    """Exit 0 after a farewell: somebody's SIGTERM reached the engine. vLLM says the same words after a death of its own."""
+    if ended.code != 0 or any(ENGINE_DIED.search(line) for line in tail):
+        return False
+    return any(word in line for line in tail[-20:] for word in _FAREWELL)
+
+
+def _memory(node: NodeMemory) -> str:
+    where = "the machine" if node.node is None else f"node {node.node}"
+    free, total = node.free_bytes / 2**30, node.total_bytes / 2**30
+    return f"{where} had {free:.2f} of {total:.2f} GiB free when it was last looked at"
+
+
+def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
+    """The cause when an engine has said that its start failed, and does not end."""
+    said = f"it said so and had not ended {waited_s:.0f} s later"
+    return _of_log(said, tail, served=False) or replace(
+        rule("unknown").cause("", _telling(tail)),
+        message=f"the engine's start failed: {said}",
+    )
+
+
+def hung_or_dead(detail: str) -> Cause:
+    """The cause when a live process says it is not healthy."""
+    return replace(rule("unhealthy").cause("", ()), message=detail)
+
+
+def hung(evidence: tuple[str, ...]) -> Cause:
+    """The cause when work is in flight and nothing moves; `evidence`: what stood still, and for how long."""
+    return rule("hung").cause("", evidence)

@@ -1,0 +1,34 @@
+"""Stand-ins for what a supervisor may be without. Implement the Protocols of ports.py; no effects."""
+
+from __future__ import annotations
+
+from launcher.engines.base import Launch
+
+
+class NoCaches:
+    """For engines that compile nothing."""
+
+    def prepare(self, slot: int, launch: Launch) -> None:
+        """Nothing."""
+
+    def purge(self, slot: int, launch: Launch) -> None:
+        """Nothing."""
+
+    def keep(self, slot: int, launch: Launch) -> None:
+        """Nothing."""
+
+    def warm(self, slot: int, launch: Launch) -> bool:  # noqa: ARG002
+        """There is nothing to compile."""
+        return True
+
+
+class NoTraffic:
+    """For a supervisor without a front door."""
+
+    def in_flight(self, slot: int, generation: int) -> int:  # noqa: ARG002
+        """None."""
+        return 0
+
+    def relayed(self, slot: int, generation: int) -> int:  # noqa: ARG002
+        """None."""
+        return 0

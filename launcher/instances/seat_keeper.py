@@ -1,0 +1,417 @@
+"""One task owns one slot: events in, `advance`, actions out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, assert_never
+
+from launcher.address import Address
+from launcher.engines.base import Engine, Launch
+from launcher.engines.phases import phase_of
+from launcher.engines.zentorch import zentorch_active
+from launcher.errors import LauncherError
+from launcher.host import placement
+from launcher.host.oom import SILENCE, OomWatch
+from launcher.host.placement import Bystander, ProcessFacts
+from launcher.instances.backoff import Limits
+from launcher.instances.causes import START_FAILED, Cause, Retry
+from launcher.instances.diagnosis import diagnose
+from launcher.instances.held_file import HeldFile
+from launcher.instances.life import Life, Pace
+from launcher.instances.lifecycle import (
+    Action,
+    DeadlinePassed,
+    Event,
+    Intent,
+    ProbeFailed,
+    ProbeSucceeded,
+    ProcessExited,
+    ProcessInherited,
+    Seat,
+    State,
+    advance,
+)
+from launcher.instances.logtail import LogLine, LogTail
+from launcher.instances.nobody import NoCaches, NoTraffic
+from launcher.instances.ports import (
+    Caches,
+    Inherited,
+    InstanceDraining,
+    InstanceEvent,
+    InstanceGone,
+    InstanceReady,
+    Prober,
+    Process,
+    Spawner,
+    Traffic,
+)
+from launcher.instances.verify import NOTHING, Asked, Verification, verify
+from launcher.instances.watcher import Watcher
+from launcher.planning.plan import Slot
+
+log = logging.getLogger("launcher.instances")
+# What instances print, so that it can be routed on its own: to the journal always, to a terminal when asked.
+output = logging.getLogger("launcher.output")
+
+# The phase in which vLLM has compiled everything (engines/phases.py).
+COMPILED: Final = "opening the API"
+# Lines that diagnosis reads.
+DIAGNOSIS_LINES: Final = 400
+
+
+_RUNNING: Final = frozenset({State.STARTING, State.READY, State.DRAINING})
+_EMPTY: Final = frozenset({State.STOPPED, State.HELD, State.BACKOFF, State.FAILED})
+
+
+class SeatKeeper:
+    """Owns one slot. Everything that changes it arrives in its queue."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        *,
+        engine: Engine,
+        spawner: Spawner,
+        prober: Prober,
+        limits: Limits,
+        pace: Pace,
+        strict_binding: bool,
+        announce: Callable[[InstanceEvent], None],
+        traffic: Traffic | None = None,
+        caches: Caches | None = None,
+        held: HeldFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+        observe: Callable[[int], Sequence[ProcessFacts]] = placement.observe,
+        look_around: Callable[[], Sequence[Bystander]] = placement.bystanders,
+        watch_memory: Callable[[int], OomWatch] = OomWatch,
+    ) -> None:
+        self.slot = slot
+        self.seat = Seat(since=clock())
+        self.life = Life()
+        self.log = LogTail(pace.tail_lines)
+        self.steps = 0
+        """Events dealt with."""
+        self._engine = engine
+        self._spawner = spawner
+        self._prober = prober
+        self._limits = limits
+        self._pace = pace
+        self._strict_binding = strict_binding
+        self._announce = announce
+        self._traffic = traffic or NoTraffic()
+        self._caches = caches or NoCaches()
+        self._held = held
+        self.start_s: float | None = None
+        """How long the last start took until it was ready."""
+        self._clock = clock
+        self._draw = draw
+        self._observe = observe
+        self._look_around = look_around
+        self._watch_memory = watch_memory
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probe_now = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the slot's owner."""
+        self._events.put_nowait(event)
+
+    @property
+    def stopped(self) -> bool:
+        """No process, and no event that could start one is waiting."""
+        return self.seat.state in {State.STOPPED, State.HELD} and self._events.empty()
+
+    @property
+    def backlog(self) -> int:
+        """Events that wait for its owner."""
+        return self._events.qsize()
+
+    @property
+    def settled(self) -> bool:
+        """It is in rotation, and nothing that is waiting could change that."""
+        return self.seat.state is State.READY and self._events.empty()
+
+    async def until(self, reached: Callable[[Seat], bool]) -> None:
+        """Return once `reached` holds of the seat."""
+        while not reached(self.seat):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_stopped(self) -> None:
+        """Return once it has stopped for good."""
+        await self.until(lambda _seat: self.stopped)
+
+    def suspect(self, generation: int) -> None:
+        """The front door saw this life fail: probe it at once."""
+        if generation == self.seat.generation:
+            self._probe_now.set()
+
+    def use(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> None:
+        """What the next life is started as; the one that runs goes on as it is, under the new limits."""
+        self.slot, self._engine, self._limits, self._pace = slot, engine, limits, pace
+
+    async def run(self, inherited: Inherited | None = None) -> None:
+        """Own the slot until cancelled. What runs then is left as the spawner does it: killed, or to go on."""
+        try:
+            if inherited is not None:
+                await self._take_over(inherited)
+            while True:
+                await self._step(await self._next_event())
+        finally:
+            if self.life.process is not None:
+                self.life.process.leave()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _next_event(self) -> Event:
+        try:
+            async with asyncio.timeout_at(self._loop_deadline()):
+                return await self._events.get()
+        except TimeoutError:
+            return DeadlinePassed()
+
+    def _loop_deadline(self) -> float | None:
+        if self.seat.deadline is None:
+            return None
+        return asyncio.get_running_loop().time() + max(0.0, self.seat.deadline - self._clock())
+
+    async def _step(self, event: Event) -> None:
+        before = self.seat
+        self.seat, actions = advance(before, event, self._clock(), self._limits)
+        if self.seat.state is not before.state or self.seat.generation != before.generation:
+            self._tell(before)
+        if self._held is not None:
+            self._held.note(self.slot.id, held=self.seat.intent is Intent.HOLD)
+        for action in actions:
+            await self._perform(action)
+        if self.seat.state in _EMPTY:
+            self.life = Life()  # nothing runs: no address, no verification to show
+        self.steps += 1
+        self._changed.set()
+
+    def _tell(self, before: Seat) -> None:
+        seat = self.seat
+        fields = {"slot": self.slot.id, "generation": seat.generation, "state": seat.state.value}
+        cause = seat.last_cause
+        if seat.last_cause is not before.last_cause and cause is not None:
+            log.error(
+                "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.remedy,
+                extra={**fields, "cause": cause.name},
+            )  # fmt: skip
+        if seat.state is State.BACKOFF and seat.deadline is not None:
+            log.warning(
+                "slot %d: next start in %.1f s", self.slot.id, seat.deadline - self._clock(), extra=fields
+            )
+        log.info("slot %d: %s -> %s", self.slot.id, before.state, seat.state, extra=fields)
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case Action.SPAWN:
+                await self._spawn()
+            case Action.ANNOUNCE_READY:
+                self._announce_ready()
+            case Action.ANNOUNCE_DRAINING:
+                self._announce(InstanceDraining(self.slot.id, self.seat.generation))
+            case Action.ANNOUNCE_GONE:
+                cause = self.seat.crash or self.seat.last_cause
+                reason = (
+                    cause.message
+                    if cause and self.seat.state is not State.STOPPING
+                    else "it is being stopped"
+                )
+                self._announce(InstanceGone(self.slot.id, self.seat.generation, reason))
+            case Action.TERMINATE:
+                if self.life.process is not None:
+                    self.life.process.terminate()
+            case Action.KILL:
+                if self.life.process is not None:
+                    self.life.process.kill()
+            case _:
+                assert_never(action)
+
+    async def _spawn(self) -> None:
+        generation = self.seat.generation
+        self.life = life = Life()
+        try:
+            launch = self._engine.launch(self.slot, generation)
+            life.launch, life.address = launch, launch.address
+            await asyncio.to_thread(self._prepare, launch)
+            process = await self._spawner.spawn(
+                self.slot.id, generation, launch, lambda line: self._heard(generation, line)
+            )
+        except LauncherError as error:
+            # Mostly a shortage (processes, files, memory) that may be over soon; the crash limit ends the rest.
+            cause = Cause("cannot-start", error.message, error.remedy, Retry.BACKOFF)
+            self.post(ProcessExited(generation, cause, self._draw()))
+            return
+        self._follow(generation, process, launch.address)
+
+    def _prepare(self, launch: Launch) -> None:
+        """In a thread: the compile cache as this start should find it."""
+        if self.seat.last_cause is not None and self.seat.last_cause.name == "compile-cache-corrupt":
+            self._caches.purge(self.slot.id, launch)
+        self._caches.prepare(self.slot.id, launch)
+
+    async def _take_over(self, inherited: Inherited) -> None:
+        """An earlier daemon's instance: it is probed as one that has just started."""
+        generation, launch = inherited.generation, inherited.launch
+        await self._step(ProcessInherited(generation))
+        self.life = Life(launch=launch, address=launch.address, phase="taken over")
+        inherited.follow(lambda line: self._heard(generation, line))
+        self._follow(generation, inherited.process, launch.address)
+
+    def _follow(self, generation: int, process: Process, address: Address) -> None:
+        name = f"slot {self.slot.id}.{generation}"
+        self.life.process = process
+        self.life.pids = frozenset({process.pid})
+        self.life.oom = self._watch_memory(process.pid)
+        self._start(self._await_exit(generation, process), f"{name} exit")
+        self._start(self._keep_looking(generation, address), f"{name} probes")
+
+    def _heard(self, generation: int, text: str) -> None:
+        self.log.add(LogLine(time.time(), generation, text))
+        phase = phase_of(text)
+        if phase is not None and generation == self.seat.generation:
+            self.life.phase = phase
+            if phase == COMPILED:
+                self._start(self._keep_cache(), f"slot {self.slot.id}.{generation} cache")
+        if self.life.doomed_at is None and not self.life.served and START_FAILED.search(text):
+            self.life.doomed_at = self._clock()
+        output.info(
+            "slot %d | %s", self.slot.id, text, extra={"slot": self.slot.id, "generation": generation}
+        )
+
+    def _announce_ready(self) -> None:
+        assert self.life.address is not None  # noqa: S101  a ready slot was spawned
+        self._announce(
+            InstanceReady(
+                self.slot.id,
+                self.seat.generation,
+                self.slot.model.name,
+                self.life.address,
+                self.slot.model.max_num_seqs,
+            )
+        )
+
+    async def _await_exit(self, generation: int, process: Process) -> None:
+        life = self.life
+        ended = await process.wait()
+        life.process = None
+        kernel = SILENCE
+        if life.oom is not None:
+            kernel = life.oom.word(life.pids, life.nodes)
+            life.oom.close()
+        cause = diagnose(ended, self._last_words(generation), served=life.served, kernel=kernel)
+        self.post(ProcessExited(generation, cause, self._draw()))
+
+    async def _keep_cache(self) -> None:
+        """Once what it compiles lies there: its siblings need not wait until it is ready."""
+        life = self.life
+        if life.launch is not None and not life.compiled:
+            await asyncio.to_thread(self._caches.keep, self.slot.id, life.launch)
+            life.compiled = True
+            self._changed.set()
+
+    def has_warm_cache(self) -> bool:
+        """Whether its next start would find everything compiled. Blocking."""
+        return self._caches.warm(self.slot.id, self._engine.launch(self.slot, self.seat.generation + 1))
+
+    def _last_words(self, generation: int) -> list[str]:
+        return [line.text for line in self.log.last(DIAGNOSIS_LINES, generation)]
+
+    def _lives(self, generation: int) -> bool:
+        return self.seat.generation == generation and self.seat.state in _RUNNING
+
+    async def _keep_looking(self, generation: int, address: Address) -> None:
+        """Until it is ready, then whether it goes on."""
+        life, began = self.life, self._clock()
+        watcher = Watcher(
+            self.slot,
+            generation,
+            life,
+            engine=self._engine,
+            prober=self._prober,
+            traffic=self._traffic,
+            pace=self._pace,
+            clock=self._clock,
+            lives=lambda: self._lives(generation),
+            suspected=self._probe_now,
+            last_words=lambda: self._last_words(generation),
+        )
+        ready = await watcher.ready(address)
+        if isinstance(ready, Cause):
+            self.post(ProbeFailed(generation, ready))
+        if ready is not True:
+            return
+        if life.phase != "taken over":
+            self.start_s = self._clock() - began
+        self.post(ProbeSucceeded(generation))
+        # On its own: reading a large worker's numa_maps takes a while, and must not keep us from watching.
+        self._start(self._verify_now_and_then(generation), f"slot {self.slot.id}.{generation} verify")
+        await self._keep_cache()
+        while (cause := await watcher.failure(address)) is not None:
+            self.post(ProbeFailed(generation, cause))
+            await asyncio.sleep(self._pace.recheck_s)  # one in quarantine goes on, and so do the looks
+
+    async def _verify_now_and_then(self, generation: int) -> None:
+        """Threads move when somebody uses taskset, or irqbalance thinks it should."""
+        while self._lives(generation):
+            await self.verify()
+            await asyncio.sleep(self._pace.verify_interval_s)
+
+    async def verify(self) -> Verification | None:
+        """Look where the instance's threads and pages are; the result stays in `life`."""
+        process, life = self.life.process, self.life
+        if process is None:
+            return None
+        facts = await asyncio.to_thread(self._observe, process.pid)
+        others = await asyncio.to_thread(self._look_around)
+        if life.process is not process:
+            return None  # it ended while we looked
+        life.pids |= {process_facts.pid for process_facts in facts}
+        texts = [line.text for line in self.log.last(self._pace.tail_lines, self.seat.generation)]
+        env = life.launch.env if life.launch is not None else {}
+        known = life.verification
+        life.verification = verify(
+            self.slot.placement,
+            facts,
+            bound=self._strict_binding,
+            # One that still loads has neither mapped nor bound everything yet.
+            asked=Asked.of(env, zentorch=zentorch_active(texts, "") is True) if life.served else NOTHING,
+            others=others,
+        )
+        life.zentorch = zentorch_active(texts, " ".join(life.verification.libraries))
+        said = () if known is None else (*known.problems, *known.foreign)
+        for problem in (*life.verification.problems, *life.verification.foreign):
+            if problem in said:
+                continue
+            log.warning(
+                "slot %d: placement differs from the plan: %s",
+                self.slot.id,
+                problem,
+                extra={"slot": self.slot.id},
+            )
+        return life.verification
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "slot %d: %s failed",
+                self.slot.id,
+                task.get_name(),
+                exc_info=error,
+                extra={"slot": self.slot.id},
+            )

@@ -1,0 +1,157 @@
+"""The keeper of one instance where there is no cgroup: nothing of the instance outlives it.
+
+Run as ``python -I -S shim.py CONTROL_FD REPORT_FD CPULIST ARGV...`` by spawn_direct, one per
+instance. It imports the standard library only and stays small (about 9 MB).
+
+1. It is a child subreaper, so every orphan of the instance becomes its child: vLLM's EngineCore
+   and workers survive a SIGKILL of their API server (vllm#55510).
+2. The main process gets SIGKILL when the keeper dies (PR_SET_PDEATHSIG survives exec).
+3. CONTROL_FD is a pipe from the daemon: ``T`` is SIGTERM to the main process, ``K`` is SIGKILL to
+   the whole tree, end of file means that the daemon is gone, and is treated as ``K``.
+4. When the main process ends, the rest of the tree is killed; then REPORT_FD says how it ended
+   and the keeper exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
+5. CPULIST (ids joined by commas) is the affinity the main process starts with, so that numactl may
+   choose from all allowed cpus even where the daemon itself is pinned to the reserved ones.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> int:
+    """Start the instance and keep it. Returns the keeper's own exit code, 0."""
+    control, report = int(sys.argv[1]), int(sys.argv[2])
+    cpus = {int(cpu) for cpu in sys.argv[3].split(",") if cpu}
+    argv = sys.argv[4:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        # uvloop, unlike subprocess, hands on whatever the daemon was given. The folder's own is closed already.
+        if fd > 2 and fd not in {control, report}:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    os.set_inheritable(control, False)
+    os.set_inheritable(report, False)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)  # only the daemon, through the pipe, ends an instance
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(libc, keeper, cpus, argv, report)
+    status = _keep(child, control, wake_read)
+    _kill_tree()
+    code = os.waitstatus_to_exitcode(status)
+    _say(report, f"exit {code}" if code >= 0 else f"signal {-code}")
+    return 0
+
+
+def _become(libc: ctypes.CDLL, keeper: int, cpus: set[int], argv: list[str], report: int) -> NoReturn:
+    """In the child: die with the keeper, take the allowed cpus, default signals, exec."""
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(1)
+        _say(report, f"pid {os.getpid()}")  # said here, so that it is said before an error
+        signal.set_wakeup_fd(-1)
+        # The last two are ignored by every Python, and exec would pass that on.
+        for name in ("INT", "TERM", "HUP", "CHLD", "PIPE", "XFSZ"):
+            signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        _say(report, f"error {argv[0]}: {error.strerror}")
+    os._exit(127)
+
+
+def _keep(child: int, control: int, wake: int) -> int:
+    """Reap and obey until the main process has ended. Returns its wait status."""
+    listening = [control, wake]
+    while True:
+        readable, _, _ = select.select(listening, [], [])
+        if wake in readable:
+            os.read(wake, 4096)
+        if control in readable:
+            order = os.read(control, 1)
+            if not order:
+                listening.remove(control)
+            if order == b"T":
+                os.kill(child, signal.SIGTERM)  # not reaped yet, so the pid is still its own
+            else:
+                _signal_tree()
+        status = _reap(child)
+        if status is not None:
+            return status
+
+
+def _reap(child: int) -> int | None:
+    """Collect every dead child. Returns the main process's status once it is among them."""
+    found: int | None = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
+
+def _kill_tree() -> None:
+    """SIGKILL whatever is left, until nothing is. New orphans arrive here, so the loop ends."""
+    while True:
+        _signal_tree()
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            select.select([], [], [], 0.01)
+
+
+def _signal_tree() -> None:
+    """SIGKILL to every descendant, found by parent links."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    stat = file.read()
+            except OSError:
+                continue
+            # The second field is the name in parentheses and may hold anything; the 4th is the parent.
+            parents[int(name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
+    family = {os.getpid()}
+    grown = True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in family and pid not in family}
+        family |= more
+        grown = bool(more)
+    for pid in family - {os.getpid()}:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def _say(report: int, line: str) -> None:
+    try:
+        os.write(report, line.encode() + b"\n")
+    except OSError:
+        return  # the daemon is gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What this daemon started, written so that the next one can go on with it.
+
+One file, replaced as a whole: a daemon that is killed between two lines leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.engines.base import Launch
+
+log = logging.getLogger("launcher.instances")
+
+VERSION: Final = 1
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One running instance."""
+
+    slot: int
+    generation: int
+    unit: str
+    digest: str
+    """Of what it was started with: `digest`."""
+    socket: str | None = None
+    port: int | None = None
+    """Where it answers: a path, or a port of the loopback address."""
+    pid: int = 0
+    """0 and an empty `invocation`: the daemon ended before systemd had said them."""
+    invocation: str = ""
+    started: float = 0.0
+    """Seconds since the epoch."""
+
+    @property
+    def address(self) -> Address:
+        """Where it answers."""
+        if self.socket is not None:
+            return UnixAddress(self.socket)
+        return TcpAddress("127.0.0.1", self.port or 0)
+
+
+class _File(msgspec.Struct, kw_only=True):
+    version: int
+    instances: tuple[Record, ...]
+
+
+class StateFile:
+    """The records of all slots, in memory and on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._records = _load(path)
+
+    @property
+    def records(self) -> Mapping[int, Record]:
+        """By slot."""
+        return self._records
+
+    def put(self, record: Record) -> None:
+        """Remember an instance. Raises OSError."""
+        self._records[record.slot] = record
+        self._save()
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot's instance. Raises OSError."""
+        if self._records.pop(slot, None) is not None:
+            self._save()
+
+    def _save(self) -> None:
+        body = msgspec.json.encode(_File(version=VERSION, instances=tuple(self._records.values())))
+        write_private(self.path, msgspec.json.format(body) + b"\n")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file at once; only this user may read it, from its first byte on. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _load(path: Path) -> dict[int, Record]:
+    """A file that is not there, or not ours to understand, is an empty one: nothing is adopted then."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("cannot read the state file '%s': %s; running instances are started anew", path, error)
+        return {}
+    if found.version != VERSION:
+        log.warning("the state file '%s' is of version %d, not %d", path, found.version, VERSION)
+        return {}
+    return {record.slot: record for record in found.instances}
+
+
+def digest(launch: Launch) -> str:
+    """A name for what an instance is started with: command, environment without secrets, kind of address.
+
+    A loopback port is chosen anew for each launch, so its number does not count; nor does a secret's
+    value: a new token does not make a loaded model another one.
+    """
+    port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
+    argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]
+    env = {name: value for name, value in sorted(launch.env.items()) if name not in launch.secrets}
+    where = launch.address.path if isinstance(launch.address, UnixAddress) else "tcp"
+    text = json.dumps([argv, env, sorted(launch.secrets), where])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,227 @@
+"""All slots: one task each, one door for events and questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from launcher.engines.base import Engine
+from launcher.errors import LauncherError, NotFoundError
+from launcher.instances.backoff import Limits
+from launcher.instances.held_file import HeldFile
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import (
+    Event,
+    HoldRequested,
+    KillRequested,
+    Seat,
+    StartRequested,
+    State,
+    StopRequested,
+    WentIdle,
+)
+from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
+from launcher.instances.seat_keeper import SeatKeeper
+from launcher.planning.plan import Plan, Slot
+
+# A step may copy a compile cache, or wait for a busy systemd.
+STUCK_S: Final = 600.0
+
+
+class Supervisor:
+    """Keeps every slot of a plan as its operator wants it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        engine: Engine,
+        spawner: Spawner,
+        prober: Prober,
+        limits: Limits,
+        pace: Pace,
+        strict_binding: bool,
+        announce: Callable[[InstanceEvent], None],
+        traffic: Traffic | None = None,
+        caches: Caches | None = None,
+        held: HeldFile | None = None,
+    ) -> None:
+        self._ending = False
+        self._left: frozenset[int] = frozenset()
+        """Slots whose instances an earlier daemon left."""
+        self._asked_for_left = asyncio.Event()
+        self._seen: dict[int, tuple[int, float]] = {}
+        """Steps that each slot's owner had made, and when that was seen first."""
+        self._start_order = plan.start_order
+        self._engine = engine
+        self._held = frozenset() if held is None else held.slots
+        """Slots that an earlier daemon was told to hold."""
+        self._spawner = spawner
+        self._make: Callable[[Slot, Engine, Limits, Pace], SeatKeeper] = lambda slot, engine, limits, pace: (
+            SeatKeeper(
+                slot,
+                engine=engine,
+                spawner=spawner,
+                prober=prober,
+                limits=limits,
+                pace=pace,
+                strict_binding=strict_binding,
+                announce=announce,
+                traffic=traffic,
+                caches=caches,
+                held=held,
+            )
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._keepers: dict[int, SeatKeeper] = {
+            slot.id: self._make(slot, engine, limits, pace) for slot in plan.slots
+        }
+
+    @property
+    def keepers(self) -> Mapping[int, SeatKeeper]:
+        """The slots' owners, by slot."""
+        return self._keepers
+
+    def keeper(self, slot: int) -> SeatKeeper:
+        """The owner of a slot. Raises LauncherError when there is none."""
+        try:
+            return self._keepers[slot]
+        except KeyError:
+            known = ", ".join(str(known) for known in self._keepers)
+            raise NotFoundError(
+                f"cannot use slot '{slot}': there is none of that number", f"slots are {known}"
+            ) from None
+
+    async def run(self) -> None:
+        """Start every slot and own them until cancelled."""
+        inherited = await self._spawner.inherit(
+            {slot: partial(self._engine.launch, keeper.slot) for slot, keeper in self._keepers.items()}
+        )
+        self._left = frozenset(inherited)
+        self._asked_for_left.set()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for slot, keeper in self._keepers.items():
+                self._tasks[slot] = group.create_task(keeper.run(inherited.get(slot)), name=f"slot {slot}")
+            await self._start_all()
+
+    async def taken_over(self) -> None:
+        """Return when each model with an instance that an earlier daemon left has one that is ready, or none left."""
+        await self._asked_for_left.wait()
+        models: dict[str, list[SeatKeeper]] = {}
+        for slot in self._left & self._keepers.keys():
+            models.setdefault(self._keepers[slot].slot.model.name, []).append(self._keepers[slot])
+        for keepers in models.values():
+            waits = [asyncio.create_task(_until_settled(keeper), name="taken over") for keeper in keepers]
+            try:
+                for settled in asyncio.as_completed(waits):
+                    if await settled is State.READY:
+                        break
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+
+    def add(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> SeatKeeper:
+        """One more slot, stopped; its owner lives as long as the others."""
+        assert self._group is not None  # noqa: S101  the supervisor runs
+        keeper = self._keepers[slot.id] = self._make(slot, engine, limits, pace)
+        self._tasks[slot.id] = self._group.create_task(keeper.run(), name=f"slot {slot.id}")
+        return keeper
+
+    async def remove(self, slot: int) -> None:
+        """Drain and stop a slot, and forget it. Raises NotFoundError."""
+        keeper = self.keeper(slot)
+        keeper.post(StopRequested())
+        await keeper.until_stopped()
+        task = self._tasks.pop(slot)
+        del self._keepers[slot]
+        task.cancel()
+        await asyncio.wait({task})
+
+    async def _start_all(self) -> None:
+        """Wave by wave (`Plan.start_order`): the next one when no slot of this one is still loading."""
+        for slot in self._held & self._keepers.keys():
+            self._keepers[slot].post(HoldRequested())
+        for wave in self._start_order:
+            if self._ending:
+                return
+            keepers = [self._keepers[slot] for slot in wave if slot not in self._held]
+            await self._start_wave(keepers)
+            for keeper in keepers:
+                await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
+
+    async def _start_wave(self, keepers: Sequence[SeatKeeper]) -> None:
+        """All at once, where nothing has to be compiled. Else the first of each model compiles, and the others
+        start from a copy of its cache: when it has compiled, or has failed to start."""
+        cold = [keeper for keeper in keepers if not await asyncio.to_thread(_is_warm, keeper)]
+        first = {keeper.slot.model.name: keeper for keeper in reversed(cold)}
+        waiting = [keeper for keeper in cold if keeper is not first[keeper.slot.model.name]]
+        for keeper in keepers:
+            if keeper not in waiting:
+                keeper.post(StartRequested())
+        async with asyncio.TaskGroup() as group:
+            for keeper in waiting:
+                after = self._start_after(first[keeper.slot.model.name], keeper)
+                group.create_task(after, name=f"slot {keeper.slot.id} waits for a compile cache")
+
+    async def _start_after(self, leader: SeatKeeper, keeper: SeatKeeper) -> None:
+        await leader.until(partial(_has_compiled, leader))
+        if not self._ending and keeper.seat.generation == 0:
+            keeper.post(StartRequested())
+
+    def post(self, slot: int, event: Event) -> None:
+        """Hand an event to a slot's owner. Raises LauncherError for an unknown slot."""
+        self.keeper(slot).post(event)
+
+    def went_idle(self, slot: int, generation: int) -> None:
+        """The front door has nothing in flight on a draining instance."""
+        self.post(slot, WentIdle(generation))
+
+    def suspect(self, slot: int, generation: int) -> None:
+        """The front door could not use an instance."""
+        self.keeper(slot).suspect(generation)
+
+    def moves(self, now: float) -> bool:
+        """Whether every slot's owner works: none has had something to do for STUCK_S without doing anything."""
+        for slot, keeper in self._keepers.items():
+            steps, since = self._seen.get(slot, (-1, now))
+            if keeper.steps != steps or not keeper.backlog:
+                self._seen[slot] = (keeper.steps, now)
+            elif now - since > STUCK_S:
+                return False
+        return True
+
+    async def stop(self) -> None:
+        """Drain and stop every slot; return when none has a process."""
+        await self._end_all(StopRequested())
+
+    async def kill(self) -> None:
+        """End every slot at once; return when none has a process."""
+        await self._end_all(KillRequested())
+
+    async def _end_all(self, event: StopRequested | KillRequested) -> None:
+        self._ending = True
+        for keeper in self._keepers.values():
+            keeper.post(event)
+        for keeper in self._keepers.values():
+            await keeper.until_stopped()
+
+
+def _is_warm(keeper: SeatKeeper) -> bool:
+    try:
+        return keeper.has_warm_cache()
+    except LauncherError:  # its own start will say so
+        return True
+
+
+def _has_compiled(keeper: SeatKeeper, seat: Seat) -> bool:
+    return keeper.life.compiled or (seat.generation > 0 and seat.state is not State.STARTING)
+
+
+async def _until_settled(keeper: SeatKeeper) -> State:
+    await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
+    return keeper.seat.state

@@ -1,0 +1,165 @@
+"""A launch as the properties of a transient service unit. No effects.
+
+Source: systemd.service(5), systemd.exec(5), systemd.kill(5), systemd.resource-control(5);
+org.freedesktop.systemd1(5) for the signatures on the bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launcher.cpuset import CpuSet
+from launcher.planning.plan import Placement
+
+Property = tuple[str, str, Any]
+"""Name, D-Bus signature, value."""
+
+INFINITY: Final = 2**64 - 1
+
+# Told to the daemon alone, or made by systemd for each unit anew (systemd.exec(5), "Environment Variables Set").
+UNITS_OWN: Final = frozenset(
+    {
+        *("INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MANAGERPID", "RUNTIME_DIRECTORY"),
+        *("STATE_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY", "CONFIGURATION_DIRECTORY"),
+        *("CREDENTIALS_DIRECTORY", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "FDSTORE"),
+    }
+)  # fmt: skip
+
+# systemd sets them for the user that a unit runs as.
+USERS_OWN: Final = frozenset({"HOME", "USER", "LOGNAME", "SHELL"})
+
+# What an instance does not need and code that comes with a model should not have. It runs as a user of its own;
+# files and network stay as that user's rights are.
+SANDBOX: Final[tuple[Property, ...]] = (
+    ("NoNewPrivileges", "b", True),
+    ("CapabilityBoundingSet", "t", 0),
+    ("PrivateTmp", "b", True),
+    ("ProtectSystem", "s", "full"),
+    ("ProtectHome", "s", "read-only"),
+    ("ProtectControlGroups", "b", True),
+    ("ProtectKernelTunables", "b", True),
+    ("ProtectKernelModules", "b", True),
+    ("ProtectKernelLogs", "b", True),
+    ("ProtectClock", "b", True),
+    ("ProtectHostname", "b", True),
+    ("RestrictSUIDSGID", "b", True),
+    ("RestrictRealtime", "b", True),
+    ("LockPersonality", "b", True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all units of one daemon have in common."""
+
+    daemon_unit: str = "numa-launcher.service"
+    slice: str = "numa-launcher.slice"
+    user: str | None = None
+    """The instances'; None: root, without a sandbox."""
+    allowed_cpus: bool = False
+    """Also confine each unit to its slot's cpus and nodes by its cgroup."""
+    memory_max_bytes: int | None = None
+    stop_s: float = 90.0
+    """From SIGTERM to SIGKILL where systemd itself stops a unit: at shutdown, or by `systemctl stop`."""
+
+    @property
+    def prefix(self) -> str:
+        """Of the units' names."""
+        return self.daemon_unit.removesuffix(".service")
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """The daemon's socket units."""
+        return (f"{self.prefix}.socket", f"{self.prefix}-control.socket")
+
+    @property
+    def pattern(self) -> str:
+        """A glob that all units of this daemon match."""
+        return f"{self.prefix}-slot*.service"
+
+    def unit(self, slot: int) -> str:
+        """A slot's unit: the same for each life, so that `journalctl --unit` shows all, and never are there two."""
+        return f"{self.prefix}-slot{slot}.service"
+
+    def slot_of(self, unit: str) -> int | None:
+        """The slot of one of our units; None for another's."""
+        number = unit.removeprefix(f"{self.prefix}-slot").removesuffix(".service")
+        return int(number) if number.isdecimal() and self.unit(int(number)) == unit else None
+
+
+def mark(slot: int, generation: int, digest: str) -> str:
+    """What a unit says of itself, to be found again by the next daemon."""
+    return f"{slot}.{generation}.{digest}"
+
+
+def properties(
+    frame: Frame,
+    slot: int,
+    generation: int,
+    *,
+    command: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    secrets_file: str | None,
+    placement: Placement | None = None,
+) -> list[Property]:
+    """All of one unit. `command` is the absolute path that is executed as `argv`. `env` may be read by
+    everybody (`systemctl show`); what may not lies in `secrets_file`, in the form of `secrets_text`."""
+    unit = frame.unit(slot)
+    found: list[Property] = [
+        ("Description", "s", f"numa-launcher: slot {slot}, life {generation}"),
+        ("Slice", "s", frame.slice),
+        # Nothing waits for it; at shutdown it goes after the daemon, which drains first.
+        ("Before", "as", [frame.daemon_unit]),
+        ("AddRef", "b", True),
+        # Started means executed: a command that can't be is known at once.
+        ("Type", "s", "exec"),
+        # no-env-expand: a "$" in an argument stays one.
+        ("ExecStartEx", "a(sasas)", [[command, list(argv), ["no-env-expand"]]]),
+        ("Environment", "as", [f"{name}={value}" for name, value in env.items()]),
+        # SIGTERM to the main process, which ends its own; what is left when it has gone is killed.
+        ("KillMode", "s", "mixed"),
+        ("TimeoutStopUSec", "t", int(frame.stop_s * 1e6)),
+        # The OOM killer takes the largest process, a worker; what is left without it is of no use.
+        ("OOMPolicy", "s", "kill"),
+        ("IgnoreSIGPIPE", "b", False),
+        ("UMask", "u", 0o007),
+        # A worker has a thread per core and pool, and many open files.
+        ("TasksMax", "t", INFINITY),
+        ("LimitNOFILE", "t", 1 << 16),
+        ("SyslogIdentifier", "s", unit.removesuffix(".service")),
+        ("LogRateLimitIntervalUSec", "t", 0),
+        (
+            "LogExtraFields",
+            "aay",
+            [f"NUMA_LAUNCHER_SLOT={slot}".encode(), f"NUMA_LAUNCHER_GENERATION={generation}".encode()],
+        ),
+    ]
+    if secrets_file is not None:
+        found.append(("EnvironmentFiles", "a(sb)", [[secrets_file, False]]))
+    if frame.user is not None:
+        found += [("User", "s", frame.user), ("Group", "s", frame.user), *SANDBOX]
+    if frame.memory_max_bytes is not None:
+        found.append(("MemoryMax", "t", frame.memory_max_bytes))
+    if frame.allowed_cpus and placement is not None:
+        found.append(("AllowedCPUs", "ay", bit_mask(placement.cpus)))
+        if placement.membind:
+            found.append(("AllowedMemoryNodes", "ay", bit_mask(placement.membind)))
+    return found
+
+
+def bit_mask(cpus: CpuSet) -> bytes:
+    """Bit n of byte n // 8, counted from the lowest, for each cpu n; as systemd's cpu_set_to_dbus()."""
+    mask = sum(1 << cpu for cpu in cpus)
+    return mask.to_bytes(mask.bit_length() // 8 + 1, "little")
+
+
+def secrets_text(env: Mapping[str, str]) -> bytes:
+    """An EnvironmentFile= (systemd.exec(5)): in double quotes, backslashes before what a shell would take for its own."""
+    lines = []
+    for name, value in env.items():
+        quoted = "".join(f"\\{char}" if char in '"\\`$' else char for char in value)
+        lines.append(f'{name}="{quoted}"\n')
+    return "".join(lines).encode()

@@ -1,0 +1,234 @@
+"""Is a running instance where the plan says? A pure comparison; host.placement observes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from launcher.cpuset import CpuSet
+from launcher.host.placement import Bystander, ProcessFacts
+from launcher.planning.plan import Placement
+
+# Least share of an instance's anonymous memory (weights, KV cache, heap) on its nodes, where it is strictly
+# bound. A bound process allocates nowhere else; what may lie elsewhere are pages shared with the parent that
+# started it and pages the kernel could not move. A worker whose weights were loaded on a wrong node is far
+# below, and every percent there is read over the sockets' link for each token.
+MIN_BOUND_SHARE: Final = 0.95
+
+# Thread names shown of one process, most frequent first.
+_NAMES_SHOWN: Final = 3
+
+_OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one life was started with beyond its placement, to be found again on its processes."""
+
+    omp_cpus: tuple[CpuSet, ...] = ()
+    """One list per rank: on each cpu of it runs an OpenMP thread of the engine. Empty where none were asked for."""
+    libraries: tuple[frozenset[str], ...] = ()
+    """Of each set one library is mapped by some process."""
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], *, zentorch: bool = False) -> Asked:
+        """From the environment of a launch. `zentorch`: the engine said that it computes with it."""
+        lists = env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        omp = () if lists in {"auto", "nobind"} else tuple(CpuSet.parse(cpus) for cpus in lists.split("|"))
+        wanted = {
+            frozenset({"libtcmalloc"}): "libtcmalloc" in env.get("LD_PRELOAD", ""),
+            _OPENMP: bool(omp),
+            frozenset({"libzentorch"}): zentorch,
+        }
+        return cls(omp, tuple(libraries for libraries, is_wanted in wanted.items() if is_wanted))
+
+
+NOTHING: Final = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as planned."""
+
+    what: str
+    planned: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.found}, planned: {self.planned}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What the kernel says of one instance, held against its placement. `status` shows it as it is."""
+
+    ok: bool = field(init=False)
+    """Whether the instance is where the plan says."""
+    processes: int
+    threads: int
+    cpus: str
+    """Union of the threads' allowed cpus, as a cpulist."""
+    bound_cpus: str
+    """Cpus that have a thread bound to them alone: OpenMP's."""
+    policies: tuple[str, ...]
+    """Memory policies seen, e.g. ("bind:0",)."""
+    node_bytes: Mapping[int, int]
+    """Anonymous memory by node."""
+    bound_share: float | None
+    """Share of it on the planned nodes; None where it can't be read."""
+    libraries: tuple[str, ...]
+    problems: tuple[str, ...] = field(init=False)
+    """The differences, one line each."""
+    differences: tuple[Difference, ...]
+    foreign: tuple[str, ...]
+    """Processes of others that somebody pinned onto this slot's cpus. No fault of the instance, so not in `ok`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ok", not self.differences)
+        object.__setattr__(self, "problems", tuple(map(str, self.differences)))
+
+
+def verify(
+    placement: Placement,
+    facts: Sequence[ProcessFacts],
+    *,
+    bound: bool,
+    asked: Asked = NOTHING,
+    others: Sequence[Bystander] = (),
+) -> Verification:
+    """Compare. `bound` is whether strict memory binding was asked of numactl.
+
+    1. Every thread's allowed cpus lie inside the slot's set.
+    2. With strict binding, every process's mappings are bound to the slot's nodes and to no other, and
+       MIN_BOUND_SHARE of the anonymous memory lies there.
+    3. On every cpu of each rank's OpenMP list a thread is bound, to it or to the list.
+    4. The libraries that were asked for are mapped.
+    5. No process of others is pinned onto the slot's cpus: said, and no difference.
+    """
+    node_bytes: Counter[int] = Counter()
+    for process in facts:
+        node_bytes.update(dict(process.node_bytes))
+    total = node_bytes.total()
+    inside = sum(size for node, size in node_bytes.items() if node in placement.membind)
+    share = inside / total if total and placement.membind else None
+    mapped = frozenset[str]().union(*(process.libraries for process in facts))
+    differences = (
+        [
+            *_threads(placement, facts),
+            *(_memory(placement, facts, node_bytes, share) if bound else ()),
+            *_openmp(asked.omp_cpus, facts),
+            *_libraries(asked.libraries, mapped),
+        ]
+        if facts
+        else [Difference("processes", "at least one", "no process")]
+    )
+    return Verification(
+        processes=len(facts),
+        threads=sum(process.threads for process in facts),
+        cpus=str(CpuSet(cpu for process in facts for cpu in process.cpus)),
+        bound_cpus=str(_single(facts)),
+        policies=tuple(sorted({policy for process in facts for policy in process.policies})),
+        node_bytes=dict(sorted(node_bytes.items())),
+        bound_share=share,
+        libraries=tuple(sorted(mapped)),
+        differences=tuple(differences),
+        foreign=tuple(_foreign(placement.cpus, others)),
+    )
+
+
+def _threads(placement: Placement, facts: Sequence[ProcessFacts]) -> Iterator[Difference]:
+    for process in facts:
+        names: Counter[str] = Counter()
+        cpus = CpuSet()
+        for group in process.groups:
+            if not group.cpus <= placement.cpus:
+                names.update(dict(group.names))
+                cpus |= group.cpus
+        if names:
+            stray = names.total()
+            yield Difference(
+                f"threads of {process.name} (pid {process.pid})",
+                f"on cpus {placement.cpus}",
+                f"{stray} of {process.threads} may run on cpus {cpus}: {_collapsed(names)}",
+            )
+
+
+def _collapsed(names: Counter[str]) -> str:
+    """ "VLLM::Worker x 62, python x 2, ... (3 more names)"."""
+    shown = [name if count == 1 else f"{name} x {count}" for name, count in names.most_common(_NAMES_SHOWN)]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f", ... ({more} more names)" if more else "")
+
+
+def _memory(
+    placement: Placement, facts: Sequence[ProcessFacts], node_bytes: Mapping[int, int], share: float | None
+) -> Iterator[Difference]:
+    for process in facts:
+        # A mapping without a policy of its own shows the task's, so a bound process shows nothing else.
+        foreign = {policy for policy in process.policies if not _binds_inside(policy, placement.membind)}
+        if foreign:
+            yield Difference(
+                f"memory policy of {process.name} (pid {process.pid})",
+                f"bind:{placement.membind}",
+                ", ".join(sorted(foreign)),
+            )
+    if share is not None and share < MIN_BOUND_SHARE:
+        lie = ", ".join(
+            f"{size >> 20} MiB on node {node}" for node, size in sorted(node_bytes.items()) if size
+        )
+        yield Difference(
+            "memory",
+            f"at least {MIN_BOUND_SHARE:.0%} on node {placement.membind}",
+            f"{share:.0%} there ({lie})",
+        )
+
+
+def _binds_inside(policy: str, nodes: CpuSet) -> bool:
+    """Whether a policy as numa_maps words it ("bind:0-1", "bind=static:0", "default") binds to nothing but `nodes`.
+
+    vLLM's worker binds itself once more, to its own node alone, so a part of `nodes` is right too.
+    """
+    mode, _, bound = policy.partition(":")
+    return mode.partition("=")[0] == "bind" and CpuSet.parse(bound) <= nodes
+
+
+def _single(facts: Sequence[ProcessFacts]) -> CpuSet:
+    return CpuSet(
+        cpu
+        for process in facts
+        for group in process.groups
+        if len(group.cpus) == 1
+        for cpu in group.cpus
+    )  # fmt: skip
+
+
+def _openmp(lists: Sequence[CpuSet], facts: Sequence[ProcessFacts]) -> Iterator[Difference]:
+    """vLLM binds one thread to each cpu (GOMP_CPU_AFFINITY, KMP_AFFINITY), or, where it knows neither runtime,
+    all to the list as one place (OMP_PLACES); vllm/utils/ompmultiprocessing.py, 0.32."""
+    single = _single(facts)
+    whole = {group.cpus for process in facts for group in process.groups}
+    for rank, cpus in enumerate(lists):
+        if not cpus <= single and cpus not in whole:
+            yield Difference(
+                f"OpenMP threads of rank {rank}",
+                f"one on each of cpus {cpus}",
+                f"bound to cpus {single & cpus or 'none of them'}",
+            )
+
+
+def _libraries(wanted: Sequence[frozenset[str]], mapped: frozenset[str]) -> Iterator[Difference]:
+    for libraries in wanted:
+        if not libraries & mapped:
+            name = " or ".join(sorted(libraries))
+            yield Difference("libraries", f"{name} mapped", f"only {', '.join(sorted(mapped)) or 'none'}")
+
+
+def _foreign(cpus: CpuSet, others: Sequence[Bystander]) -> Iterator[str]:
+    """Who is pinned: narrower than the widest that anybody here may use, which in a container is its cpuset."""
+    everything = CpuSet(cpu for other in others for group in other.groups for cpu in group.cpus) | cpus
+    for other in others:
+        pinned = CpuSet(cpu for group in other.groups if group.cpus != everything for cpu in group.cpus)
+        if pinned & cpus:
+            yield f"{other.name} (pid {other.pid}) is pinned to cpus {pinned}, of which {pinned & cpus} are this slot's"

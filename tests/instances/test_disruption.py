@@ -1,0 +1,63 @@
+"""N−1, and when what is under way is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import RefusedError
+from launcher.instances.disruption import Standing, check, least_ready
+from launcher.instances.eta import eta
+from launcher.instances.seat import Intent, Seat, State
+
+READY, AWAY = Standing("m", True), Standing("m", False)
+
+
+@pytest.mark.parametrize(
+    ("slots", "min_ready", "allowed"),
+    [
+        ({0: READY}, None, True),
+        ({0: READY, 1: READY}, None, True),
+        ({0: READY, 1: AWAY}, None, False),
+        ({0: AWAY, 1: READY}, None, True),
+        ({0: AWAY, 1: AWAY}, None, True),
+        ({0: READY, 1: Standing("other", True)}, None, True),
+        ({0: READY}, 1, False),
+        ({0: READY, 1: AWAY}, 0, True),
+        ({0: READY, 1: READY, 2: READY}, 2, True),
+        ({0: READY, 1: READY, 2: AWAY}, 2, False),
+    ],
+)
+def test_check(slots: dict[int, Standing], min_ready: int | None, allowed: bool) -> None:
+    if allowed:
+        check("restart", 0, slots, min_ready)
+        return
+    with pytest.raises(RefusedError, match="cannot restart slot '0': ") as caught:
+        check("restart", 0, slots, min_ready)
+    assert "--force" in caught.value.remedy
+
+
+def test_least_ready() -> None:
+    assert [least_ready(None, 1), least_ready(None, 2), least_ready(3, 2)] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("seat", "in_flight", "start_s", "ends"),
+    [
+        (Seat(State.STARTING, Intent.RUN, since=10), 0, 60.0, 70.0),
+        (Seat(State.STARTING, Intent.RUN, since=10), 0, None, None),
+        (Seat(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, 60.0, 72.0),
+        (Seat(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, None, None),
+        (Seat(State.STOPPING, Intent.STOP, since=10, deadline=40), 0, 60.0, 40.0),
+        (Seat(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, 60.0, 100.0),
+        (Seat(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, None, None),
+        (Seat(State.DRAINING, Intent.STOP, since=10, deadline=310), 2, 60.0, 310.0),
+        (Seat(State.DRAINING, Intent.HOLD, since=10, deadline=310), 0, 60.0, 10.0),
+        (Seat(State.DRAINING, Intent.RUN, since=10, deadline=310), 0, 60.0, 70.0),
+        (Seat(State.DRAINING, Intent.DRAIN, since=10, deadline=40), 1, 60.0, 40.0),
+        (Seat(State.DRAINING, Intent.DRAIN, since=10), 1, 60.0, None),
+        (Seat(State.DRAINING, Intent.QUARANTINE, since=10), 0, 60.0, None),
+        (Seat(State.READY, Intent.RUN), 5, 60.0, None),
+    ],
+)
+def test_eta(seat: Seat, in_flight: int, start_s: float | None, ends: float | None) -> None:
+    assert eta(seat, in_flight=in_flight, start_s=start_s) == ends

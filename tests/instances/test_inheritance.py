@@ -1,0 +1,95 @@
+"""A supervisor that finds instances of an earlier daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_slot, until
+
+from launcher.config.schema import Strategy, Supervision
+from launcher.cpuset import CpuSet
+from launcher.instances.backoff import Limits
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import State
+from launcher.instances.ports import Inherited, InstanceEvent, InstanceReady
+from launcher.instances.supervisor import Supervisor
+from launcher.planning.plan import Plan
+
+LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
+PACE = Pace(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
+
+
+class Scene:
+    """Three slots, of which some have an instance already."""
+
+    def __init__(self, *inherited: int) -> None:
+        self.heard: list[InstanceEvent] = []
+        self.spawner, self.prober = FakeSpawner(), FakeProber()
+        self.old: dict[int, FakeProcess] = {}
+        self.said: list[Callable[[str], None]] = []
+        for slot in inherited:
+            process = self.old[slot] = FakeProcess(100 + slot, slot, 5, str)
+            launch = FakeEngine().launch(a_slot(slot), 5)
+            self.spawner.inheritance[slot] = Inherited(5, launch, process, 60.0, self.said.append)
+        plan = Plan(Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (), ())
+        self.supervisor = Supervisor(
+            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, pace=PACE,
+            strict_binding=False, announce=self.heard.append,
+        )  # fmt: skip
+        self.task = asyncio.create_task(self.supervisor.run())
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+
+    def state(self, slot: int) -> State:
+        return self.supervisor.keepers[slot].seat.state
+
+
+async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
+    scene = Scene(0, 2)
+    await until(lambda: {scene.state(slot) for slot in range(3)} == {State.READY})
+    assert [process.slot for process in scene.spawner.started] == [1]
+    ready = {event.slot: event.generation for event in scene.heard if isinstance(event, InstanceReady)}
+    assert ready == {0: 5, 1: 1, 2: 5}
+    scene.said[0]("a line from before")
+    assert "a line from before" in [line.text for line in scene.supervisor.keepers[0].log.last(10)]
+    await scene.end()
+    assert all(process.orders == ["kill"] for process in scene.old.values()), "leave() of a fake kills"
+
+
+async def test_clients_are_let_in_once_one_of_them_serves() -> None:
+    scene = Scene(0, 2)
+    scene.prober.health = None
+    waiting = asyncio.create_task(scene.supervisor.taken_over())
+    await until(lambda: scene.prober.asked > 3)
+    assert not waiting.done()
+    scene.prober.health = True
+    async with asyncio.timeout(SOON_S):
+        await waiting
+    assert State.READY in {scene.state(0), scene.state(2)}
+    await scene.end()
+
+
+async def test_clients_are_let_in_when_none_of_them_lives() -> None:
+    scene = Scene(1)
+    scene.prober.health = None
+    waiting = asyncio.create_task(scene.supervisor.taken_over())
+    await until(lambda: scene.prober.asked > 3)
+    scene.old[1].end(signal=9)
+    async with asyncio.timeout(SOON_S):
+        await waiting
+    await scene.end()
+
+
+async def test_with_nothing_left_nobody_waits() -> None:
+    scene = Scene()
+    async with asyncio.timeout(SOON_S):
+        await scene.supervisor.taken_over()
+    await until(lambda: {scene.state(slot) for slot in range(3)} == {State.READY})
+    assert scene.supervisor.moves(0.0)
+    await scene.end()

@@ -1,0 +1,533 @@
+"""Every transition of a slot, then any sequence of events against a model of the world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from launcher.config.schema import Supervision
+from launcher.instances.backoff import JITTER, Limits, restart_delay
+from launcher.instances.causes import Cause, Retry
+from launcher.instances.lifecycle import (
+    STARTING_STOP_S,
+    TRANSITIONS,
+    Action,
+    DeadlinePassed,
+    DrainRequested,
+    Event,
+    HoldRequested,
+    Intent,
+    KillRequested,
+    ProbeFailed,
+    ProbeSucceeded,
+    ProcessExited,
+    ProcessInherited,
+    QuarantineRequested,
+    ReleaseRequested,
+    RestartRequested,
+    ResumeRequested,
+    Seat,
+    StartRequested,
+    State,
+    Step,
+    StopRequested,
+    WentIdle,
+    advance,
+)
+
+NOW = 5000.0
+LIMITS = Limits.of(Supervision())
+G = 3
+OOM = Cause("oom", "died", "less", Retry.BACKOFF)
+TYPO = Cause("typo", "refused", "correct it", Retry.NEVER)
+SICK = Cause("unhealthy", "sick", "wait", Retry.BACKOFF)
+KILLED = Cause("killed-by-operator", "somebody", "", Retry.NOW)
+EXIT = ProcessExited(G, OOM, 0.0)
+A = Action
+
+
+def seat(state: State, intent: Intent = Intent.RUN, **more: object) -> Seat:
+    return replace(Seat(state=state, intent=intent, generation=G, since=1.0), **more)  # type: ignore[arg-type]
+
+
+def act(of: Seat, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> Step:
+    """The seat after all events, and the actions of the last."""
+    actions: tuple[Action, ...] = ()
+    for event in events:
+        of, actions = advance(of, event, now, limits)
+    return of, actions
+
+
+# Drained, its deadline over.
+CUT = seat(State.DRAINING, Intent.DRAIN, cut=True)
+
+# (before, event, state after, intent after, actions)
+TABLE: list[tuple[Seat, Event, State, Intent, tuple[Action, ...]]] = [
+    (Seat(), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (Seat(), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (Seat(), DrainRequested(), State.STOPPED, Intent.STOP, ()),
+    (Seat(), ResumeRequested(), State.STOPPED, Intent.STOP, ()),
+    (Seat(), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (Seat(), KillRequested(), State.STOPPED, Intent.STOP, ()),
+    (seat(State.STARTING), ProbeSucceeded(G), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (
+        # The front door learns of it, and that it gets nothing: a later stop can then wait for idleness.
+        seat(State.STARTING, Intent.DRAIN),
+        ProbeSucceeded(G),
+        State.DRAINING,
+        Intent.DRAIN,
+        (A.ANNOUNCE_READY, A.ANNOUNCE_DRAINING),
+    ),
+    (seat(State.STARTING), EXIT, State.BACKOFF, Intent.RUN, ()),
+    (seat(State.STARTING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, ()),
+    (seat(State.STARTING), ProcessExited(G, TYPO, 0), State.FAILED, Intent.RUN, ()),
+    (seat(State.STARTING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
+    (seat(State.STARTING), StopRequested(), State.STOPPING, Intent.STOP, (A.TERMINATE,)),
+    (seat(State.STARTING), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
+    (seat(State.STARTING), DrainRequested(), State.STARTING, Intent.DRAIN, ()),
+    (seat(State.STARTING, Intent.DRAIN), ResumeRequested(), State.STARTING, Intent.RUN, ()),
+    (seat(State.STARTING, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, ()),
+    (seat(State.STARTING, Intent.DRAIN), RestartRequested(), State.STARTING, Intent.RUN, ()),
+    (seat(State.STARTING), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.KILL,)),
+    # hold: stopped, and nothing but a release starts it
+    (Seat(), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), StartRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), RestartRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), StopRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), KillRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.HELD, Intent.HOLD), ReleaseRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.STARTING), HoldRequested(), State.STOPPING, Intent.HOLD, (A.TERMINATE,)),
+    (seat(State.READY), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.DRAIN), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.HOLD), HoldRequested(), State.DRAINING, Intent.HOLD, ()),
+    (seat(State.DRAINING, Intent.HOLD), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.HOLD), ResumeRequested(), State.DRAINING, Intent.HOLD, ()),
+    (seat(State.DRAINING, Intent.HOLD), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (seat(State.DRAINING, Intent.HOLD), WentIdle(G), State.STOPPING, Intent.HOLD, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (seat(State.DRAINING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (seat(State.STOPPING), HoldRequested(), State.STOPPING, Intent.HOLD, ()),
+    (seat(State.STOPPING, Intent.HOLD), StartRequested(), State.STOPPING, Intent.HOLD, ()),
+    (seat(State.STOPPING, Intent.HOLD), ReleaseRequested(), State.STOPPING, Intent.RUN, ()),
+    (seat(State.STOPPING, Intent.STOP), ReleaseRequested(), State.STOPPING, Intent.STOP, ()),
+    (seat(State.STOPPING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, ()),
+    (seat(State.STOPPING, Intent.HOLD, crash=SICK), EXIT, State.HELD, Intent.HOLD, ()),
+    (seat(State.BACKOFF), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (seat(State.FAILED), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    # quarantine: alive for a look, whatever its probes say
+    (seat(State.READY), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.READY), ReleaseRequested(), State.READY, Intent.RUN, ()),
+    (seat(State.STARTING), QuarantineRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (seat(State.STARTING, Intent.QUARANTINE), DrainRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (seat(State.STARTING, Intent.QUARANTINE), StartRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (seat(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), State.STARTING, Intent.QUARANTINE, ()),
+    (seat(State.STARTING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.STARTING, Intent.QUARANTINE, ()),
+    (seat(State.STARTING, Intent.QUARANTINE), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
+    (seat(State.STARTING), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
+    (
+        seat(State.STARTING, Intent.QUARANTINE), ProbeSucceeded(G), State.DRAINING, Intent.QUARANTINE,
+        (A.ANNOUNCE_READY, A.ANNOUNCE_DRAINING),
+    ),
+    (seat(State.STARTING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, ()),
+    (seat(State.DRAINING, Intent.STOP), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), DrainRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), RestartRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), ResumeRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), WentIdle(G), State.DRAINING, Intent.QUARANTINE, ()),
+    (seat(State.DRAINING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (seat(State.DRAINING, Intent.QUARANTINE), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (seat(State.DRAINING, Intent.DRAIN), ReleaseRequested(), State.DRAINING, Intent.DRAIN, ()),
+    # a drain that is not waited for any longer: what is in flight ends, the instance stays
+    (
+        seat(State.DRAINING, Intent.DRAIN, deadline=NOW), DeadlinePassed(), State.DRAINING, Intent.DRAIN,
+        (A.ANNOUNCE_GONE,),
+    ),
+    (CUT, StopRequested(), State.STOPPING, Intent.STOP, (A.TERMINATE,)),
+    (CUT, RestartRequested(), State.STOPPING, Intent.RUN, (A.TERMINATE,)),
+    (CUT, ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (CUT, EXIT, State.BACKOFF, Intent.DRAIN, ()),
+    (CUT, ProbeFailed(G, SICK), State.STOPPING, Intent.DRAIN, (A.KILL,)),
+    (CUT, KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
+    (CUT, QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (Seat(), ProcessInherited(0), State.STARTING, Intent.RUN, ()),
+    (seat(State.READY), StartRequested(), State.READY, Intent.RUN, ()),
+    (seat(State.READY), ResumeRequested(), State.READY, Intent.RUN, ()),
+    (seat(State.READY), DrainRequested(), State.DRAINING, Intent.DRAIN, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.READY), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.READY), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.READY), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (seat(State.READY), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.ANNOUNCE_GONE, A.KILL)),
+    (seat(State.READY), EXIT, State.BACKOFF, Intent.RUN, (A.ANNOUNCE_GONE,)),
+    (seat(State.READY), WentIdle(G), State.READY, Intent.RUN, ()),
+    (seat(State.DRAINING, Intent.DRAIN), WentIdle(G), State.DRAINING, Intent.DRAIN, ()),
+    (seat(State.DRAINING, Intent.DRAIN), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (seat(State.DRAINING, Intent.DRAIN), StartRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (seat(State.DRAINING, Intent.DRAIN), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
+    (seat(State.DRAINING, Intent.DRAIN), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.DRAIN), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
+    (seat(State.DRAINING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, (A.ANNOUNCE_GONE,)),
+    (seat(State.DRAINING, Intent.STOP), WentIdle(G), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (seat(State.DRAINING, Intent.STOP), DeadlinePassed(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (seat(State.DRAINING, Intent.STOP), StopRequested(), State.DRAINING, Intent.STOP, ()),
+    (seat(State.DRAINING, Intent.STOP), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (seat(State.DRAINING, Intent.STOP), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
+    (seat(State.DRAINING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (seat(State.DRAINING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, (A.ANNOUNCE_GONE,)),
+    (seat(State.DRAINING, Intent.STOP), ProbeFailed(G, SICK), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (
+        seat(State.DRAINING, restarting=True), WentIdle(G), State.STOPPING, Intent.RUN,
+        (A.ANNOUNCE_GONE, A.TERMINATE),
+    ),
+    (seat(State.DRAINING, restarting=True), RestartRequested(), State.DRAINING, Intent.RUN, ()),
+    (seat(State.STOPPING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, ()),
+    (seat(State.STOPPING), EXIT, State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.STOPPING, Intent.DRAIN), EXIT, State.STARTING, Intent.DRAIN, (A.SPAWN,)),
+    (seat(State.STOPPING, crash=SICK), EXIT, State.BACKOFF, Intent.RUN, ()),
+    (seat(State.STOPPING, Intent.STOP, crash=SICK), EXIT, State.STOPPED, Intent.STOP, ()),
+    (seat(State.STOPPING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
+    (seat(State.STOPPING), StopRequested(), State.STOPPING, Intent.STOP, ()),
+    (seat(State.STOPPING, Intent.STOP), StartRequested(), State.STOPPING, Intent.RUN, ()),
+    (seat(State.STOPPING, Intent.STOP), RestartRequested(), State.STOPPING, Intent.RUN, ()),
+    (seat(State.STOPPING), DrainRequested(), State.STOPPING, Intent.DRAIN, ()),
+    (seat(State.STOPPING, Intent.STOP), DrainRequested(), State.STOPPING, Intent.STOP, ()),
+    (seat(State.STOPPING, Intent.DRAIN), ResumeRequested(), State.STOPPING, Intent.RUN, ()),
+    (seat(State.STOPPING, Intent.STOP), ResumeRequested(), State.STOPPING, Intent.STOP, ()),
+    (seat(State.STOPPING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
+    (seat(State.STOPPING), ProbeSucceeded(G), State.STOPPING, Intent.RUN, ()),
+    (seat(State.BACKOFF), DeadlinePassed(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.BACKOFF, Intent.DRAIN), DeadlinePassed(), State.STARTING, Intent.DRAIN, (A.SPAWN,)),
+    (seat(State.BACKOFF, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.BACKOFF), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.BACKOFF), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (seat(State.BACKOFF), KillRequested(), State.STOPPED, Intent.STOP, ()),
+    (seat(State.BACKOFF), DrainRequested(), State.BACKOFF, Intent.DRAIN, ()),
+    (seat(State.BACKOFF, Intent.DRAIN), ResumeRequested(), State.BACKOFF, Intent.RUN, ()),
+    (seat(State.FAILED), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.FAILED), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (seat(State.FAILED), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (seat(State.FAILED), KillRequested(), State.STOPPED, Intent.STOP, ()),
+    (seat(State.FAILED), ResumeRequested(), State.FAILED, Intent.RUN, ()),
+    (seat(State.FAILED), DeadlinePassed(), State.FAILED, Intent.RUN, ()),
+]  # fmt: skip
+
+
+def name(case: object) -> str:
+    match case:
+        case Seat():
+            return f"{case.state}/{case.intent}"
+        case State() | Intent():
+            return case.value
+        case tuple():
+            return "+".join(case) or "nothing"
+        case _:
+            return type(case).__name__
+
+
+@pytest.mark.parametrize(("before", "event", "state", "intent", "actions"), TABLE, ids=name)
+def test_transition(
+    before: Seat, event: Event, state: State, intent: Intent, actions: tuple[Action, ...]
+) -> None:
+    after, done = advance(before, event, NOW, LIMITS)
+    assert (after.state, after.intent, done) == (state, intent, actions)
+    assert after.generation == before.generation + (A.SPAWN in done)
+    if after.state is not before.state:
+        assert after.since == NOW
+
+
+def test_every_transition_of_the_table_has_a_case() -> None:
+    assert {(before.state, type(event)) for before, event, *_ in TABLE} >= set(TRANSITIONS)
+
+
+def test_an_event_of_an_older_life_changes_nothing() -> None:
+    for state in State:
+        before = seat(state)
+        for event in (
+            ProbeSucceeded(G - 1),
+            ProbeFailed(G - 1, SICK),
+            WentIdle(G - 1),
+            ProcessExited(G - 1, OOM, 0),
+        ):
+            assert advance(before, event, NOW, LIMITS) == (before, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "after_s"),
+    [
+        (Seat(), StartRequested(), LIMITS.ready_timeout_s),
+        (seat(State.STARTING), StopRequested(), STARTING_STOP_S),
+        (seat(State.STARTING), DeadlinePassed(), LIMITS.stop_timeout_s),
+        (seat(State.READY), DrainRequested(), None),
+        (seat(State.READY), RestartRequested(), LIMITS.drain_timeout_s),
+        (seat(State.READY), StopRequested(), LIMITS.drain_timeout_s),
+        (seat(State.DRAINING, Intent.STOP, deadline=9.0), DrainRequested(), None),
+        (seat(State.DRAINING, Intent.STOP, deadline=9.0), ResumeRequested(), None),
+        (seat(State.DRAINING, Intent.STOP), WentIdle(G), LIMITS.stop_timeout_s),
+        (seat(State.STOPPING), DeadlinePassed(), LIMITS.stop_timeout_s),
+        (seat(State.STARTING), EXIT, LIMITS.backoff_initial_s),
+        (seat(State.STARTING), ProcessExited(G, TYPO, 0.0), None),
+        (seat(State.STOPPING, Intent.STOP), EXIT, None),
+    ],
+    ids=name,
+)
+def test_deadline(before: Seat, event: Event, after_s: float | None) -> None:
+    after, _ = advance(before, event, NOW, LIMITS)
+    assert after.deadline == (None if after_s is None else NOW + after_s)
+
+
+def test_a_short_stop_timeout_bounds_a_loading_stop_too() -> None:
+    after, _ = advance(seat(State.STARTING), StopRequested(), NOW, replace(LIMITS, stop_timeout_s=2.0))
+    assert after.deadline == NOW + 2
+
+
+def test_an_exit_with_code_0_is_a_crash() -> None:
+    after, _ = act(
+        seat(State.READY), ProcessExited(G, Cause("unknown", "exit code 0", "", Retry.BACKOFF), 0.0)
+    )
+    assert (after.state, after.crashes) == (State.BACKOFF, (NOW,))
+    assert after.last_cause is not None
+    assert after.last_cause.message == "exit code 0"
+
+
+def test_a_kill_for_bad_health_reports_its_reason_not_the_signal() -> None:
+    after, _ = act(seat(State.READY), ProbeFailed(G, SICK), ProcessExited(G, OOM, 0.0))
+    assert (after.state, after.last_cause, after.crash) == (State.BACKOFF, SICK, None)
+
+
+def test_never_ready_is_a_crash_that_says_so() -> None:
+    after, _ = act(seat(State.STARTING), DeadlinePassed(), EXIT)
+    assert after.state is State.BACKOFF
+    assert after.last_cause is not None
+    assert after.last_cause.name == "not-ready-in-time"
+    assert "1800 s" in after.last_cause.message
+
+
+def test_the_fifth_crash_within_the_window_fails_the_slot() -> None:
+    of = Seat()
+    of, _ = advance(of, StartRequested(), 0.0, LIMITS)
+    for crash in range(1, LIMITS.crash_limit + 1):
+        of, _ = advance(of, ProcessExited(of.generation, OOM, 0.0), crash * 10.0, LIMITS)
+        assert of.state is (State.FAILED if crash == LIMITS.crash_limit else State.BACKOFF)
+        if of.state is State.BACKOFF:
+            of, actions = advance(of, DeadlinePassed(), crash * 10.0 + 5, LIMITS)
+            assert actions == (A.SPAWN,)
+    assert (of.generation, of.restarts) == (5, 4)
+    of, _ = advance(of, StartRequested(), 100.0, LIMITS)
+    assert of.crashes == (), "an operator's start forgets"
+
+
+def test_crashes_out_of_the_window_are_forgotten() -> None:
+    old = tuple(NOW - LIMITS.crash_window_s - i for i in range(4))
+    after, _ = act(seat(State.READY, crashes=old), EXIT)
+    assert (after.state, after.crashes) == (State.BACKOFF, (NOW,))
+
+
+def test_a_cause_to_try_again_now_waits_the_second_time() -> None:
+    after, _ = act(seat(State.READY), ProcessExited(G, KILLED, 0.0))
+    assert (after.state, after.deadline) == (State.BACKOFF, NOW)
+    again, _ = act(seat(State.READY, crashes=(NOW - 5,)), ProcessExited(G, KILLED, 0.0))
+    assert again.deadline == NOW + 2 * LIMITS.backoff_initial_s
+
+
+def test_a_drain_with_a_deadline_is_moved_and_forgotten() -> None:
+    drained, _ = act(seat(State.READY), DrainRequested(30.0))
+    assert drained.deadline == NOW + 30
+    assert act(drained, DrainRequested())[0].deadline == NOW + 30
+    assert act(drained, DrainRequested(10.0))[0].deadline == NOW + 10
+    assert act(drained, WentIdle(G))[0].deadline is None
+    assert act(drained, QuarantineRequested())[0].deadline is None
+
+
+def test_a_quarantine_keeps_what_the_probes_said() -> None:
+    looked_at, _ = act(seat(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK))
+    assert looked_at.last_cause == SICK
+    released, _ = act(seat(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), ReleaseRequested())
+    assert released.deadline == NOW + LIMITS.ready_timeout_s
+
+
+def test_an_inherited_life_keeps_its_number_and_is_no_restart() -> None:
+    after, actions = act(Seat(), ProcessInherited(7))
+    assert (after.generation, after.restarts, after.deadline) == (7, 0, NOW + LIMITS.ready_timeout_s)
+    assert actions == ()
+
+
+def test_a_restart_is_no_crash() -> None:
+    after, actions = act(seat(State.READY), RestartRequested(), WentIdle(G), EXIT)
+    assert (after.state, after.generation, after.restarts, after.crashes, after.last_cause) == (
+        State.STARTING, G + 1, 1, (), None,
+    )  # fmt: skip
+    assert actions == (A.SPAWN,)
+    assert not after.restarting
+
+
+def test_a_crash_during_a_restart_is_counted_and_comes_back() -> None:
+    after, _ = act(seat(State.READY), RestartRequested(), EXIT)
+    assert (after.state, after.restarting, after.crashes) == (State.BACKOFF, False, (NOW,))
+
+
+def test_a_start_called_while_stopping_starts_afterwards() -> None:
+    after, actions = act(seat(State.STOPPING, Intent.STOP), StartRequested(), EXIT)
+    assert (after.state, actions) == (State.STARTING, (A.SPAWN,))
+
+
+def test_delays_double_to_their_limit_and_jitter_shortens_them() -> None:
+    delays = [restart_delay(n, 0.0, LIMITS) for n in range(1, 10)]
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert restart_delay(1, 0.5, LIMITS) == pytest.approx(1 - JITTER / 2)
+    assert restart_delay(10_000, 0.999, LIMITS) > 48
+
+
+# --- any sequence --------------------------------------------------------------------------
+
+VERBS = st.sampled_from(
+    [
+        StartRequested(), RestartRequested(), DrainRequested(), DrainRequested(30.0), ResumeRequested(),
+        StopRequested(), HoldRequested(), QuarantineRequested(), ReleaseRequested(),
+    ]
+)  # fmt: skip
+CAUSES = st.sampled_from([OOM, TYPO, KILLED])
+WITH_PROCESS = {State.STARTING, State.READY, State.DRAINING, State.STOPPING}
+
+
+class SlotModel(RuleBasedStateMachine):
+    """The seat against a world with at most one process and a front door."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = replace(LIMITS, crash_limit=3)
+        self.seat = Seat()
+        self.now = 0.0
+        self.living: int | None = None
+        self.generations: list[int] = []
+        self.in_rotation: int | None = None
+        """The life that the front door may send to."""
+        self.known: int | None = None
+        """The life that the front door knows."""
+
+    def feed(self, event: Event) -> tuple[Action, ...]:
+        self.seat, actions = advance(self.seat, event, self.now, self.limits)
+        for action in actions:
+            match action:
+                case Action.SPAWN:
+                    assert self.living is None, "a second process in the slot"
+                    assert self.seat.generation not in self.generations, "an old generation"
+                    self.living = self.seat.generation
+                    self.generations.append(self.living)
+                case Action.ANNOUNCE_READY:
+                    assert self.living == self.seat.generation
+                    self.in_rotation = self.known = self.living
+                case Action.ANNOUNCE_DRAINING:
+                    assert self.known == self.seat.generation, "the front door does not know it"
+                    self.in_rotation = None
+                case Action.ANNOUNCE_GONE:
+                    assert self.known == self.seat.generation
+                    self.in_rotation = self.known = None
+                case Action.TERMINATE | Action.KILL:
+                    assert self.living is not None
+                    assert self.in_rotation is None, "killed while it may get requests"
+        return actions
+
+    @rule(verb=VERBS)
+    def operator_asks_twice(self, verb: Event) -> None:
+        self.feed(verb)
+        once = self.seat
+        assert self.feed(verb) == ()
+        assert self.seat == once
+
+    @rule()
+    def daemon_is_told_twice_to_stop(self) -> None:
+        self.feed(KillRequested())
+        assert self.seat.state in {State.STOPPING, State.STOPPED, State.HELD}
+
+    @precondition(lambda self: self.living is not None)
+    @rule(cause=CAUSES, jitter=st.floats(0, 0.99))
+    def process_ends(self, cause: Cause, jitter: float) -> None:
+        assert self.living is not None
+        ended, self.living = self.living, None
+        self.feed(ProcessExited(ended, cause, jitter))
+        if self.seat.intent is Intent.STOP:
+            assert self.seat.state is State.STOPPED
+        if self.seat.intent is Intent.HOLD:
+            assert self.seat.state is State.HELD
+
+    @precondition(lambda self: self.generations)
+    @rule(data=st.data())
+    def the_world_says(self, data: st.DataObject) -> None:
+        """Also late, of lives that are over."""
+        generation = data.draw(st.sampled_from(self.generations))
+        event = data.draw(
+            st.sampled_from([ProbeSucceeded(generation), ProbeFailed(generation, SICK), WentIdle(generation)])
+        )
+        self.feed(event)
+
+    @precondition(lambda self: self.seat.deadline is not None)
+    @rule()
+    def deadline_passes(self) -> None:
+        assert self.seat.deadline is not None
+        self.now = max(self.now, self.seat.deadline)
+        before = self.seat
+        self.feed(DeadlinePassed())
+        assert self.seat != before, "a deadline that changes nothing would come again at once, for ever"
+
+    @rule(seconds=st.floats(0, 1000))
+    def time_passes(self, seconds: float) -> None:
+        deadline = self.seat.deadline
+        self.now = (
+            self.now + seconds if deadline is None else min(self.now + seconds, max(self.now, deadline))
+        )
+
+    @invariant()
+    def state_and_process_agree(self) -> None:
+        assert (self.seat.state in WITH_PROCESS) == (self.living is not None)
+        assert (self.seat.state is State.READY) == (self.in_rotation is not None)
+        assert (self.seat.state in {State.READY, State.DRAINING} and not self.seat.cut) == (
+            self.known is not None
+        )
+        assert not self.seat.cut or self.seat.state in {State.DRAINING, State.STOPPING}
+
+    @invariant()
+    def nothing_waits_for_ever(self) -> None:
+        """Loading, stopping, backing off, and draining to an end have a deadline; resting states have none."""
+        aside = self.seat.intent in {Intent.DRAIN, Intent.QUARANTINE}
+        match self.seat.state:
+            case State.STOPPING | State.BACKOFF:
+                assert self.seat.deadline is not None
+            case State.STARTING:
+                assert (self.seat.deadline is not None) or self.seat.intent is Intent.QUARANTINE
+            case State.DRAINING:
+                assert (self.seat.deadline is not None) or aside
+                assert (self.seat.deadline is None) or self.seat.intent is not Intent.QUARANTINE
+            case _:
+                assert self.seat.deadline is None
+
+    @invariant()
+    def intent_and_state_agree(self) -> None:
+        match self.seat.state:
+            case State.STOPPED:
+                assert self.seat.intent is Intent.STOP
+            case State.HELD:
+                assert self.seat.intent is Intent.HOLD
+            case State.READY:
+                assert self.seat.intent is Intent.RUN
+            case State.BACKOFF | State.FAILED:
+                assert self.seat.intent in {Intent.RUN, Intent.DRAIN}
+            case State.STARTING:
+                assert self.seat.intent in {Intent.RUN, Intent.DRAIN, Intent.QUARANTINE}
+            case _:
+                pass
+
+    @invariant()
+    def counters_agree(self) -> None:
+        assert self.seat.generation == len(self.generations)
+        assert self.seat.restarts == max(0, len(self.generations) - 1)
+        assert len(self.seat.crashes) <= self.limits.crash_limit
+        assert self.seat.crash is None or self.seat.state is State.STOPPING
+
+
+SlotModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSlotModel = SlotModel.TestCase

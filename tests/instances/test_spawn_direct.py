@@ -1,0 +1,170 @@
+"""What the daemon's own children do beyond the contract of a Spawner (test_spawner_contract.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes import SOON_S, until
+from instances.test_spawner_contract import TREE, Lines
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.cpuset import CpuSet
+from launcher.engines.base import Launch
+from launcher.instances.ports import Exit
+from launcher.instances.spawn_direct import DirectProcess, DirectSpawner
+
+ALLOWED = CpuSet(os.sched_getaffinity(0))
+TCP = TcpAddress("127.0.0.1", 1)
+
+
+def launch(*argv: str, env: dict[str, str] | None = None, address: Address = TCP) -> Launch:
+    return Launch(argv=argv, env=env or {}, secrets=frozenset(), address=address)
+
+
+async def start(what: Launch, lines: Lines, environ: dict[str, str] | None = None) -> DirectProcess:
+    spawner = DirectSpawner({"PATH": os.environ["PATH"]} | (environ or {}), ALLOWED)
+    return await spawner.spawn(0, 1, what, lines.hear)
+
+
+async def ended(process: DirectProcess) -> Exit:
+    async with asyncio.timeout(SOON_S):
+        return await process.wait()
+
+
+def open_fds() -> int:
+    return psutil.Process().num_fds()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Zombies count: they are dead, and whoever adopted them reaps them in its own time."""
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+
+
+async def test_pid_is_the_main_process_in_a_session_of_its_own() -> None:
+    lines = Lines()
+    process = await start(launch("sh", "-c", "echo pid $$; exec sleep 1000"), lines)
+    (main,) = await lines.pids(1)
+    assert main.pid == process.pid
+    assert os.getsid(main.pid) not in {os.getsid(0), main.pid}, "a terminal's Ctrl-C must not reach it"
+    process.kill()
+    await ended(process)
+
+
+async def test_the_tree_ends_with_its_keeper() -> None:
+    lines = Lines()
+    process = await start(launch(*TREE), lines)
+    family = await lines.pids(3)
+    keeper = psutil.Process(process.pid).parent()
+    assert keeper is not None
+    keeper.kill()
+    assert await ended(process) == Exit(None, signal.SIGKILL)
+    assert gone(family)
+
+
+async def test_the_keeper_ignores_what_a_person_may_send_it() -> None:
+    lines = Lines()
+    process = await start(launch("sh", "-c", "echo up; read x < /dev/zero; sleep 1000"), lines)
+    await lines.until(lambda lines: "up" in lines)
+    keeper = psutil.Process(process.pid).parent()
+    assert keeper is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        keeper.send_signal(number)
+    process.terminate()
+    assert await ended(process) == Exit(None, signal.SIGTERM), "and the daemon's word is still obeyed"
+
+
+SPAWNER = """
+import asyncio, os, sys
+from launcher.address import TcpAddress
+from launcher.cpuset import CpuSet
+from launcher.engines.base import Launch
+from launcher.instances.spawn_direct import DirectSpawner
+
+async def main():
+    spawner = DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0)))
+    launch = Launch(tuple(sys.argv[1:]), {}, frozenset(), TcpAddress("127.0.0.1", 1))
+    process = await spawner.spawn(0, 1, launch, lambda line: print(line, flush=True))
+    await process.wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_tree_ends_with_a_killed_daemon() -> None:
+    daemon = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SPAWNER, *TREE, stdout=asyncio.subprocess.PIPE
+    )
+    assert daemon.stdout is not None
+    lines = Lines()
+    async with asyncio.timeout(SOON_S):
+        while sum(line.startswith("pid ") for line in lines) < 3:
+            lines.hear((await daemon.stdout.readline()).decode())
+    family = [*await lines.pids(3), *psutil.Process(daemon.pid).children()]
+    daemon.kill()
+    await daemon.wait()
+    await until(
+        lambda: gone(family), 0.01
+    )  # their own end, which nobody can wait for: they are not our children
+
+
+async def test_a_spawn_that_is_cancelled_leaves_nothing() -> None:
+    await ended(await start(launch("true"), Lines()))  # what a loop opens once is open now
+    before = open_fds()
+    task = asyncio.create_task(start(launch(*TREE), Lines()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not psutil.Process().children(recursive=True) and open_fds() <= before, 0.01)
+
+
+async def test_what_an_instance_inherits() -> None:
+    """Our environment and the launch's, which wins; not what systemd tells the daemon; no descriptors of ours."""
+    lines = Lines()
+    environ = {"A": "ours", "B": "ours", "NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1"}
+    script = "echo $A $B [$NOTIFY_SOCKET$WATCHDOG_USEC]; ls /proc/self/fd | tr '\\n' ' '"
+    await ended(await start(launch("sh", "-c", script, env={"B": "its"}), lines, environ))
+    assert lines == ["ours its []", "0 1 2 3"], "3 is the folder that ls reads"
+
+
+async def test_short_lives_leak_no_descriptor() -> None:
+    async def life() -> None:
+        assert await ended(await start(launch("true"), Lines())) == Exit(0, None)
+
+    await life()
+    before = open_fds()
+    for _ in range(10):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(10):
+                group.create_task(life())
+    assert open_fds() <= before
+
+
+def test_the_shim_needs_nothing_but_the_standard_library() -> None:
+    """It runs with -I -S: an import of ours would fail there."""
+    from launcher.instances import shim  # noqa: PLC0415
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({shim.__file__!r})"], check=False
+    )
+    assert done.returncode == 0
+
+
+async def test_what_the_plan_decides_is_not_inherited(tmp_path: Path) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "3", "VLLM_CPU_KVCACHE_SPACE": "7", "HF_HOME": "/models"}
+    lines: list[str] = []
+    spawner = DirectSpawner(environ, CpuSet(os.sched_getaffinity(0)))
+    address = UnixAddress(str(tmp_path / "s"))
+    launch = Launch(("env",), {"VLLM_CPU_OMP_THREADS_BIND": "0"}, frozenset(), address)
+    process = await spawner.spawn(0, 1, launch, lines.append)
+    assert await process.wait() == Exit(code=0, signal=None)
+    assert "HF_HOME=/models" in lines
+    assert "VLLM_CPU_OMP_THREADS_BIND=0" in lines
+    assert not [line for line in lines if line.startswith(("OMP_", "VLLM_CPU_KVCACHE"))]

@@ -1,0 +1,81 @@
+"""What the next daemon is told."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.address import TcpAddress, UnixAddress
+from launcher.engines.base import Launch
+from launcher.instances.state_file import Record, StateFile, digest, write_private
+
+ONE = Record(slot=0, generation=2, unit="numa-launcher-slot0.service", digest="d", socket="/run/s", pid=7)
+TWO = Record(slot=1, generation=1, unit="numa-launcher-slot1.service", digest="e", port=4000)
+LAUNCH = Launch(
+    argv=("serve", "--port", "4000"),
+    env={"A": "1", "T": "x"},
+    secrets=frozenset({"T"}),
+    address=UnixAddress("/run/s"),
+)
+
+
+def test_the_next_one_reads_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "instances.json"
+    first = StateFile(path)
+    first.put(ONE)
+    first.put(TWO)
+    assert StateFile(path).records == {0: ONE, 1: TWO}
+    first.remove(0)
+    first.remove(0)
+    assert StateFile(path).records == {1: TWO}
+    assert (ONE.address, TWO.address) == (UnixAddress("/run/s"), TcpAddress("127.0.0.1", 4000))
+
+
+def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "instances.json"
+    StateFile(path).put(ONE)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "instances": []}', '{"version": 1}'])
+def test_what_can_not_be_read_is_said_and_nothing_is_adopted(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "instances.json"
+    path.write_text(text)
+    assert StateFile(path).records == {}
+    assert "state file" in caplog.text
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_private(path, b"old")
+    (tmp_path / ".file.new").mkdir()
+    with pytest.raises(OSError, match=r"file\.new"):
+        write_private(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_the_digest_is_of_what_would_run() -> None:
+    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"T": "x", "A": "1"}))
+    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"A": "1", "T": "another"})), (
+        "a new token is no new model"
+    )
+    others = [
+        replace(LAUNCH, argv=("serve", "--port", "4001")),
+        replace(LAUNCH, env={"A": "2", "T": "x"}),
+        replace(LAUNCH, address=UnixAddress("/run/t")),
+        replace(LAUNCH, env={"A": "1"}, secrets=frozenset()),
+    ]
+    assert len({digest(launch) for launch in [LAUNCH, *others]}) == 5
+
+
+def test_a_port_is_chosen_anew_each_time() -> None:
+    first = replace(LAUNCH, address=TcpAddress("127.0.0.1", 4000))
+    second = replace(first, argv=("serve", "--port", "4999"), address=TcpAddress("127.0.0.1", 4999))
+    assert digest(first) == digest(second)

@@ -1,0 +1,68 @@
+"""A launch as a transient unit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cpuset import CpuSet
+from launcher.instances.unit import Frame, bit_mask, properties, secrets_text
+from launcher.planning.plan import Placement
+
+PLACE = Placement(
+    socket=0, node=1, cpus=CpuSet.parse("4-7"), membind=CpuSet.parse("1"), omp_cpus=(CpuSet.parse("4-7"),)
+)
+
+
+def of(frame: Frame, **more: object) -> dict[str, object]:
+    found = properties(
+        frame, 3, 2, command="/usr/bin/numactl", argv=("numactl", "$x"), env={"A": "b c"},
+        secrets_file="/run/s.env", placement=PLACE,
+    )  # fmt: skip
+    return {name: value for name, _, value in found}
+
+
+def test_names() -> None:
+    frame = Frame(daemon_unit="nl-b.service")
+    assert frame.unit(12) == "nl-b-slot12.service"
+    assert frame.slot_of("nl-b-slot12.service") == 12
+    for other in ("nl-b-slotx.service", "nl-b-slot01.service", "nl-slot1.service", "nl-b.service"):
+        assert frame.slot_of(other) is None
+    assert frame.sockets == ("nl-b.socket", "nl-b-control.socket")
+
+
+def test_a_user_of_its_own_has_a_sandbox() -> None:
+    caged = of(Frame(user="numa-launcher"))
+    assert (caged["User"], caged["Group"], caged["CapabilityBoundingSet"]) == (
+        "numa-launcher",
+        "numa-launcher",
+        0,
+    )
+    assert caged["NoNewPrivileges"] is True
+    assert not {"User", "NoNewPrivileges", "PrivateTmp"} & of(Frame()).keys()
+
+
+def test_limits_are_set_where_they_are_asked_for() -> None:
+    assert not {"MemoryMax", "AllowedCPUs", "AllowedMemoryNodes"} & of(Frame()).keys()
+    limited = of(Frame(allowed_cpus=True, memory_max_bytes=1 << 30))
+    assert (limited["MemoryMax"], limited["AllowedCPUs"], limited["AllowedMemoryNodes"]) == (
+        1 << 30,
+        b"\xf0\x00",
+        b"\x02",
+    )
+
+
+def test_the_command_is_taken_literally() -> None:
+    assert of(Frame())["ExecStartEx"] == [["/usr/bin/numactl", ["numactl", "$x"], ["no-env-expand"]]]
+    assert of(Frame())["Environment"] == ["A=b c"]
+    assert of(Frame())["EnvironmentFiles"] == [["/run/s.env", False]]
+
+
+@given(st.frozensets(st.integers(0, 1023), min_size=1))
+def test_bit_masks(cpus: frozenset[int]) -> None:
+    mask = bit_mask(CpuSet(cpus))
+    assert {byte * 8 + bit for byte, value in enumerate(mask) for bit in range(8) if value >> bit & 1} == cpus
+
+
+def test_secrets_are_quoted() -> None:
+    assert secrets_text({"T": 'a"b\\c$d`e f'}) == b'T="a\\"b\\\\c\\$d\\`e f"\n'

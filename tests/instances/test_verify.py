@@ -1,0 +1,166 @@
+"""The plan against what the kernel says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes import a_slot
+
+from launcher.cpuset import CpuSet
+from launcher.host.placement import Bystander, ProcessFacts, ThreadGroup
+from launcher.instances.verify import MIN_BOUND_SHARE, Asked, verify
+
+MIB = 1 << 20
+
+
+def group(cpus: str, *names: str) -> ThreadGroup:
+    return ThreadGroup(CpuSet.parse(cpus), tuple((name, names.count(name)) for name in dict.fromkeys(names)))
+
+
+def facts(*groups: ThreadGroup, policies: tuple[str, ...] = ("bind:0",), **more: object) -> ProcessFacts:
+    fields = {"node_bytes": ((0, 98 * MIB), (1, 2 * MIB)), "libraries": frozenset({"libgomp"})} | more
+    return ProcessFacts(
+        pid=7, name="vllm", groups=groups or (group("0-3", "vllm"),), policies=frozenset(policies),
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_as_planned() -> None:
+    found = verify(
+        a_slot().placement, [facts(group("0-3", "a", "a", "b")), facts(group("1", "c"))], bound=True
+    )
+    assert (found.ok, found.problems, found.processes, found.threads) == (True, (), 2, 4)
+    assert (found.cpus, found.bound_cpus, found.policies) == ("0-3", "1", ("bind:0",))
+    assert found.libraries == ("libgomp",)
+    assert found.bound_share == pytest.approx(0.98)
+    assert found.node_bytes == {0: 196 * MIB, 1: 4 * MIB}
+
+
+def test_threads_outside_the_set_are_named() -> None:
+    inside = group("0-3", "main")
+    stray = [group("2-5", "omp", "omp", "omp", "io", "a", "b"), group("9", "omp")]
+    found = verify(a_slot().placement, [facts(inside, *stray)], bound=False)
+    (difference,) = found.differences
+    assert difference.what == "threads of vllm (pid 7)"
+    assert difference.planned == "on cpus 0-3"
+    assert difference.found == "7 of 8 may run on cpus 2-5,9: omp x 4, io, a, ... (1 more names)"
+    assert not found.ok
+    assert found.problems == (f"{difference.what}: {difference.found}, planned: {difference.planned}",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "policy", "ok"),
+    [
+        ("0", "bind:0", True),
+        ("0", "bind=static:0", True),
+        ("0-1", "bind:0-1", True),
+        ("0-1", "bind:0", True),  # vLLM's worker binds itself to its own node
+        ("0", "bind:0-1", False),
+        ("1", "bind:10", False),
+        ("0", "bind:0,2", False),
+        ("0", "default", False),
+        ("0", "prefer:0", False),
+        ("0", "interleave:0", False),
+    ],
+)
+def test_memory_policy(nodes: str, policy: str, ok: bool) -> None:
+    process = facts(policies=(policy,), node_bytes=())
+    found = verify(a_slot(nodes=nodes).placement, [process], bound=True)
+    assert found.ok == ok
+    if not ok:
+        assert found.problems == (f"memory policy of vllm (pid 7): {policy}, planned: bind:{nodes}",)
+    assert verify(a_slot(nodes=nodes).placement, [process], bound=False).ok
+
+
+@pytest.mark.parametrize(("there", "ok"), [(100, True), (95, True), (94, False), (0, False)])
+def test_share_of_the_memory_on_its_node(there: int, ok: bool) -> None:
+    assert MIN_BOUND_SHARE == 0.95
+    process = facts(node_bytes=((0, there * MIB), (2, (100 - there) * MIB)))
+    found = verify(a_slot().placement, [process], bound=True)
+    assert found.ok == ok
+    assert verify(a_slot().placement, [process], bound=False).ok
+    if there == 94:
+        assert found.problems == (
+            "memory: 94% there (94 MiB on node 0, 6 MiB on node 2), planned: at least 95% on node 0",
+        )
+
+
+def test_share_is_of_the_whole_instance() -> None:
+    big, small = facts(node_bytes=((0, 1000 * MIB),)), facts(node_bytes=((1, 10 * MIB),))
+    assert verify(a_slot().placement, [big, small], bound=True).ok
+
+
+def test_nothing_there() -> None:
+    found = verify(a_slot().placement, [], bound=True)
+    assert (found.ok, found.bound_share) == (False, None)
+    assert found.problems == ("processes: no process, planned: at least one",)
+
+
+def test_share_is_unknown_without_numa() -> None:
+    assert verify(a_slot(nodes="").placement, [facts()], bound=False).bound_share is None
+    assert verify(a_slot().placement, [facts(node_bytes=())], bound=True).bound_share is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([group("0", "a"), group("1", "b"), group("2", "c"), group("0-3", "main")], None),
+        ([group("0-2", "a", "b", "c"), group("0-3", "main")], None),
+        ([group("0", "a"), group("1", "b"), group("0-3", "main")], "bound to cpus 0-1"),
+        ([group("0-3", "main")], "bound to cpus none of them"),
+    ],
+)
+def test_openmp_threads(groups: list[ThreadGroup], found: str | None) -> None:
+    asked = Asked(omp_cpus=(CpuSet.parse("0-2"),))
+    differences = verify(a_slot().placement, [facts(*groups)], bound=True, asked=asked).differences
+    assert [(d.what, d.planned, d.found) for d in differences] == (
+        [] if found is None else [("OpenMP threads of rank 0", "one on each of cpus 0-2", found)]
+    )
+
+
+def test_libraries() -> None:
+    asked = Asked(libraries=(frozenset({"libtcmalloc"}), frozenset({"libgomp", "libiomp5"})))
+    found = verify(a_slot().placement, [facts()], bound=True, asked=asked)
+    assert found.problems == ("libraries: only libgomp, planned: libtcmalloc mapped",)
+    nothing = verify(a_slot().placement, [facts(libraries=frozenset())], bound=True, asked=asked)
+    assert [d.found for d in nothing.differences] == ["only none", "only none"]
+    assert nothing.differences[1].planned == "libgomp or libiomp5 mapped"
+
+
+@pytest.mark.parametrize(
+    ("env", "lists", "libraries"),
+    [
+        ({}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "auto"}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "0-2|4-6"}, "0-2|4-6", 1),
+        ({"LD_PRELOAD": "/lib/libtcmalloc_minimal.so.4"}, "", 1),
+        ({"LD_PRELOAD": "/lib/libother.so"}, "", 0),
+    ],
+)
+def test_what_a_launch_asks_for(env: dict[str, str], lists: str, libraries: int) -> None:
+    asked = Asked.of(env)
+    assert "|".join(map(str, asked.omp_cpus)) == lists
+    assert len(asked.libraries) == libraries
+    assert len(Asked.of(env, zentorch=True).libraries) == libraries + 1
+
+
+def bystander(*groups: ThreadGroup, pid: int = 1, name: str = "init") -> Bystander:
+    return Bystander(pid, name, groups)
+
+
+def test_others_pinned_onto_our_cpus() -> None:
+    free = bystander(group("0-15", "systemd"))
+    elsewhere = bystander(group("8-11", "db"), pid=50, name="db")
+    here = bystander(group("2-5", "taskset"), group("0-15", "helper"), pid=60, name="burn")
+    found = verify(a_slot().placement, [facts()], bound=True, others=[free, elsewhere, here])
+    assert found.foreign == ("burn (pid 60) is pinned to cpus 2-5, of which 2-3 are this slot's",)
+    assert found.ok
+
+
+def test_a_containers_cpuset_is_no_pinning() -> None:
+    shell = bystander(group("0-3", "sh"))
+    assert (
+        verify(a_slot().placement, [facts()], bound=True, others=[shell, replace(shell, pid=2)]).foreign == ()
+    )
