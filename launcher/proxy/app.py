@@ -1,0 +1,321 @@
+"""FrontDoor: one OpenAI endpoint over the ready instances.
+
+The daemon tells it which instances are ready, draining or gone; it tells the daemon when a draining one is
+idle and when one looks broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from launcher.address import Address
+from launcher.config.schema import Model, Proxy
+from launcher.proxy import report
+from launcher.proxy.application import Application, InProcess, Sources
+from launcher.proxy.client import ClientConnection, too_large
+from launcher.proxy.cors import Cors
+from launcher.proxy.desk import Desk
+from launcher.proxy.exchange import Exchange
+from launcher.proxy.fleet import OnIdle, OnSuspect
+from launcher.proxy.http1 import RequestHead
+from launcher.proxy.instance_pages import Instance
+from launcher.proxy.keys import OPEN_PATHS, Keys
+from launcher.proxy.links import Link, Wire
+from launcher.proxy.listener import Listener
+from launcher.proxy.openai import Refusal
+from launcher.proxy.relay import Relay
+from launcher.proxy.routes import GATHERED, Match, NoMethod, match, split_target
+from launcher.proxy.scheduling.upstreams import Upstream
+from launcher.proxy.tls import ServerTls
+
+LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events to be written
+RECONCILE_S = 5.0  # one page per instance: under 1 ms each
+TICK_MAX_S = 0.25  # deadlines are held this exactly; shorter where one that is set is short
+TICK_MIN_S = 0.01
+_UNREAD = RequestHead("GET", "/", False, None, False, False, False, None, b"\r\n", b"\r\n", ())
+
+
+class FrontDoor:
+    """The proxy: listeners, clients, clock."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        *,
+        models: Sequence[Model],
+        on_idle: OnIdle,
+        on_suspect: OnSuspect,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._loop = asyncio.get_running_loop()
+        pick = (chance or random.Random()).randrange  # noqa: S311
+        self.desk = Desk(proxy, models, on_idle, on_suspect, pick)
+        self._keys = Keys(proxy.api_keys_file)
+        self.desk.application = Application(proxy, models, self._keys, self._sources())
+        self._cors = Cors(proxy.cors_origins)
+        certificate = proxy.tls_certificate
+        self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
+        self._inside = InProcess(self.desk.application)
+        self._nodes: dict[int, str] = {}
+        self._reconciler: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
+        self._clients: set[ClientConnection] = set()
+        here = uuid.uuid4().hex[:20]
+        self._ids = (f"{here}{number:x}" for number in count(1))
+        self._timer: asyncio.TimerHandle | None = None
+        self._interval_s = _tick_interval(proxy)
+        self._quiet = asyncio.Event()  # no request is in flight
+        self.desk.on_quiet = self._quiet.set
+        self.closing = False
+        self.header_timeout_s = proxy.header_timeout_s
+        self.body_timeout_s = proxy.body_timeout_s
+        self.keepalive_s = proxy.client_keepalive_s
+        self.max_body_bytes = proxy.max_body_bytes
+
+    # --- the daemon's side ---------------------------------------------------------------------
+
+    async def start(self, ready: Sequence[socket.socket] = ()) -> None:
+        """Listen on `ready` sockets, which systemd opened and keeps, or else on [proxy] listen.
+
+        Raises LauncherError when an address can't be had; nothing listens then.
+        """
+        await self._inside.start()
+        self.desk.own = Link(self._connect_inside, self._proxy.connect_timeout_s)
+        context = None if self._tls is None else self._tls.context
+        self._listener = Listener(lambda: ClientConnection(self), context)
+        try:
+            for sock in ready:
+                await self._listener.take(sock)
+            for listen in self._proxy.listen if not ready else ():
+                await self._listener.open(listen)
+        except BaseException:
+            self._listener.close()
+            await self._inside.close()
+            raise
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        self._reconciler = self._loop.create_task(self._reconcile(), name="reconcile")
+
+    async def _reconcile(self) -> None:
+        """While there is work: compare what we believe of the instances with what they say."""
+        while True:
+            await asyncio.sleep(RECONCILE_S)
+            if self.desk.tally.in_flight and self.desk.application is not None:
+                self.desk.fleet.reconcile(await self.desk.application.loads())
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the first listener, with its real port."""
+        if self._listener is None or not self._listener.endpoints:
+            raise RuntimeError("the front door is not open")
+        return self._listener.endpoints[0]
+
+    @property
+    def endpoints(self) -> list[str]:
+        """URLs of all listeners."""
+        return [] if self._listener is None else list(self._listener.endpoints)
+
+    def add_upstream(
+        self,
+        slot: int,
+        generation: int,
+        model: str,
+        address: Address,
+        max_num_seqs: int,
+        *,
+        numa_node: str = "",
+    ) -> None:
+        """The instance may get requests; a drain of this very generation is taken back.
+
+        `numa_node`: the list of nodes that its memory is on, a label of its metrics.
+        """
+        self._nodes[slot] = numa_node
+        self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
+
+    def drain_upstream(self, slot: int, generation: int) -> None:
+        """No new requests; on_idle once nothing is left on it, from the event loop, never from this call."""
+        self.desk.fleet.drain(slot, generation)
+
+    def remove_upstream(self, slot: int, generation: int, reason: str) -> None:
+        """The instance is gone; what is in flight on it moves to another or ends honestly."""
+        self.desk.fleet.remove(slot, generation, reason)
+
+    def in_flight(self, slot: int, generation: int) -> int:
+        """Requests that the instance works on; 0 when it is not known."""
+        upstream = self.desk.fleet.table.get(slot, generation)
+        return 0 if upstream is None else upstream.in_flight
+
+    def progress(self, slot: int, generation: int) -> int:
+        """Reads relayed from an instance so far; it rises while any of its answers moves."""
+        return self.desk.fleet.progress((slot, generation))
+
+    def read_files_again(self) -> None:
+        """API keys and certificate, on an operator's word; their changes are seen without one, too."""
+        self._keys.reload(self._loop.time())
+        if self._tls is not None:
+            self._tls.reload()
+
+    def stats(self) -> dict[str, object]:
+        """The sums, for `status --json`."""
+        return report.stats(self.desk)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
+        self.closing = True
+        if self._listener is None:
+            return
+        self._listener.close()
+        for client in tuple(self._clients):
+            client.close_if_idle()
+        if not await self._wait_quiet(grace_s):
+            self.desk.cut("the server is shutting down")
+        await self._wait_closed(LAST_WORDS_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reconciler is not None:
+            self._reconciler.cancel()
+            await asyncio.wait({self._reconciler})
+        self.desk.fleet.close()
+        if self.desk.own is not None:
+            self.desk.own.close()
+        await self._inside.close()
+
+    async def _connect_inside(self, make: Callable[[], Wire]) -> None:
+        await self._loop.create_connection(make, sock=await self._inside.connect())
+
+    def _sources(self) -> Sources:
+        """What the application asks of us."""
+        fleet = self.desk.fleet
+        return Sources(
+            instances=lambda: [
+                Instance(
+                    u.slot, u.generation, u.model, u.address, not u.draining, self._nodes.get(u.slot, "")
+                )
+                for u in sorted(fleet.table, key=lambda u: u.key)
+            ],
+            values=lambda: report.values(self.desk, self._keys, len(self._clients)),
+            timings=self.desk.timings,
+            stopping=lambda: self.closing,
+            retry_after_s=self.desk.retry_after_s,
+        )
+
+    async def _wait_quiet(self, seconds: float) -> bool:
+        """True when no request was left within the time."""
+        if self.desk.tally.in_flight == 0:
+            return True
+        self._quiet.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _wait_closed(self, seconds: float) -> None:
+        """Until every client has read its last words and gone, or the time is over."""
+        deadline = self._loop.time() + seconds
+        while self._clients and self._loop.time() < deadline:
+            for client in tuple(self._clients):
+                client.close_if_idle()
+            await asyncio.sleep(0.01)
+        for client in tuple(self._clients):
+            client.abort()
+        await asyncio.sleep(0)
+
+    # --- the clients' side -----------------------------------------------------------------------
+
+    def opened(self, client: ClientConnection) -> bool:
+        """A client connected; False: there are too many."""
+        if self.closing or len(self._clients) >= self._proxy.max_connections:
+            self.desk.tally.connections_refused += not self.closing
+            return False
+        self._clients.add(client)
+        return True
+
+    def closed(self, client: ClientConnection) -> None:
+        """A client has gone."""
+        self._clients.discard(client)
+
+    def begin(self, client: ClientConnection, head: RequestHead, *, body_here: bool) -> Relay:
+        """A request has begun; it may be answered at once."""
+        path, _query = split_target(head.target)
+        exchange = Exchange(head.sent_id or next(self._ids), head.method, path, self._loop.time())
+        found = match(head.method, path)
+        well = found if isinstance(found, Match) else None
+        relay = Relay(self.desk, client, head, well, exchange)
+        if self._cors.enabled and self._allow_origin(relay, head):
+            return relay
+        try:
+            if isinstance(found, NoMethod):
+                raise _no_method(path, found)
+            if found is None:
+                raise Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
+            if path not in OPEN_PATHS and self._keys.required:
+                key = head.get(b"authorization"), head.get(b"x-api-key")
+                relay.key = self._keys.check(*key, exchange.started)
+                exchange.key = None if relay.key is None else relay.key.name
+            self.desk.accept(relay)
+            if self.closing and found.route.kind not in GATHERED:
+                raise self.desk.unavailable("the server is shutting down", close=True)
+            if head.length is not None and head.length > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
+        except Refusal as refusal:
+            if not body_here:
+                relay.delivery.close_after()
+            relay.refuse(refusal)
+        return relay
+
+    def _allow_origin(self, relay: Relay, head: RequestHead) -> bool:
+        """Note what a browser's page is told; True when it only asked, and was answered."""
+        origin = head.get(b"origin")
+        if head.method == "OPTIONS":
+            method = head.get(b"access-control-request-method")
+            asked = head.get(b"access-control-request-headers")
+            answer = self._cors.preflight(origin, method, asked)
+            if answer is not None:
+                relay.preflight(*answer)
+                return True
+        relay.delivery.lines = self._cors.lines(origin)
+        return False
+
+    def turn_away(self, client: ClientConnection, refusal: Refusal) -> None:
+        """A request that could not be read: answer it and close."""
+        exchange = Exchange(next(self._ids), "-", "-", self._loop.time())
+        refusal.close = True
+        Relay(self.desk, client, _UNREAD, None, exchange).refuse(refusal)
+
+    # --- the clock -------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._interval_s, self._tick)
+        now = self._loop.time()
+        for client in tuple(self._clients):
+            client.tick(now)
+        self.desk.tick(now)
+
+
+def _tick_interval(proxy: Proxy) -> float:
+    shortest = min(
+        proxy.header_timeout_s,
+        proxy.body_timeout_s,
+        proxy.idle_timeout_s,
+        proxy.first_token_timeout_s,
+        proxy.answer_timeout_s,
+        proxy.queue_timeout_s,
+        proxy.park_timeout_s,
+        proxy.keepalive_comment_s,
+        proxy.hung_timeout_s,
+        proxy.client_stall_timeout_s,
+        proxy.client_keepalive_s,
+    )
+    return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))
+
+
+def _no_method(path: str, found: NoMethod) -> Refusal:
+    allow = ", ".join(found.allow)
+    return Refusal(405, f"{path} takes {allow}", code="method_not_allowed", headers={"Allow": allow})

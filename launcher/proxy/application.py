@@ -1,0 +1,230 @@
+"""The application: what the front door answers itself, on aiohttp, reached as one more upstream.
+
+The relay connects to `InProcess.connect()`, one end of a socket pair, as it does to an instance; so every
+byte that a client gets comes the same way, and aiohttp never stands in the way of an instance's bytes.
+
+What it needs of the front door is in `Sources`. It answers:
+
+    GET, HEAD /health            200 while an instance is ready, else 503
+    GET, HEAD /metrics           ours, and every instance's
+    GET, HEAD /v1/models[/ID]    models and aliases; those of the request's API key, where it has an allow-list
+    POST      an OpenAI route    forwarded to [proxy.overflow]: the front door sends nothing else here
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from launcher.config.schema import Model, Proxy
+from launcher.proxy.catalog import Entry, MetricsPage, ModelList
+from launcher.proxy.instance_pages import Instance, PageFetcher
+from launcher.proxy.keys import KeyEntry, Keys
+from launcher.proxy.openai import JSON, Refusal
+from launcher.proxy.overflow import BrokenAnswerError, Overflow
+from launcher.proxy.routes import Kind, Match, match, split_target
+from launcher.telemetry import metrics
+from launcher.telemetry.engine_load import EngineLoad, read_load
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+KEEPALIVE_S: Final = 3600.0  # the relay decides how long a connection is worth keeping
+
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the application asks the front door."""
+
+    instances: Callable[[], Sequence[Instance]]
+    """Those that live, ready or draining, ordered by slot."""
+    values: Callable[[], metrics.Values]
+    """The values of telemetry.metrics.TABLE, now."""
+    timings: metrics.Timings
+    stopping: Callable[[], bool]
+    retry_after_s: Callable[[], int]
+    """How long a client that finds no instance ready should wait."""
+
+
+class Application:
+    """The pages and the overflow forwarder. `web_application()` once; `close` at the end."""
+
+    def __init__(self, proxy: Proxy, models: Sequence[Model], keys: Keys, sources: Sources) -> None:
+        """Raises LauncherError when the overflow's key can't be read."""
+        clock = asyncio.get_running_loop().time
+        self._proxy = proxy
+        self._keys = keys
+        self._sources = sources
+        self._fetcher = PageFetcher()
+        self._metrics = MetricsPage(self._fetcher, clock)
+        self._models = ModelList(models, self._fetcher, clock)
+        self.overflow = (
+            None if proxy.overflow is None else Overflow(proxy.overflow, proxy, self._models.own_name)
+        )
+
+    def web_application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[_in_openai_form], client_max_size=self._proxy.max_body_bytes)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def loads(self) -> dict[tuple[int, int], EngineLoad]:
+        """What the ready instances say they work on, by slot and generation; without those that say nothing."""
+        instances = [instance for instance in self._sources.instances() if instance.ready]
+        pages = await self._fetcher.fetch(instances, "/metrics")
+        found = (
+            ((instance.slot, instance.generation), read_load(page.decode("utf-8", "replace")))
+            for instance, page in zip(instances, pages, strict=True)
+            if page is not None
+        )
+        return {key: load for key, load in found if load is not None}
+
+    async def close(self) -> None:
+        """Close what it has open to instances and to the overflow endpoint."""
+        await self._fetcher.close()
+        if self.overflow is not None:
+            await self.overflow.close()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path, _ = split_target(request.raw_path)
+        found = match(request.method, path)
+        if isinstance(found, Match):
+            match found.route.kind:
+                case Kind.HEALTH:
+                    return self._health()
+                case Kind.METRICS:
+                    own = metrics.render(self._sources.values(), self._sources.timings)
+                    page = await self._metrics.render(own, self._sources.instances)
+                    return web.Response(body=page.encode(), headers={"Content-Type": TEXT})
+                case Kind.MODELS:
+                    return _json({"object": "list", "data": await self._listed(request)})
+                case Kind.MODEL:
+                    return await self._model(request, found.item)
+                case Kind.JSON if self.overflow is not None:
+                    return await self._overflow(request, self.overflow)
+        raise Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
+
+    def _health(self) -> web.Response:
+        ready = sum(instance.ready for instance in self._sources.instances())
+        if not ready or self._sources.stopping():
+            raise self._unavailable("no instance is ready")
+        return _json({"status": "ok", "ready": ready})
+
+    async def _listed(self, request: web.Request) -> list[Entry]:
+        """The models that the request's key may use."""
+        entries = await self._models.entries(self._sources.instances())
+        return [entry for entry in entries if self._names(request, str(entry["id"]))]
+
+    async def _model(self, request: web.Request, wanted: str) -> web.Response:
+        if not self._names(request, wanted):
+            raise Refusal(
+                404,
+                f"The model `{wanted}` does not exist.",
+                type_="NotFoundError",
+                param="model",
+                code="model_not_found",
+            )
+        for entry in await self._models.entries(self._sources.instances()):
+            if entry["id"] == wanted:
+                return _json(entry)
+        raise self._unavailable(f"no instance of {wanted} is ready")
+
+    def _names(self, request: web.Request, wanted: str) -> tuple[str, ...]:
+        """All names of a model; () when there is none of this name that the request's key may use."""
+        key = self._key(request)
+        names = self._models.names_of(wanted)
+        return names if key is None or key.limits.allows(*names) else ()
+
+    def _key(self, request: web.Request) -> KeyEntry | None:
+        return self._keys.who(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+
+    async def _overflow(self, request: web.Request, overflow: Overflow) -> web.StreamResponse:
+        key = self._key(request)
+        if key is not None and not key.may_overflow:  # the front door sends none of these; nor do we
+            raise Refusal(
+                403, "this API key's requests stay here", type_="permission_error", code="local_only"
+            )
+        return await overflow.handle(request)
+
+    def _unavailable(self, message: str) -> Refusal:
+        return Refusal(
+            503,
+            message,
+            type_="service_unavailable",
+            code="no_instance_ready",
+            headers={"Retry-After": str(self._sources.retry_after_s())},
+        )
+
+
+class InProcess:
+    """aiohttp's server without a listener: each connection is a socket pair."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._runner = web.AppRunner(
+            application.web_application(),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=1.0,
+        )
+
+    async def start(self) -> None:
+        """From now on `connect` works."""
+        await self._runner.setup()
+
+    async def connect(self) -> socket.socket:
+        """The client's end of a new connection: a non-blocking UNIX stream socket, the caller's to close.
+
+        Raises OSError when there are no file descriptors left.
+        """
+        if self._runner.server is None:
+            raise RuntimeError("the application is not started")
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(self._runner.server, theirs)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        return ours
+
+    async def close(self) -> None:
+        """End its connections, and what the application has open."""
+        await self._runner.cleanup()
+        await self._application.close()
+
+
+@web.middleware
+async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as OpenAI's clients read them. The one place where they become answers."""
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return web.Response(
+            status=refusal.status, body=refusal.body(), headers={"Content-Type": JSON, **refusal.headers}
+        )
+    except web.HTTPRequestEntityTooLarge:
+        return await _in_openai_form(request, _refuse_size)
+    except BrokenAnswerError:
+        raise ConnectionResetError("an answer broke off") from None  # aiohttp ends the connection, silently
+
+
+async def _refuse_size(_: web.Request) -> web.StreamResponse:
+    raise Refusal(413, "the request's body is too large", code="request_too_large")
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), headers={"Content-Type": JSON})

@@ -1,0 +1,139 @@
+"""What is gathered from the instances and shown as one: /metrics and /v1/models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from launcher.config.schema import Model
+from launcher.proxy.instance_pages import Instance, PageFetcher
+from launcher.telemetry.merge import Merger, Page
+
+METRICS_AGE_S = 1.0  # instances' pages are fetched at most this often
+MODELS_AGE_S = 1.0
+
+Entry = dict[str, object]
+Instances = Callable[[], Sequence[Instance]]
+Clock = Callable[[], float]
+
+
+class MetricsPage:
+    """The metrics of all instances, asked and merged at most once a second; ours go before them."""
+
+    def __init__(self, fetcher: PageFetcher, clock: Clock) -> None:
+        self._fetcher = fetcher
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._fetched: float | None = None
+        self._merger = Merger()
+        self._theirs = ""
+
+    async def render(self, own: str, instances: Instances) -> str:
+        """One page. Of an instance that is gone, or does not answer in time, the counters stand still and the
+        gauges are missing."""
+        async with self._lock:
+            if self._fetched is None or self._clock() - self._fetched >= METRICS_AGE_S:
+                await self._refresh(instances())
+                self._fetched = self._clock()
+        return own + self._theirs
+
+    async def _refresh(self, instances: Sequence[Instance]) -> None:
+        bodies = await self._fetcher.fetch(instances, "/metrics")
+        self._merger.begin()
+        for instance, body in zip(instances, bodies, strict=True):
+            if body is not None:
+                text = body.decode("utf-8", "replace")
+                self._merger.add(Page(text, _labels(instance), instance.slot, instance.generation))
+                await asyncio.sleep(0)  # tokens that came meanwhile go first
+        self._theirs = self._merger.end()
+        await self._fetcher.keep_only(instances)
+
+
+def _labels(instance: Instance) -> dict[str, str]:
+    labels = {"slot": str(instance.slot), "model": instance.model}
+    if instance.numa_node:
+        labels["numa_node"] = instance.numa_node
+    return labels
+
+
+class ModelList:
+    """/v1/models: one entry per configured model, as its instances describe it (max_model_len and all), and
+    one per alias.
+
+    A model whose instances restart keeps its last entry: clients build menus from this list, and asking for
+    the model gets an honest 503 with Retry-After. One that was never ready is not listed.
+    """
+
+    def __init__(self, models: Sequence[Model], fetcher: PageFetcher, clock: Clock) -> None:
+        self._fetcher = fetcher
+        self._clock = clock
+        self._aliases: dict[str, tuple[str, ...]] = {}
+        for model in models:
+            self._aliases[model.name] = tuple(
+                dict.fromkeys((*self._aliases.get(model.name, ()), *model.aliases))
+            )
+        self._lock = asyncio.Lock()
+        self._asked: dict[str, tuple[float, tuple[int, int]]] = {}  # when, and which life it was
+        self._known: dict[str, Entry] = {}
+
+    def names_of(self, wanted: str) -> tuple[str, ...]:
+        """A model's own name and its aliases, by any of them; () when none of ours is called so."""
+        for name, aliases in self._aliases.items():
+            if wanted == name or wanted in aliases:
+                return (name, *aliases)
+        return ()
+
+    def own_name(self, wanted: str | None) -> str | None:
+        """A model's own name by any of its names; the only model's by none."""
+        if wanted is None:
+            return next(iter(self._aliases)) if len(self._aliases) == 1 else None
+        return next(iter(self.names_of(wanted)), None)
+
+    async def entries(self, instances: Sequence[Instance]) -> list[Entry]:
+        """The entries, in the order of the configuration, aliases after their model."""
+        async with self._lock:
+            await asyncio.gather(*(self._refresh(name, instances) for name in self._aliases))
+        return [
+            entry if alias == name else {**entry, "id": alias}
+            for name, aliases in self._aliases.items()
+            if (entry := self._known.get(name)) is not None
+            for alias in (name, *aliases)
+        ]
+
+    async def _refresh(self, name: str, instances: Sequence[Instance]) -> None:
+        """Ask the model's ready instances in turn until one describes it."""
+        now = self._clock()
+        for instance in instances:
+            if instance.model != name or not instance.ready:
+                continue
+            life = (instance.slot, instance.generation)
+            if (
+                (asked := self._asked.get(name)) is not None
+                and asked[1] == life
+                and now - asked[0] < MODELS_AGE_S
+            ):
+                return
+            (body,) = await self._fetcher.fetch((instance,), "/v1/models")
+            entry = describe(name, body) if body is not None else None
+            if entry is not None:
+                self._known[name] = entry
+                self._asked[name] = (now, life)
+                return
+
+
+class _List(msgspec.Struct):
+    data: list[Entry]
+
+
+def describe(name: str, body: bytes) -> Entry | None:
+    """An instance's entry for `name`: its own of that id, else its first under our name."""
+    try:
+        listed = msgspec.json.decode(body, type=_List).data
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    own = next((entry for entry in listed if entry.get("id") == name), None)
+    if own is None and listed:
+        own = {**listed[0], "id": name}
+    return own

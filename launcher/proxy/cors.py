@@ -1,0 +1,80 @@
+"""Cross-origin requests from pages in browsers, for the origins that `[proxy] cors_origins` names.
+
+The Fetch standard's protocol (https://fetch.spec.whatwg.org/#http-cors-protocol): a preflight is answered
+here and never reaches an instance; every other answer to an allowed origin gets a few header lines. No
+cookies are ever meant (`Access-Control-Allow-Credentials` is not sent): keys come in `Authorization`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+MAX_AGE_S: Final = 7200  # Chrome's upper bound; Firefox takes a day
+METHODS: Final = "GET, HEAD, POST"
+EXPOSED: Final = "X-Request-Id, Retry-After, Server-Timing, X-Served-By"
+"""What a page's script may read of an answer, besides what it always may."""
+
+ANY: Final = "*"
+_TOKENS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[\x21-\x2b\x2d-\x7e]+|null")
+MAX_ASKED: Final = 2048  # characters of Access-Control-Request-Headers
+
+
+@dataclass(frozen=True)
+class Cors:
+    """The origins that may call, as browsers write them ("https://chat.example.org"), or "*" for all."""
+
+    origins: tuple[str, ...] = ()
+
+    @cached_property
+    def _allowed(self) -> frozenset[str]:
+        return frozenset(origin.rstrip("/").lower() for origin in self.origins)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any origin may call; the door need not look at Origin otherwise."""
+        return bool(self.origins)
+
+    def allows(self, origin: str) -> bool:
+        """Whether pages of this origin may call."""
+        return ANY in self._allowed or origin.lower() in self._allowed
+
+    def lines(self, origin: str | None) -> bytes:
+        """Header lines, each with its CRLF, that every answer gets whose request had this `Origin`.
+
+        Where origins are named, caches are told that the answer depends on it, also when it is refused.
+        """
+        if not self.origins:
+            return b""
+        if ANY in self._allowed:
+            return _EVERYBODY if origin is not None else b""
+        if origin is None or not self.allows(origin) or _ORIGIN.fullmatch(origin.lower()) is None:
+            return b"Vary: Origin\r\n"
+        return b"Access-Control-Allow-Origin: %s\r\n%sVary: Origin\r\n" % (origin.encode(), _EXPOSE)
+
+    def preflight(
+        self, origin: str | None, method: str | None, headers: str | None
+    ) -> tuple[int, bytes] | None:
+        """Status and header lines of the answer to an OPTIONS request; its body is empty.
+
+        `method` and `headers` are its Access-Control-Request-Method and -Headers. None: it is no preflight
+        (no Origin, no method), or nobody may call; then OPTIONS is a method like any other that no route has.
+        """
+        if not self.origins or origin is None or method is None:
+            return None
+        if not self.allows(origin):
+            return 403, self.lines(origin)
+        asked = headers if headers and len(headers) <= MAX_ASKED and _TOKENS.fullmatch(headers) else ""
+        # All that are asked for: `Authorization` is not covered by "*" (Fetch, CORS-unsafe request-headers).
+        allow = f"Access-Control-Allow-Headers: {asked}\r\n" if asked else ""
+        return 204, self.lines(origin) + (
+            f"Access-Control-Allow-Methods: {METHODS}\r\n{allow}Access-Control-Max-Age: {MAX_AGE_S}\r\n"
+            "Vary: Access-Control-Request-Method, Access-Control-Request-Headers\r\n"
+        ).encode("ascii")
+
+
+_EXPOSE: Final = b"Access-Control-Expose-Headers: %s\r\n" % EXPOSED.encode()
+_EVERYBODY: Final = b"Access-Control-Allow-Origin: *\r\n" + _EXPOSE

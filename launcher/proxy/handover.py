@@ -1,0 +1,85 @@
+"""Which requests have an answer that another instance may go on with.
+
+Judged by a list of what is known to be harmless: a field we have never heard of forbids it. Before the first
+word of an answer there is nothing to go on with but the beginning, and only what makes several answers of
+one request counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+Raws = dict[str, msgspec.Raw]
+"""A request's fields, their values as they were sent."""
+
+
+def _falsy(value: object) -> bool:
+    return not value
+
+
+def _one(value: object) -> bool:
+    return value == 1
+
+
+def _true(value: object) -> bool:
+    return value is True
+
+
+_FREE = frozenset(
+    (
+        *("model", "messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "min_tokens"),
+        # Sampling that looks at the whole context, or at nothing.
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids"),
+        *("stop", "stop_token_ids", "ignore_eos", "seed"),
+        # How the prompt is made of the messages.
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens", "documents"),
+        *("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs"),
+        "spaces_between_special_tokens",
+        # Words to the service, not to the model.
+        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "session_id", "request_id", "priority", "cache_salt", "parallel_tool_calls"),
+    )
+)
+"""Fields that are harmless whatever they say (`seed` but for chance, a list in `prompt`: see below)."""
+
+_JUDGED: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        (
+            *("frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "tools", "functions"),
+            *("echo", "suffix", "bad_words", "use_beam_search", "return_token_ids"),
+            *("return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
+            *("include_stop_str_in_output", "watermarking"),
+        ),
+        _falsy,
+    ),
+    **dict.fromkeys(("n", "best_of", "length_penalty", "stream_interval"), _one),
+    **dict.fromkeys(("skip_special_tokens", "include_reasoning"), _true),
+    "tool_choice": lambda value: str(value) in {"none", "auto"},
+    "function_call": lambda value: str(value) in {"none", "auto"},
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "stream_options": lambda value: not value.get("continuous_usage_stats"),
+}
+"""Field -> whether its value is harmless; `null` always is. A field of neither table never is."""
+
+
+def field_value(request: Raws, key: str) -> Any:
+    """A field's value; None where there is none."""
+    return msgspec.json.decode(request[key]) if key in request else None
+
+
+def why_not(request: Raws, *, spoken: bool) -> str | None:
+    """What of a request forbids to go on with its answer; `spoken`: some of its text has been delivered."""
+    prompt = field_value(request, "prompt")
+    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        return "several prompts"
+    for key in request.keys() - _FREE if spoken else request.keys() & {"n", "best_of"}:
+        value = field_value(request, key)
+        if value is not None and (key not in _JUDGED or not _JUDGED[key](value)):
+            return f"`{key}` in the request"
+    if spoken and field_value(request, "seed") is not None and field_value(request, "temperature") != 0:
+        return "`seed` in the request"
+    return None

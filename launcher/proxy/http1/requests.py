@@ -1,0 +1,251 @@
+"""A client's head: judged, and written anew for an instance."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from launcher.proxy.http1.fields import (
+    FIELD,
+    HOP_BY_HOP,
+    MAX_FIELDS,
+    Span,
+    all_values,
+    bad,
+    first_value,
+    lines_of,
+    tokens,
+    without,
+)
+from launcher.proxy.http1.refusals import is_utf8, too_much, why_not
+from launcher.proxy.openai import Refusal
+
+MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
+ALLOW = "GET, HEAD, POST"  # what some route takes
+
+_HEAD = re.compile(
+    rb"(?:\r\n)*+([!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([!-\x22$-~]+) HTTP/1\.([01])\r\n(?:%s)*+\r\n" % FIELD
+)
+# The lines that must be looked at; but for content-encoding none of them passes.
+_OURS = re.compile(
+    rb"\r\n(content-(?:length|encoding)|expect|host|origin|x-request-id|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
+)
+_ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
+# RFC 3986 3.2 without userinfo (RFC 9110 4.2.4) and without the comma, which some read as a list of hosts.
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2}){0,255})(?::[0-9]{0,5})?"
+)
+_DIGITS = re.compile(rb"[0-9]+")
+_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_SMALL = 4 * MAX_FIELDS  # bytes: a head that is no larger has no line too long and no field too many
+
+_STAY = [b"keep-alive"]
+
+_Found = dict[bytes, list[bytes]]
+
+
+class RequestHead(NamedTuple):
+    """A request's head that was found good."""
+
+    method: str
+    target: str  # origin form, or "*" of OPTIONS; an absolute form has lost scheme and authority
+    http_1_0: bool
+    length: int | None  # bytes of the body that were announced; None: nothing was, or it is chunked
+    chunked: bool
+    keep_alive: bool
+    expect_continue: bool  # the client waits for 100 Continue before it sends its body
+    sent_id: str | None  # its own X-Request-Id, where there is one good one
+    lines: bytes  # CRLF, then the field lines as they came, each ended by CRLF
+    lowered: bytes  # the same in lower case: names compare without case
+    cuts: tuple[Span, ...]  # where in `lines` the fields are that do not pass, in order
+
+    def __repr__(self) -> str:
+        """Without the fields: they hold secrets."""
+        return f"RequestHead({self.method} {self.target}, length={self.length}, chunked={self.chunked})"
+
+    @property
+    def fields(self) -> bytes:
+        """The field lines as they came, each ended by CRLF."""
+        return self.lines[2:]
+
+    @property
+    def has_body(self) -> bool:
+        """Whether bytes of a body follow."""
+        return self.chunked or bool(self.length)
+
+    def get(self, name: bytes) -> str | None:
+        """The first value of a field, without the space around it; `name` in lower case."""
+        return first_value(self.lines, self.lowered, name)
+
+    def all(self, name: bytes) -> list[str]:
+        """Every value of a field, in order; `name` in lower case."""
+        return all_values(self.lines, self.lowered, name)
+
+
+def parse_request(head: bytes) -> RequestHead:
+    """Judge a whole head, from its request line (or empty lines before it) to the empty line at its end.
+
+    Raises Refusal with the status that RFC 9110 and 9112 want, and close=True: 400 malformed, or framing or
+    Host in doubt; 405 CONNECT; 413 a length beyond any; 414, 431 lines too long or too many; 415 a coded
+    body; 417 an expectation other than 100-continue; 501 a coding or method that nobody has; 505 a version.
+    """
+    matched = _HEAD.fullmatch(head)
+    if matched is None or (len(head) > _SMALL and too_much(head)) or not (head.isascii() or is_utf8(head)):
+        raise why_not(head)
+    http_1_0 = matched[3] == b"0"
+    lines = head[matched.end(3) : -2]
+    lowered = lines.lower()
+    cuts: list[Span] = []
+    found: _Found = {}
+    for line in _OURS.finditer(lowered):
+        name, value = line.group(1, 2)
+        if name in found:
+            found[name].append(value.rstrip())
+        else:
+            found[name] = [value.rstrip()]
+        if name != b"content-encoding":
+            cuts.append(line.span())
+    method = matched[1].decode()
+    target = _target(method, matched[2])
+    _check_host(found.get(b"host"), http_1_0)
+    length, chunked = _framing(found, http_1_0)
+    keep_alive = not http_1_0
+    if found.get(b"connection", _STAY) != _STAY or http_1_0:
+        options = set(tokens(found.get(b"connection", ())))
+        keep_alive = b"close" not in options and (keep_alive or b"keep-alive" in options)
+        nominated = options - {b"close", b"keep-alive"}
+        if nominated:
+            cuts = sorted({*cuts, *lines_of(lowered, nominated)})
+    if b"content-encoding" in found or b"expect" in found:
+        _check_content(found)
+    return RequestHead(
+        method,
+        target,
+        http_1_0,
+        length,
+        chunked,
+        keep_alive,
+        b"expect" in found and not http_1_0 and (chunked or bool(length)),
+        _sent_id(lines, lowered) if b"x-request-id" in found else None,
+        lines,
+        lowered,
+        tuple(cuts),
+    )
+
+
+def _target(method: str, sent: bytes) -> str:
+    """The target in origin form (RFC 9112 3.2)."""
+    if method == "CONNECT":
+        raise Refusal(
+            405, "this server is no tunnel", code="method_not_allowed", headers={"Allow": ALLOW}, close=True
+        )
+    if sent.startswith(b"/") or (sent == b"*" and method == "OPTIONS"):
+        return sent.decode()
+    absolute = _ABSOLUTE.match(sent)
+    if absolute is None or not _HOST.fullmatch(absolute[1]) or absolute[1].startswith(b":"):
+        raise bad("its target is neither a path nor an http URL", 400, "bad_target")
+    rest = sent[absolute.end() :].decode()
+    return rest if rest.startswith("/") else "/" + rest
+
+
+def _check_host(hosts: list[bytes] | None, http_1_0: bool) -> None:
+    """RFC 9112 3.2: one Host that is a host; HTTP/1.0 may have none. (Of an absolute form it means nothing.)"""
+    if hosts is None:
+        if not http_1_0:
+            raise _bad_host("this one has 0")
+    elif len(hosts) > 1:
+        raise _bad_host(f"this one has {len(hosts)}")
+    elif not _HOST.fullmatch(hosts[0]):
+        raise _bad_host("this one's is no host")
+
+
+def _bad_host(why: str) -> Refusal:
+    return Refusal(400, f"a request has one Host header, {why}", code="bad_host", close=True)
+
+
+def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
+    """`(length, chunked)` by RFC 9112 6.1 to 6.3; what two readers could take in two ways is refused."""
+    lengths = found.get(b"content-length")
+    codings = found.get(b"transfer-encoding")
+    if codings is not None:
+        if http_1_0:
+            raise _bad_framing("Transfer-Encoding is not part of HTTP/1.0")
+        if lengths is not None:
+            raise _bad_framing("it has both Content-Length and Transfer-Encoding")
+        if codings != [b"chunked"]:
+            raise _bad_coding(codings)
+        return None, True
+    if lengths is None:
+        return None, False
+    if len(lengths) > 1:
+        raise _bad_framing("it has more than one Content-Length")
+    if not _DIGITS.fullmatch(lengths[0]):
+        raise _bad_framing("its Content-Length is no number")
+    if len(lengths[0]) > MAX_LENGTH_DIGITS:
+        raise Refusal(413, "no request body is that large", code="too_large", close=True)
+    return int(lengths[0]), False
+
+
+def _bad_coding(codings: list[bytes]) -> Refusal:
+    """RFC 9112 6.1: 501 for a coding that is not understood; 400 where the body's end can't be known."""
+    names = [coding.partition(b";")[0].strip() for coding in tokens(codings)]
+    if names and names[-1] == b"chunked" and names.count(b"chunked") == 1 and len(names) > 1:
+        return bad("a body is not decoded here: send Transfer-Encoding: chunked alone", 501, "bad_framing")
+    return _bad_framing("its Transfer-Encoding is not exactly 'chunked'")
+
+
+def _bad_framing(why: str) -> Refusal:
+    return bad(why, 400, "bad_framing")
+
+
+def _check_content(found: _Found) -> None:
+    codings = b",".join(found.get(b"content-encoding", ()))
+    if codings not in {b"", b"identity"}:
+        shown = codings.decode("utf-8", "replace")[:60]
+        raise Refusal(415, f"a request body is not decoded here: Content-Encoding {shown!r}", close=True)
+    expected = found.get(b"expect", [b"100-continue"])
+    if expected != [b"100-continue"]:
+        shown = expected[0].decode("utf-8", "replace")[:60]
+        raise Refusal(417, f"this server can't meet the expectation {shown!r}", close=True)
+
+
+def _sent_id(lines: bytes, lowered: bytes) -> str | None:
+    sent = all_values(lines, lowered, b"x-request-id")
+    return sent[0] if len(sent) == 1 and _GOOD_ID.fullmatch(sent[0].encode()) else None
+
+
+def request_id(head: RequestHead, fresh: str) -> str:
+    """The client's own id when it sent one good one, else `fresh`."""
+    return head.sent_id or fresh
+
+
+def upstream_head(
+    head: RequestHead,
+    request_id: str,
+    length: int,
+    *,
+    host: bytes,
+    extra: bytes = b"",
+    method: str | None = None,
+    authorization: bool = True,
+) -> bytes:
+    """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
+
+    What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
+    which is `length` now: the body goes on whole. `extra`: field lines of ours, each ended by CRLF.
+    `method`: another than the client's (GET for HEAD). `authorization=False`: the client's key was for us.
+    """
+    cuts = head.cuts
+    if not authorization:
+        cuts = tuple(sorted({*cuts, *lines_of(head.lowered, (b"authorization",))}))
+    verb = method or head.method
+    framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length
+    return b"%b %b HTTP/1.1\r\nHost: %b%bX-Request-Id: %b\r\n%b%b\r\n" % (
+        verb.encode(),
+        head.target.encode(),
+        host,
+        without(head.lines, cuts),
+        request_id.encode(),
+        framing,
+        extra,
+    )

@@ -1,0 +1,142 @@
+"""API keys as they are written: the key a person gets, and the line of the file that proves it.
+
+A key is `nl-ID-SECRET`, 64 characters: ID has 8, SECRET 52 of base32 in lower case, which are 256 bits from
+the kernel. The file has one JSON object per line and never the key itself: `hash` is
+SHA-256(salt + key), hex.
+
+Why not scrypt or Argon2: they make guessing dear where people choose the secret. Nobody guesses 256 random
+bits, whatever one guess costs, and a proxy that checks a key with each request can't spend milliseconds on
+it. The salt keeps equal keys apart and tables useless; the ID names the line, so that one hash is computed
+per request however many keys there are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from launcher.errors import LauncherError
+
+ID_BYTES: Final = 5
+SECRET_BYTES: Final = 32
+SALT_BYTES: Final = 16
+KEY_LENGTH: Final = 64
+HASH_BYTES: Final = hashlib.sha256().digest_size
+
+_PREFIX: Final = "nl-"
+_ID_END: Final = len(_PREFIX) + 8
+_KEY: Final = re.compile(r"nl-[a-z2-7]{8}-[a-z2-7]{52}")
+
+Limit = Annotated[int, Meta(ge=1, le=10**12)]
+Hex = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2})+$")]
+When = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class KeyRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One line of the file. A limit that is None does not apply."""
+
+    id: Annotated[str, Meta(pattern="^[a-z2-7]{8}$")]
+    """Names the line; part of the key, no secret."""
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    """Who has it; in logs and metrics."""
+    hash: Annotated[Hex, Meta(min_length=2 * HASH_BYTES, max_length=2 * HASH_BYTES)]
+    salt: Annotated[Hex, Meta(min_length=16, max_length=128)]
+    created: When
+    """UTC."""
+    revoked: When | None = None
+    """UTC; from then on it opens nothing. The line stays, for the record."""
+    concurrency: Limit | None = None
+    """Requests that wait or run at once."""
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    """Prompt and answer together."""
+    models: tuple[str, ...] = ()
+    """Models it may name, by their own names or aliases; none listed: all."""
+    local_only: bool = False
+    """Its requests never go to [proxy.overflow]."""
+
+
+def compose_key(key_id: bytes, secret: bytes) -> str:
+    """The key of ID_BYTES and SECRET_BYTES random bytes."""
+    if len(key_id) != ID_BYTES or len(secret) != SECRET_BYTES:
+        raise ValueError("an id has 5 bytes and a secret 32")
+    return f"{_PREFIX}{_base32(key_id)}-{_base32(secret)}"
+
+
+def _base32(data: bytes) -> str:
+    return base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def is_key(text: str) -> bool:
+    """Whether it has the form of a key."""
+    return _KEY.fullmatch(text) is not None
+
+
+def id_of(key: str) -> str:
+    """The id within a key; some text of no meaning when it is none."""
+    return key[len(_PREFIX) : _ID_END]
+
+
+def hash_of(key: str, salt: bytes) -> bytes:
+    """What the file keeps of a key; any text has one, so that any header may be asked about."""
+    return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
+
+
+def proves(key: str, salt: bytes, expected: bytes) -> bool:
+    """Whether it is the key of this salt and hash; takes the same time wherever they differ."""
+    return hmac.compare_digest(hash_of(key, salt), expected)
+
+
+def make(fields: Mapping[str, object]) -> KeyRecord:
+    """A record of fields by name. Raises LauncherError for one that the file could not hold."""
+    try:
+        return msgspec.convert(fields, KeyRecord)
+    except msgspec.ValidationError as error:
+        raise LauncherError(
+            f"cannot make key '{fields.get('name')}': {error}",
+            "give it a name of 1 to 64 characters on one line, and limits above 0",
+        ) from None
+
+
+def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
+    """The file's records, in its order. Empty lines and lines that begin with # are skipped.
+
+    Raises LauncherError that names file and line: no JSON, a field that is unknown or wrong, an id or the
+    name of a living key that comes twice.
+    """
+    records: dict[str, KeyRecord] = {}
+    names: set[str] = set()
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            record = msgspec.json.decode(line, type=KeyRecord)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise _bad(origin, number, str(error)) from None
+        if record.id in records:
+            raise _bad(origin, number, f"id '{record.id}' is there twice")
+        if record.revoked is None:
+            if record.name in names:
+                raise _bad(origin, number, f"name '{record.name}' is there twice")
+            names.add(record.name)
+        records[record.id] = record
+    return tuple(records.values())
+
+
+def to_text(records: Iterable[KeyRecord]) -> str:
+    """The file; the inverse of `parse`. Comments of an earlier file are not kept."""
+    return "".join(f"{msgspec.json.encode(record).decode()}\n" for record in records)
+
+
+def _bad(origin: str, number: int, why: str) -> LauncherError:
+    return LauncherError(
+        f"cannot read API keys '{origin}', line {number}: {why}",
+        "correct or remove the line; `numa-launcher key add` writes good ones",
+    )

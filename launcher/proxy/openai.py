@@ -1,0 +1,246 @@
+"""What we must know of a request, and no more; error bodies in OpenAI's form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw
+
+JSON = "application/json"
+MAX_PRIORITY = 1000  # either way
+_NOTHING = Raw(b"")
+REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What a request's body says of where it goes and what it costs; nothing else of it is looked at."""
+
+    model: str | None = None
+    previous_response_id: str | None = None
+    stream: bool = False
+    n: int = 1  # answers asked for
+    max_tokens: int | None = None  # of each answer
+    prompt: memoryview | bytes = b""  # raw JSON of messages, prompt or input; a view into the body
+    tools: memoryview | bytes = b""  # raw JSON; the templates put it before the messages
+    cache_key: str | None = None  # prompt_cache_key, else user
+    priority: int = 0
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    previous_response_id: str | None = None
+    stream: object = None
+    n: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
+    messages: Raw = _NOTHING
+    prompt: Raw = _NOTHING
+    input: Raw = _NOTHING
+    tools: Raw = _NOTHING
+    prompt_cache_key: object = None
+    user: object = None
+    priority: object = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+_REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
+    """A request that we answer with an error of our own."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type_: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type_
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+        self.close = close  # what follows on the connection can't be trusted or won't be read
+
+    def body(self) -> bytes:
+        """The answer's JSON body."""
+        return error_body(self.message, self.type, self.param, self.code)
+
+
+def error_body(message: str, type_: str, param: str | None = None, code: str | int | None = None) -> bytes:
+    """`{"error": {...}}` as OpenAI's clients parse it."""
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+
+
+def error_event(path: str, message: str, type_: str, code: int) -> bytes:
+    """One event that ends a broken stream, in the form that the route's clients raise as an error."""
+    error = {"message": message, "type": type_, "param": None, "code": code}
+    if path == "/v1/messages":  # Anthropic's form, as vLLM's own (entrypoints/anthropic/serving.py)
+        payload = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: " + msgspec.json.encode(payload) + b"\n\n"
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
+def error_event_of(path: str, body: bytes, status: int) -> bytes:
+    """An error that an instance gave as a whole answer, as the event that ends a stream."""
+    message, type_ = "the request failed", "upstream_error"
+    try:
+        error = msgspec.json.decode(body, type=dict[str, object]).get("error")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        error = None
+    if isinstance(error, dict):
+        message, type_ = str(error.get("message", message)), str(error.get("type", type_))
+    return error_event(path, message, type_, status)
+
+
+def peek_json(body: bytes | bytearray) -> Peek:
+    """One pass over a JSON object. Raises Refusal: not JSON, no object, or `model` is no text.
+
+    A field of a wrong type is the instance's to refuse; here it counts as absent.
+    """
+    try:
+        found = _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, f"cannot read the request: {error}", code="invalid_request") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"cannot parse the request body as JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise Refusal(400, "cannot parse the request body: nested too deeply", code="invalid_json") from None
+    most = next(
+        (
+            value
+            for value in (found.max_completion_tokens, found.max_tokens, found.max_output_tokens)
+            if type(value) is int and value > 0
+        ),
+        None,
+    )
+    key = found.prompt_cache_key or found.user
+    return Peek(
+        found.model or None,
+        found.previous_response_id or None,
+        found.stream is True,
+        found.n if type(found.n) is int and found.n > 0 else 1,
+        most,
+        memoryview(found.messages or found.prompt or found.input),
+        memoryview(found.tools),
+        key if isinstance(key, str) else None,
+        max(-MAX_PRIORITY, min(MAX_PRIORITY, found.priority)) if type(found.priority) is int else 0,
+    )
+
+
+def peek_form(body: bytes | bytearray, content_type: str) -> Peek:
+    """Read the field `model` out of a multipart form (RFC 7578)."""
+    boundary = re.search(r'boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', content_type, re.IGNORECASE)
+    if "multipart/form-data" not in content_type.lower() or boundary is None:
+        raise Refusal(400, "cannot read the form: Content-Type must be multipart/form-data with a boundary")
+    mark = b"--" + (boundary[1] or boundary[2]).encode()
+    for part in _parts(body, mark):
+        head, _, value = part.partition(b"\r\n\r\n")
+        if (
+            re.search(rb'\bname="?model"?\s*(;|\r|$)', head, re.IGNORECASE)
+            and b"filename=" not in head.lower()
+        ):
+            return Peek(value.decode("utf-8", "replace").strip() or None)
+    return Peek()
+
+
+def _parts(body: bytes | bytearray, mark: bytes) -> Sequence[bytes | bytearray]:
+    """The parts between boundary lines; no part is copied but those small enough to be a field."""
+    parts: list[bytes | bytearray] = []
+    start = body.find(mark)
+    while start >= 0:
+        start += len(mark)
+        end = body.find(b"\r\n" + mark, start)
+        if end < 0:
+            break
+        if end - start <= REPLY_PREFIX_BYTES:
+            parts.append(body[start:end])
+        start = end + 2
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The models that the configuration serves."""
+
+    names: tuple[str, ...] = field(default=())
+    aliases: Mapping[str, str] = field(default_factory=dict)  # to a name
+
+    def all_of(self, name: str) -> tuple[str, ...]:
+        """A model's own name and its aliases."""
+        return (name, *(alias for alias, real in self.aliases.items() if real == name))
+
+    def resolve(self, wanted: str | None) -> str:
+        """The model a request goes to. Raises Refusal when it names none of ours."""
+        if wanted is None:
+            if len(self.names) == 1:
+                return self.names[0]
+            raise Refusal(400, "you must name a model in `model`", param="model", code="model_required")
+        if wanted in self.names:
+            return wanted
+        if (real := self.aliases.get(wanted)) is not None:
+            return real
+        raise Refusal(
+            404,
+            f"The model `{wanted}` does not exist.",
+            type_="NotFoundError",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def response_id(answer: bytes) -> str | None:
+    """The id of the stored response that an answer of /v1/responses (or its first event) announces."""
+    found = _REPLY_ID.search(answer, 0, REPLY_PREFIX_BYTES)
+    return found[1].decode() if found else None
+
+
+def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
+    """`(prompt, completion, cached)` tokens that an answer's end, or its last events, tell; None: nothing.
+
+    Looked for without a parser: in an answer's text a quotation mark is escaped, so no words can pass for it.
+    """
+    at = data.rfind(b'"usage":')
+    if at < 0:
+        return None
+    prompt = _PROMPT_TOKENS.search(data, at)
+    if prompt is None:
+        return None
+    completion, cached = _COMPLETION_TOKENS.search(data, at), _CACHED_TOKENS.search(data, at)
+    return int(prompt[1]), int(completion[1]) if completion else 0, int(cached[1]) if cached else None
+
+
+def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | None:
+    """FastAPI's `{"detail": ...}` in OpenAI's form; None when the body is something else.
+
+    vLLM attaches routes by the model's task: 404 means that this model can't do this.
+    """
+    if not body.startswith(b"{") or len(body) > REPLY_PREFIX_BYTES:
+        return None
+    try:
+        parsed = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return None
+    if set(parsed) != {"detail"}:
+        return None
+    detail = msgspec.json.decode(parsed["detail"])
+    text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
+    if status in {404, 405}:
+        text = f"this model's instance does not serve {method} {path} ({text})"
+    type_ = "NotFoundError" if status == 404 else "invalid_request_error"
+    return error_body(text, type_, None, status)

@@ -1,0 +1,146 @@
+"""The allow-list: the exact paths an application may call. Everything else is 404.
+
+vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so
+paths are compared as they came, undecoded: no spelling of an administration route can match.
+Left out on purpose: /invocations and /ping (SageMaker's second names), /v1/realtime (WebSocket), /load,
+/server_info, /kv_event_sources, /inference/v1/abort_requests.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import unquote
+
+
+class Kind(StrEnum):
+    """Who answers a route, and what its request says of the model."""
+
+    JSON = "json"  # an instance; `model` is in a JSON body
+    FORM = "form"  # an instance; `model` is a multipart field (audio)
+    STORED = "stored"  # the instance that keeps this response
+    ANY = "any"  # any ready instance
+    MODELS = "models"  # us, from what ready instances list
+    MODEL = "model"
+    HEALTH = "health"
+    METRICS = "metrics"
+
+
+GATHERED = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # answered by us
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path of the allow-list."""
+
+    path: str
+    methods: tuple[str, ...]
+    kind: Kind
+    ends_in_done: bool = False  # its event stream ends in `data: [DONE]`
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request's route; `item` is the id at the end of the path, where the route has one."""
+
+    route: Route
+    item: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoMethod:
+    """The path exists, the method does not."""
+
+    allow: tuple[str, ...]
+
+
+_GET = ("GET", "HEAD")
+_POST = ("POST",)
+
+ROUTES: tuple[Route, ...] = (
+    Route("/health", _GET, Kind.HEALTH),
+    Route("/metrics", _GET, Kind.METRICS),
+    Route("/version", _GET, Kind.ANY),
+    Route("/tokenizer_info", _GET, Kind.ANY),
+    Route("/v1/models", _GET, Kind.MODELS),
+    Route("/v1/chat/completions", _POST, Kind.JSON, ends_in_done=True),
+    Route("/v1/completions", _POST, Kind.JSON, ends_in_done=True),
+    Route("/v1/audio/transcriptions", _POST, Kind.FORM, ends_in_done=True),
+    Route("/v1/audio/translations", _POST, Kind.FORM, ends_in_done=True),
+    *(
+        Route(path, _POST, Kind.JSON)
+        for path in (
+            "/v1/chat/completions/batch",
+            "/v1/chat/completions/render",
+            "/v1/chat/completions/derender",
+            "/v1/completions/render",
+            "/v1/completions/derender",
+            "/v1/responses",
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/v1/messages/render",
+            "/v1/embeddings",
+            "/v1/score",
+            "/v1/rerank",
+            "/v1/systemone",
+            "/v2/rerank",
+            "/v2/embed",
+            "/cohere/v2/chat",
+            "/rerank",
+            "/score",
+            "/classify",
+            "/pooling",
+            "/generative_scoring",
+            "/tokenize",
+            "/detokenize",
+            "/inference/v1/generate",
+        )
+    ),
+)
+
+_EXACT = {route.path: route for route in ROUTES}
+_RENDER = Route("/v1/responses/render", _POST, Kind.JSON)
+_STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED)
+_CANCEL = Route("/v1/responses/{id}/cancel", _POST, Kind.STORED)
+_MODEL = Route("/v1/models/{id}", _GET, Kind.MODEL)
+_RESPONSE_ID = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,200})(/cancel)?")
+_MODEL_ID = re.compile(r"/v1/models/(.{1,1000})")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """`(path, query)` of a request target, both as they came; absolute form loses scheme and authority.
+
+    RFC 9112 3.2.2: a server must accept absolute form. Asterisk and authority form match no route.
+    """
+    lowered = target[:8].lower()
+    for scheme in ("http://", "https://"):
+        if lowered.startswith(scheme):
+            rest = target[len(scheme) :]
+            cut = min((at for at in (rest.find("/"), rest.find("?")) if at >= 0), default=len(rest))
+            target = rest[cut:]
+            break
+    path, mark, query = target.partition("?")
+    return path, mark + query
+
+
+def _route_of(path: str) -> Match | None:
+    if route := _EXACT.get(path):
+        return Match(route)
+    if path == _RENDER.path:
+        return Match(_RENDER)
+    if found := _RESPONSE_ID.fullmatch(path):
+        return Match(_CANCEL if found[2] else _STORED, found[1])
+    if found := _MODEL_ID.fullmatch(path):
+        return Match(_MODEL, unquote(found[1]))
+    return None
+
+
+def match(method: str, path: str) -> Match | NoMethod | None:
+    """The route of a request, or why there is none. `path` is undecoded and without its query."""
+    found = _route_of(path)
+    if found is None:
+        return None
+    if method not in found.route.methods:
+        return NoMethod(found.route.methods)
+    return found

@@ -1,0 +1,144 @@
+"""The queue of requests that no instance can start yet.
+
+Bounds: by count, by bytes of bodies, by each ticket's deadline. Order: priority classes first (smaller
+first); within a class the API keys share by start-time fair queueing (Goyal, Vin, Cheng 1996) over the
+requests' estimated cost, so that a key with a thousand waiting requests does not delay one with two; within
+a key by `rank`, which the scheduler gives: the time of arrival, less a head start for small requests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+
+from launcher.proxy.scheduling.demand import Ticket
+
+Place = tuple[float, int, Ticket]  # rank, number of arrival (unique), ticket
+
+
+class Lane:
+    """What waits of one key in one priority class, in the order of rank."""
+
+    __slots__ = ("finish", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Place] = []
+        self.finish = 0.0  # virtual time at which its share of what was started is used up
+
+
+class Queue:
+    """Tickets that wait. Counts and bytes are exact; nothing is ever dropped by it."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        self.count = 0
+        self.bytes = 0
+        self.work_s = 0.0  # sum of the tickets'
+        self.families: dict[int | None, int] = {}  # how many wait of each
+        self._classes: dict[int, dict[str | None, Lane]] = {}
+        self._virtual: dict[int, float] = {}  # virtual time per class
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def refusal(self, body_bytes: int) -> str | None:
+        """Why one more of this size can't wait; None when it can."""
+        if self.count >= self.max_requests:
+            return f"{self.count} requests wait already"
+        if self.bytes + body_bytes > self.max_bytes:
+            return f"{self.bytes} bytes of request bodies wait already"
+        return None
+
+    def add(self, ticket: Ticket) -> None:
+        """It waits, `ticket.rank` and `.cost` being set."""
+        demand = ticket.demand
+        lanes = self._classes.setdefault(demand.priority, {})
+        lane = lanes.get(demand.key)
+        if lane is None:
+            lane = lanes[demand.key] = Lane()
+        insort(lane.waiting, (ticket.rank, ticket.number, ticket))
+        heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
+        ticket.waits = True
+        self.count += 1
+        self.bytes += demand.body_bytes
+        self.work_s += ticket.work_s
+        self.families[ticket.family] = self.families.get(ticket.family, 0) + 1
+
+    def take(self, ticket: Ticket) -> None:
+        """It is started: its key is charged."""
+        demand = ticket.demand
+        lane = self._classes[demand.priority][demand.key]
+        start = max(lane.finish, self._virtual.get(demand.priority, 0.0))
+        self._virtual[demand.priority] = start
+        lane.finish = start + ticket.cost
+        self._leave(ticket, lane)
+
+    def remove(self, ticket: Ticket) -> None:
+        """It waits no longer, and was not started."""
+        demand = ticket.demand
+        self._leave(ticket, self._classes[demand.priority][demand.key])
+
+    def ordered(self) -> Iterator[Ticket]:
+        """All that wait, in the order in which they would start. The queue must not change meanwhile."""
+        for priority in sorted(self._classes):
+            lanes = self._classes[priority]
+            if len(lanes) == 1:
+                for lane in lanes.values():
+                    for place in lane.waiting:
+                        yield place[2]
+            else:
+                yield from self._merged(list(lanes.values()), self._virtual.get(priority, 0.0))
+
+    def expired(self, now: float) -> list[Ticket]:
+        """Take out those whose deadline has come, the earliest first."""
+        gone = []
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].waits):
+            ticket = heappop(deadlines)[2]
+            if ticket.waits:
+                self.remove(ticket)
+                gone.append(ticket)
+        return gone
+
+    def next_deadline(self) -> float | None:
+        """When the next one expires, or earlier."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @staticmethod
+    def _merged(lanes: list[Lane], virtual: float) -> Iterator[Ticket]:
+        """Start-time fair queueing, played forward: always the lane whose share is used up first."""
+        heads = [
+            (max(lane.finish, virtual), lane.waiting[0][1], 0, lane.waiting) for lane in lanes if lane.waiting
+        ]
+        heapify(heads)
+        while heads:
+            finish, _, at, waiting = heads[0]
+            ticket = waiting[at][2]
+            yield ticket
+            at += 1
+            if at < len(waiting):
+                heapreplace(heads, (finish + ticket.cost, waiting[at][1], at, waiting))
+            else:
+                heappop(heads)
+
+    def _leave(self, ticket: Ticket, lane: Lane) -> None:
+        demand = ticket.demand
+        del lane.waiting[bisect_left(lane.waiting, (ticket.rank, ticket.number))]
+        ticket.waits = False
+        self.count -= 1
+        self.bytes -= demand.body_bytes
+        left = self.families[ticket.family] - 1
+        if left:
+            self.families[ticket.family] = left
+        else:
+            del self.families[ticket.family]
+        self.work_s = self.work_s - ticket.work_s if self.count else 0.0
+        if not lane.waiting and not any(other.waiting for other in self._classes[demand.priority].values()):
+            del self._classes[demand.priority]  # nobody waits: all shares begin anew
+            self._virtual.pop(demand.priority, None)
+        if len(self._deadlines) > 2 * self.count + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].waits]
+            heapify(self._deadlines)

@@ -1,0 +1,187 @@
+"""Which instance is best for a ticket: one rule each. Pure; randomness and the clock are arguments.
+
+`choose` gets the candidates (ordered by slot) and those of them that can start it now (at least one). It gives
+one candidate: if that can't start it now, the ticket waits for it, and is asked again at every change.
+"""
+
+# ruff: noqa: ARG002 - one signature for all policies
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from math import ceil
+from typing import Protocol, assert_never
+
+from launcher.config.schema import Policy as PolicyName
+from launcher.proxy.scheduling.demand import Ticket
+from launcher.proxy.scheduling.speeds import Speeds
+from launcher.proxy.scheduling.upstreams import Upstream
+
+Pick = Callable[[int], int]  # n -> a number in range(n): random.Random(seed).randrange, or a test's own
+
+
+class Policy(Protocol):
+    """One rule and what it remembers from request to request."""
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """One of `candidates`; of `opened` if it shall start now."""
+        ...
+
+
+class LeastRequests:
+    """The one that works on the fewest requests for its weight; a random one of those that tie."""
+
+    def __init__(self, pick: Pick) -> None:
+        self._pick = pick
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """See Policy."""
+        loads = [(u.in_flight + 1) * u.lag for u in opened]
+        fewest = min(loads)
+        tied = [u for u, load in zip(opened, loads, strict=True) if load == fewest]
+        return tied[self._pick(len(tied))] if len(tied) > 1 else tied[0]
+
+
+class RoundRobin:
+    """The next slot that can start it, round the table, per model."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """See Policy."""
+        last = self._last.get(opened[0].model, -1)
+        chosen = next((u for u in opened if u.slot > last), opened[0])
+        self._last[chosen.model] = chosen.slot
+        return chosen
+
+
+class LeastTokens:
+    """The one with the least work: seconds of prefill before this prompt's end, then seconds of decode."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        self._speeds = speeds
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """See Policy."""
+        speeds = self._speeds
+        return min(opened, key=lambda u: speeds.prefill_s(u, now) + speeds.decode_s(u))
+
+
+class PrefixAware:
+    """The one where the first token comes soonest and costs the others least; waits for it if it must.
+
+    cost = prefill that is before it + own prefill of what is not cached + what its room in the cache costs.
+    """
+
+    def __init__(self, speeds: Speeds, families: Mapping[int | None, int]) -> None:
+        self._speeds = speeds
+        self._families = families
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """See Policy."""
+        speeds = self._speeds
+        demand = ticket.demand
+        prefix = demand.prefix
+        best = candidates[0]
+        least = float("inf")
+        block = speeds.block_tokens
+        others = 1.0 + speeds.delayed
+        own_s = speeds.own_s()
+        length = len(prefix)
+        hits = [u.store.match(prefix) for u in candidates] if length else [0] * len(candidates)
+        most = max(hits)
+        sharing = 1.0 + (self._families.get(prefix[most - 1], 0) if most else 0)
+        shortest = max(1.0, demand.prompt_tokens - most * block)
+        here = max(h for u, h in zip(candidates, hits, strict=True) if u in opened) if most else 0
+        for upstream, hit in zip(candidates, hits, strict=True):
+            busy = upstream not in opened
+            if busy and hit <= here:
+                continue  # nothing to wait for: an open one holds as much of the prompt
+            ledger = upstream.ledger
+            token_s = upstream.line.slope * upstream.lag
+            start = ledger.reserved
+            if ledger.pending:
+                start += ledger.remaining_s(now, token_s)
+            full = (upstream.in_flight + ledger.surplus) / upstream.max_num_seqs
+            if full >= 1.0:
+                start += speeds.seat_s(upstream)
+            work = shortest
+            if hit < length:
+                extra = (most - hit) * block
+                gone = upstream.store.overflow(length - hit)
+                if gone:
+                    extra += gone * block * self._regret(upstream, candidates)
+                work += extra / sharing
+            cost = start + work * token_s * others + own_s * full * full
+            if busy:
+                cost += UNSURE * start
+            if cost < least:
+                best, least = upstream, cost
+        return best
+
+    @staticmethod
+    def _regret(upstream: Upstream, candidates: Sequence[Upstream]) -> float:
+        """Part of what goes from its cache that will be computed anew."""
+        oldest = upstream.store.oldest()
+        if oldest is not None and any(u is not upstream and u.store.holds(oldest) for u in candidates):
+            return 0.25 * upstream.store.ghosts.regret
+        return upstream.store.ghosts.regret
+
+
+UNSURE = 0.1  # part by which a wait may turn out longer than it seems: one that is free now is sure
+
+
+class Session:
+    """Rendezvous hashing of the session with bounded load; without a session, least tokens.
+
+    The instance is the highest hash(session, slot) among those whose load is at most LOAD times the mean
+    (Mirrokni, Thorup, Zadimoghaddam 2016), so a session moves only when its instance is overfull or gone.
+    """
+
+    LOAD = 1.25
+
+    def __init__(self, speeds: Speeds) -> None:
+        self._otherwise = LeastTokens(speeds)
+
+    def choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream:
+        """See Policy."""
+        session = ticket.demand.session
+        if session is None:
+            return self._otherwise.choose(ticket, candidates, opened, now)
+        bound = ceil(self.LOAD * (sum(u.in_flight for u in candidates) + 1) / len(candidates))
+        fitting = [u for u in candidates if u.in_flight + 1 <= bound]  # the least loaded one always fits
+        return max(fitting, key=lambda u: _score(session, u.slot))
+
+
+def _score(session: str, slot: int) -> bytes:
+    """A number that a session has for a slot, the same after every restart."""
+    return blake2b(f"{slot}/{session}".encode(errors="surrogateescape"), digest_size=8).digest()
+
+
+def make_policy(name: PolicyName, pick: Pick, speeds: Speeds, families: Mapping[int | None, int]) -> Policy:
+    """The policy of that name."""
+    match name:
+        case PolicyName.PREFIX_AWARE:
+            return PrefixAware(speeds, families)
+        case PolicyName.LEAST_TOKENS:
+            return LeastTokens(speeds)
+        case PolicyName.LEAST_REQUESTS:
+            return LeastRequests(pick)
+        case PolicyName.ROUND_ROBIN:
+            return RoundRobin()
+        case PolicyName.SESSION:
+            return Session(speeds)
+    assert_never(name)

@@ -1,0 +1,168 @@
+"""How fast the instances are and how long requests last: from first tokens, ends and usage. In our estimated tokens."""
+
+from __future__ import annotations
+
+from math import expm1, log
+
+from launcher.proxy.scheduling.demand import Ticket
+from launcher.proxy.scheduling.estimates import PREFILL, TYPICAL_PROMPT, Line, Mean, Rate
+from launcher.proxy.scheduling.prefixes import BLOCK_BYTES, Ghosts
+from launcher.proxy.scheduling.upstreams import Upstream
+
+TOKENS_PER_BYTE = 0.25  # until usage tells better
+TOKEN_S = 0.05  # between two tokens of one answer, until some have been seen
+WINDOW_S = 30.0  # of the rates at which work comes
+MOST_LOAD = 0.9  # a higher one is not told from this in so short a time
+LEAST_SIZE = 0.01  # of a typical prefill: nothing is so small that it may pass more than this lets it
+LEARNED = 30  # first tokens seen before the line is trusted to tell a cached prompt from one that was not
+LEARN = 0.03  # part by which the belief of a cache's size changes at a contradiction
+OUTPUT = 200.0  # tokens of an answer, until some have been seen
+
+
+class Speeds:
+    """Everything learned, shared by all instances of one scheduler but for each one's own slowness."""
+
+    def __init__(self) -> None:
+        self._prefill: dict[str, Line] = {}
+        self._ghosts: dict[str, Ghosts] = {}
+        self._step = Mean(TOKEN_S, 500)
+        self._output = Mean(OUTPUT, 500)
+        self._used = Mean(1.0, 500)  # share of max_tokens that is really produced
+        self._per_byte = Mean(TOKENS_PER_BYTE, 200)
+        self._starts = Rate(WINDOW_S)  # requests bound
+        self._busy = Rate(WINDOW_S)  # seconds of prefill bound
+        self._own = Mean(TYPICAL_PROMPT * PREFILL[1], 200)  # seconds of prefill of one request
+        self.delayed = 0.0  # others that a second of work more delays just now; the scheduler sets it
+        self.block_tokens = BLOCK_BYTES * TOKENS_PER_BYTE
+
+    def line(self, model: str) -> Line:
+        """Seconds to the first token over tokens of prefill before and in it."""
+        line = self._prefill.get(model)
+        if line is None:
+            line = self._prefill[model] = Line(PREFILL, TYPICAL_PROMPT, 200)
+        return line
+
+    def ghosts(self, model: str) -> Ghosts:
+        """What the instances of a model have forgotten."""
+        return self._ghosts.setdefault(model, Ghosts())
+
+    def token_s(self, upstream: Upstream) -> float:
+        """Seconds of prefill per prompt token on this instance."""
+        return upstream.line.slope * upstream.lag
+
+    def prefill_s(self, upstream: Upstream, now: float) -> float:
+        """Seconds until what is bound to it is prefilled."""
+        ledger = upstream.ledger
+        return ledger.remaining_s(now, upstream.line.slope * upstream.lag) if ledger.pending else 0.0
+
+    def decode_s(self, upstream: Upstream) -> float:
+        """Seconds of decode left on it, as if all of its seats were taken."""
+        return upstream.ledger.decode * self._step.value / upstream.max_num_seqs
+
+    def seat_s(self, upstream: Upstream) -> float:
+        """Seconds until one of its requests leaves, when all of its seats are taken."""
+        return self._output.value * self._step.value / upstream.max_num_seqs
+
+    def own_s(self) -> float:
+        """Seconds of prefill of a typical request."""
+        return self._own.value
+
+    def weigh(self, backlog_s: float, instances: int, now: float) -> None:
+        """Set `delayed`: how many others one second of work more delays by one second, shared out over all.
+
+        `instances` with `backlog_s` of work each stay busy for backlog / (1 - load), and all requests that come
+        meanwhile, and each of them an `instances`-th of it, wait for it.
+        """
+        if backlog_s <= 0.0:
+            self.delayed = 0.0
+            return
+        load = min(MOST_LOAD, self._busy.per_s(now) / instances)
+        self.delayed = self._starts.per_s(now) * backlog_s / instances / (1.0 - load)
+
+    def seen_bound(self, uncached_s: float, now: float) -> None:
+        """A request with so many seconds of prefill was bound."""
+        self._own.add(uncached_s)
+        self._starts.add(now)
+        self._busy.add(now, uncached_s)
+
+    def head_start_s(self, work_s: float) -> float:
+        """How much earlier than it came a request with so much prefill is ranked.
+
+        Small ones pass large ones, by an amount that is bounded for all sizes but the smallest: the boost of
+        Yu and Scully 2024 ("Strongly tail-optimal scheduling in the light-tailed M/G/1"), which thins the tail
+        of the waiting times against first come, first served, and starves nobody.
+        """
+        typical = self._own.value
+        size = min(50.0, max(LEAST_SIZE, work_s / typical)) if typical > 0.0 else 50.0
+        return -typical * log(-expm1(-size))
+
+    def horizon_s(self, upstream: Upstream) -> float:
+        """Prefill that may be left when the next one is bound: a step, so that the engine never waits for us."""
+        return upstream.line.base + 0.01
+
+    def prompt_tokens(self, prompt_bytes: int) -> int:
+        """Tokens of a prompt of so many bytes of JSON text."""
+        return int(prompt_bytes * self._per_byte.value) + 1
+
+    def output_tokens(self, max_tokens: int | None, n: int = 1) -> int:
+        """Tokens of an answer, `n` of them, when at most `max_tokens` are asked for each."""
+        likely = self._output.value
+        if max_tokens is not None:
+            likely = max_tokens * self._used.value if self._used.count else max_tokens
+        return max(1, int(likely)) * n
+
+    def seen_first(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+        """A streamed answer began."""
+        line = upstream.line
+        took = now - ticket.bound
+        expected = line.at(ticket.work)
+        if line.count >= LEARNED and self._misjudged(ticket, upstream, took, line):
+            return  # it says nothing of speed
+        if expected > 0.0:
+            upstream.health.slowness.add(min(10.0, took / expected))
+        line.add(ticket.work, took)
+
+    def seen_cached(self, ticket: Ticket, upstream: Upstream, cached: float) -> None:
+        """So many tokens of its prompt were found in the cache: learn how much the cache holds."""
+        if upstream.kv_tokens is not None:
+            return
+        believed = ticket.demand.prompt_tokens - ticket.uncached
+        doubt = max(2.0 * self.block_tokens, 0.3 * ticket.demand.prompt_tokens)
+        if cached < believed - doubt:
+            upstream.store.resize(1.0 - LEARN)
+        elif cached > believed + doubt:
+            upstream.store.resize(1.0 + LEARN)
+
+    def _misjudged(self, ticket: Ticket, upstream: Upstream, took: float, line: Line) -> bool:
+        """Whether a first token came so late, or so soon, that its prompt was not cached, or was, against belief."""
+        slope = line.slope * upstream.lag
+        if slope <= 0.0:
+            return False
+        really = ticket.uncached + (took - line.base) / slope - ticket.work
+        really = min(float(ticket.demand.prompt_tokens), max(1.0, really))
+        doubt = max(4.0 * self.block_tokens, 0.5 * ticket.demand.prompt_tokens)
+        if abs(really - ticket.uncached) <= doubt:
+            return False
+        self.seen_cached(ticket, upstream, ticket.demand.prompt_tokens - really)
+        return True
+
+    def seen_end(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+        """An answer ended well, `ticket.tokens` long. One that came whole took at least its prefill's time."""
+        took = now - ticket.bound
+        if not ticket.demand.stream and took < upstream.line.at(ticket.work):
+            upstream.line.add(ticket.work, took)
+        if ticket.tokens < 2 or ticket.first is None:
+            return
+        self._output.add(ticket.tokens)
+        self._step.add((now - ticket.first) / (ticket.tokens - 1))
+
+    def seen_used(self, produced: int, asked: int | None) -> None:
+        """An answer ended with so many tokens, `asked` being its max_tokens."""
+        if asked and produced:
+            self._used.add(min(1.0, produced / asked))
+
+    def seen_prompt(self, prompt_bytes: int, tokens: int) -> None:
+        """Usage told how many tokens a prompt was."""
+        if prompt_bytes > 0 and tokens > 0:
+            self._per_byte.add(tokens / prompt_bytes)
+            self.block_tokens = BLOCK_BYTES * self._per_byte.value

@@ -1,0 +1,124 @@
+"""Follow a stream of server-sent events: where events end, whether one is an error, whether [DONE] came.
+
+vLLM 0.32 ends a stream whose engine died with `data: {"error": ...}` and then `data: [DONE]` (measured;
+entrypoints/openai/chat_completion/serving.py). A client that sees [DONE] takes the answer for whole, so it
+is left out after an error.
+
+Only whole events pass. The bytes of an unfinished event are held until its blank line comes: an instance
+that is cut in the middle of one leaves no half JSON with the client. vLLM writes whole events, so nothing
+waits; an event past HOLD_BYTES passes as it comes.
+"""
+
+from __future__ import annotations
+
+import re
+
+HOLD_BYTES = 1 << 20
+
+_BOUNDARY = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+_ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
+_ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
+_DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
+_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+
+
+class EventTracker:
+    """State of one stream. `feed` says what may pass to the client."""
+
+    def __init__(self) -> None:
+        self.events = 0  # whole events passed or left out
+        self.done = False  # [DONE] came, and no error before it
+        self.error: bytes | None = None  # the first error event; an engine's fault has not been passed
+        self.error_first = False  # nothing came before it
+        self._held = b""
+        self._open = False  # part of an unfinished event has passed (it is larger than HOLD_BYTES)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take what the instance sent; return what may pass, possibly nothing."""
+        data = self._held + chunk if self._held else chunk
+        cut = len(data) if data.endswith(b"\n\n") else _last_boundary(data)
+        if cut == 0:
+            self._held = data
+            return self._overflow()
+        whole, self._held = (data, b"") if cut == len(data) else (data[:cut], data[cut:])
+        passed = self._judge(whole)
+        return passed + self._overflow() if len(self._held) > HOLD_BYTES else passed
+
+    def _overflow(self) -> bytes:
+        if len(self._held) <= HOLD_BYTES:
+            return b""
+        # The last 3 bytes may begin a boundary.
+        passed, self._held = self._held[:-3], self._held[-3:]
+        self._open = True
+        return passed
+
+    def _judge(self, whole: bytes) -> bytes:
+        """Whole events in, the same without [DONE] after an error out."""
+        if self.error is None and b"error" not in whole and b"failed" not in whole and b"[DONE]" not in whole:
+            self.events += whole.count(b"\n\n") or 1
+            self._open = False
+            return whole
+        passed = bytearray()
+        start = 0
+        for found in _BOUNDARY.finditer(whole):
+            event = whole[start : found.end()]
+            start = found.end()
+            if self._keep(event):
+                passed += event
+        passed += whole[start:]
+        return bytes(passed)
+
+    def _keep(self, event: bytes) -> bool:
+        rest_of_open, self._open = self._open, False
+        if rest_of_open:
+            self.events += 1
+            return True
+        is_done = False
+        for line in event.splitlines():
+            if _DONE.match(line):
+                is_done = True
+            elif self.error is None and (_ERROR_DATA.match(line) or _ERROR_NAME.match(line)):
+                self.error = event
+                self.error_first = self.events == 0
+        if self.engine_fault:
+            return False  # withheld, with all after it: the stream may go on elsewhere
+        self.events += 1
+        if is_done and self.error is None:
+            self.done = True
+        return not (is_done and self.error is not None)
+
+    def rest(self) -> bytes:
+        """What a stream that ended by itself left unfinished. It passes as it is."""
+        rest, self._held = self._held, b""
+        if _DONE.match(rest.strip()):  # a last event without its blank line
+            if self.error is not None:
+                return b""
+            self.done = True
+        return b"" if self.engine_fault else rest
+
+    def break_off(self) -> bytes:
+        """What must come before an event of ours when the stream broke: the end of an open event.
+
+        Held bytes are dropped: half an event is no use to anybody.
+        """
+        self._held = b""
+        was_open, self._open = self._open, False
+        return b"\n\n" if was_open else b""
+
+    @property
+    def torn(self) -> bool:
+        """Part of an event has passed, and its end has not come."""
+        return self._open
+
+    @property
+    def engine_fault(self) -> bool:
+        """The error event is the engine's fault, not the request's: no 4xx code in it."""
+        if self.error is None:
+            return False
+        code = _CODE.search(self.error)
+        return code is None or not code[1].startswith(b"4")
+
+
+def _last_boundary(data: bytes) -> int:
+    """Index after the last blank line; 0 when there is none."""
+    return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in (b"\n\n", b"\n\r\n", b"\r\r"))

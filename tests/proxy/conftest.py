@@ -1,0 +1,56 @@
+"""Fixtures of the front door's tests; a test that leaks a task fails. All run on asyncio and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import pytest
+import uvloop
+from proxy.front_house import Build, House
+
+from launcher.config.schema import Model, Proxy
+from launcher.proxy.app import FrontDoor
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Both loops."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def build(tmp_path: Path) -> AsyncIterator[Build]:
+    """build(**proxy settings) -> House, closed at the test's end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(*names: str, **settings: object) -> House:
+            idle: list[tuple[int, int]] = []
+            suspects: list[tuple[int, int, str]] = []
+            door = FrontDoor(
+                Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
+                models=[Model(name=name, path="/x") for name in names or ("m",)],
+                on_idle=lambda slot, generation: idle.append((slot, generation)),
+                on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
+                chance=Random(7),  # noqa: S311
+            )
+            await door.start()
+            stack.push_async_callback(door.stop, 0.0)
+            base = door.endpoint if door.endpoint.startswith("http") else None
+            client = await stack.enter_async_context(aiohttp.ClientSession(base))
+            return House(tmp_path, stack, door, client, idle, suspects)
+
+        yield make
+    leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if leaked:
+        await asyncio.wait(leaked, timeout=1)
+    assert not [task for task in leaked if not task.done()]
+
+
+@pytest.fixture
+async def house(build: Build) -> House:
+    """One with default settings and the model "m"."""
+    return await build()

@@ -1,0 +1,68 @@
+"""A front door with engines behind it, and ways to look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp.client import _RequestContextManager
+from proxy.scripted_engine import FakeEngine, Script, answer_chat
+
+from launcher.proxy.app import FrontDoor
+
+
+@dataclass
+class House:
+    """A front door with engines behind it, as the daemon would have built it."""
+
+    folder: Path
+    stack: AsyncExitStack
+    door: FrontDoor
+    client: aiohttp.ClientSession
+    idle: list[tuple[int, int]]
+    suspects: list[tuple[int, int, str]]
+
+    async def engine(
+        self, slot: int, script: Script = answer_chat, *, generation: int = 1, model: str = "m"
+    ) -> FakeEngine:
+        """An engine that listens and is ready."""
+        engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script)
+        await self.stack.enter_async_context(engine)
+        self.door.add_upstream(slot, generation, model, engine.address, 8)
+        return engine
+
+    def chat(self, *, stream: bool = False, model: str = "m", **more: object) -> _RequestContextManager:
+        body = {"model": model, "messages": [], "stream": stream, **more}
+        return self.client.post("/v1/chat/completions", data=json.dumps(body))
+
+    async def raw(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of its own, with this already sent."""
+        host, port = self.door.endpoint.removeprefix("http://").rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self.stack.callback(writer.close)
+        writer.write(request)
+        return reader, writer
+
+    def sums(self) -> dict[str, int]:
+        names = ("accepted", "completed", "client_aborted", "rejected", "failed", "in_flight")
+        stats = self.door.stats()
+        return {name: int(str(stats[name])) for name in names}
+
+    def balanced(self) -> bool:
+        sums = self.sums()
+        return sums.pop("accepted") == sum(sums.values())
+
+
+Build = Callable[..., Awaitable[House]]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    """Wait for what another task will do."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - nothing to await in what is watched
+            await asyncio.sleep(0.002)

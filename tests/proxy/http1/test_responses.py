@@ -1,0 +1,95 @@
+"""An instance's head: what is refused, what is read from it, and what goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.proxy.http1 import BadResponse, client_head, parse_response
+
+
+def answer(*lines: str, first: str = "HTTP/1.1 200 OK") -> bytes:
+    return b"".join(line.encode() + b"\r\n" for line in (first, *lines, ""))
+
+
+STREAM = answer(
+    "date: d",
+    "server: uvicorn",
+    "Content-Type: Text/Event-Stream; charset=utf-8",
+    "transfer-encoding: chunked",
+)
+
+
+def test_a_stream() -> None:
+    head = parse_response(STREAM, "POST")
+    assert (head.status, head.reason, head.content_type) == (200, b"OK", b"text/event-stream")
+    assert (head.length, head.chunked, head.until_close, head.keep_alive) == (None, True, False, True)
+    assert head.get(b"content-type") == "Text/Event-Stream; charset=utf-8"
+    assert head.all(b"date") == ["d"]
+    assert head.fields.startswith(b"date: d\r\n")
+
+
+@pytest.mark.parametrize(
+    ("raw", "method", "expected"),
+    [
+        (answer("Content-Length: 5"), "GET", (5, False, False, True)),
+        (answer("Content-Length: 5"), "HEAD", (0, False, False, True)),
+        (answer("Content-Length: 5", first="HTTP/1.1 304 X"), "GET", (0, False, False, True)),
+        (answer("Transfer-Encoding: chunked", first="HTTP/1.1 204 X"), "GET", (0, False, False, True)),
+        (answer(first="HTTP/1.1 100 Continue"), "POST", (0, False, False, True)),
+        (answer(), "GET", (None, False, True, False)),
+        (answer("Content-Length: 5", "Connection: close"), "GET", (5, False, False, False)),
+        (answer("Content-Length: 5", first="HTTP/1.0 200 OK"), "GET", (5, False, False, False)),
+        (answer("Content-Length: 5", "Connection: keep-alive", first="HTTP/1.0 200 OK"), "GET", (5, False, False, True)),
+        (answer("Content-Length: 0", first="HTTP/1.1 200 "), "GET", (0, False, False, True)),
+        (answer("Content-Length: 0", first="HTTP/1.1 200"), "GET", (0, False, False, True)),
+    ],
+)  # fmt: skip
+def test_framing(raw: bytes, method: str, expected: tuple[object, ...]) -> None:
+    head = parse_response(raw, method)
+    assert (head.length, head.chunked, head.until_close, head.keep_alive) == expected
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
+        answer(first="HTTP/1.2 200 OK"),
+        answer(first="HTTP/2 200 OK"),
+        answer(first="HTTP/1.1 099 OK"),
+        answer(first="HTTP/1.1 600 OK"),
+        answer(first="HTTP/1.1 2000 OK"),
+        answer(first="HTTP/1.1 101 Switching Protocols"),
+        answer("X : 1"),
+        answer(" X: 1"),
+        answer("X"),
+        answer("X: \x00"),
+        answer("Content-Length: 5", "Content-Length: 5"),
+        answer("Content-Length: x"),
+        answer("Content-Length:"),
+        answer("Content-Length: 5", "Transfer-Encoding: chunked"),
+        answer("Transfer-Encoding: gzip, chunked"),
+        answer("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        answer("Transfer-Encoding: chunked", first="HTTP/1.0 200 OK"),
+        answer("X: " + "y" * 65536),
+    ],
+)
+def test_answers_that_are_none(raw: bytes) -> None:
+    with pytest.raises(BadResponse) as caught:
+        parse_response(raw, "GET")
+    assert caught.value.reason
+
+
+def test_what_goes_on() -> None:
+    head = parse_response(STREAM, "POST")
+    assert client_head(head, "r", framing=b"Transfer-Encoding: chunked\r\n", keep_alive=True) == (
+        b"HTTP/1.1 200 OK\r\ndate: d\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\nX-Request-Id: r\r\n"
+        b"Server: numa-launcher\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    head = parse_response(
+        answer("Connection: close, x-hop", "X-Hop: 1", "Set-Cookie: a", "Set-Cookie: b"), "GET"
+    )
+    assert client_head(head, "r", framing=b"", keep_alive=False, extra=b"A: b\r\n") == (
+        b"HTTP/1.1 200 OK\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nX-Request-Id: r\r\nServer: numa-launcher\r\n"
+        b"Connection: close\r\nA: b\r\n\r\n"
+    )

@@ -1,0 +1,114 @@
+"""How fast instances are, learned from what requests do."""
+
+from __future__ import annotations
+
+import pytest
+from proxy.scheduling.house import ticket, up
+
+from launcher.proxy.scheduling.demand import Ticket
+from launcher.proxy.scheduling.speeds import LEARNED, Speeds
+from launcher.proxy.scheduling.upstreams import Upstream
+
+
+def house() -> tuple[Speeds, Upstream]:
+    speeds = Speeds()
+    upstream = up(0)
+    upstream.line = speeds.line("m")
+    assert speeds.line("m") is upstream.line
+    return speeds, upstream
+
+
+def began(tokens: int, uncached: float | None = None) -> Ticket:
+    one = ticket(tokens=tokens)
+    one.uncached = one.work = float(tokens) if uncached is None else uncached
+    return one
+
+
+def test_prefill_speed_comes_from_first_tokens() -> None:
+    speeds, upstream = house()
+    for n in range(200):
+        tokens = 100 + n % 10 * 100
+        speeds.seen_first(began(tokens), upstream, 0.08 + tokens / 1500)
+    assert speeds.token_s(upstream) == pytest.approx(1 / 1500, rel=0.02)
+    assert speeds.horizon_s(upstream) == pytest.approx(0.09, abs=0.01)
+
+
+def test_tokens_per_byte_come_from_usage() -> None:
+    speeds, _ = house()
+    assert speeds.prompt_tokens(400) == 101
+    speeds.seen_prompt(0, 10)
+    speeds.seen_prompt(1000, 500)
+    assert speeds.prompt_tokens(400) == 201
+    assert speeds.block_tokens == 256
+
+
+def test_answers_are_guessed_from_answers() -> None:
+    speeds, upstream = house()
+    assert speeds.output_tokens(100) == 100
+    assert speeds.output_tokens(None) == 200
+    assert speeds.output_tokens(None, 3) == 600
+    one = ticket()
+    speeds.seen_end(one, upstream, 1.0)
+    one.tokens, one.first = 51, 0.0
+    speeds.seen_end(one, upstream, 5.0)
+    assert speeds.output_tokens(None) == 51
+    speeds.seen_used(51, 102)
+    assert speeds.output_tokens(100) == 50
+    speeds.seen_used(51, None)
+    speeds.seen_used(0, 10)
+    assert speeds.output_tokens(100) == 50
+    assert speeds.decode_s(up(0)) == 0.0
+    assert speeds.seat_s(up(0, seqs=4)) == pytest.approx(51 * 0.1 / 4)
+
+
+def test_a_prompt_that_was_not_cached_against_belief_makes_the_cache_smaller_and_says_nothing_of_speed() -> (
+    None
+):
+    speeds, upstream = house()
+    for n in range(LEARNED + 10):
+        speeds.seen_first(began(100 + n % 5 * 100), upstream, (100 + n % 5 * 100) * 0.001)
+    before, capacity = upstream.line.count, upstream.store.capacity
+    speeds.seen_first(began(4000, uncached=100.0), upstream, 4.0)
+    assert upstream.line.count == before
+    assert upstream.store.capacity < capacity
+    smaller = upstream.store.capacity
+    speeds.seen_first(began(4000), upstream, 0.1)
+    assert upstream.store.capacity > smaller
+    known = up(1, kv_tokens=1000)
+    speeds.seen_cached(began(4000, uncached=100.0), known, 0)
+    assert known.store.capacity == up(2).store.capacity
+    same = upstream.store.capacity
+    speeds.seen_cached(began(4000), upstream, 0)
+    assert upstream.store.capacity == same
+
+
+def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
+    speeds, upstream = house()
+    for _ in range(LEARNED + 1):
+        upstream.line.add(0.0, 0.0)
+    upstream.line.base = upstream.line.slope = 0.0
+    speeds.seen_first(began(100), upstream, 0.0)
+    assert upstream.health.slowness.count == 0
+
+
+def test_work_is_weighed_by_whom_it_delays() -> None:
+    speeds, _ = house()
+    for n in range(100):
+        speeds.seen_bound(0.3, n * 0.1)
+    speeds.weigh(0.0, 4, 10.0)
+    assert speeds.delayed == 0.0
+    speeds.weigh(0.5, 4, 10.0)
+    light = speeds.delayed
+    speeds.weigh(2.0, 4, 10.0)
+    assert speeds.delayed > 3 * light > 0.0
+
+
+def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
+    speeds, _ = house()
+    sizes = (0.0, 1e-9, 0.01, 0.1, 0.5, 1.0, 5.0, 1e9)
+    starts = [speeds.head_start_s(size) for size in sizes]
+    assert starts == sorted(starts, reverse=True)
+    assert starts[0] < 5.0
+    assert starts[-1] >= 0.0
+    speeds.seen_bound(0.0, 0.0)
+    assert speeds.head_start_s(1.0) == pytest.approx(0.0)

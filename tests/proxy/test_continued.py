@@ -1,0 +1,160 @@
+"""A plain stream that is cut goes on on another instance; the client sees one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from proxy.front_house import Build, House, until
+from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, Script
+
+WORDS = [f" word{number}" for number in range(12)]
+
+
+def chunk_of(call_id: str, delta: dict[str, object], finish: str | None = None) -> bytes:
+    payload = {
+        "id": call_id, "object": "chat.completion.chunk", "created": 7, "model": "m",
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }  # fmt: skip
+    return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
+
+
+def speaks(cut_after: int | None, how: str = "cut", *, life: list[Call] | None = None) -> Script:
+    """Says WORDS, or what is left of them after the assistant's text in the request; cut on its first request."""
+    cuts = [cut_after]
+
+    async def script(call: Call) -> None:
+        if life is not None:
+            life.append(call)
+        body = json.loads(call.body)
+        said = body["messages"][-1]["content"] if body.get("continue_final_message") else ""
+        rest = list(WORDS)
+        while said and rest:
+            said = said[len(rest.pop(0)) :]
+        limit = cuts.pop() if cuts else None
+        await call.start_stream()
+        await call.chunk(
+            chunk_of(f"chatcmpl-{call.header('X-Request-Id')}", {"role": "assistant", "content": ""})
+        )
+        for number, word in enumerate(rest):
+            if number == limit:
+                await asyncio.sleep(0.02)
+                if how == "error":
+                    await call.chunk(ENGINE_ERROR)
+                    await call.chunk(DONE)
+                    await call.end_stream()
+                elif how == "half":
+                    await call.raw(b"c8\r\n" + chunk_of("x", {"content": word})[:40])
+                    await asyncio.sleep(0.02)
+                    call.cut()
+                elif how == "clean end":
+                    await call.end_stream()
+                else:
+                    call.cut()
+                return
+            await call.chunk(chunk_of("chatcmpl-x" if limit is None else "chatcmpl-y", {"content": word}))
+        await call.chunk(chunk_of("chatcmpl-x", {}, "stop"))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {
+                "prompt_tokens": 5 + 12 - len(rest),
+                "completion_tokens": len(rest) + 1,
+                "total_tokens": 18,
+            }
+            data = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 7, "model": "m"}
+            data |= {"choices": [], "usage": usage}
+            await call.chunk(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    return script
+
+
+def told(body: bytes) -> tuple[str, set[str], list[dict[str, object]]]:
+    """The text, the ids, and all chunks of a stream."""
+    chunks = [json.loads(e[6:]) for e in body.split(b"\n\n") if e.startswith(b"data: {")]
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    return text, {c["id"] for c in chunks}, chunks
+
+
+async def stream(house: House, **more: object) -> bytes:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, **more}
+    async with asyncio.timeout(10), house.chat(stream=True, **asked) as answer:
+        assert answer.status == 200
+        return await answer.read()
+
+
+@pytest.mark.parametrize("how", ["cut", "half", "error", "clean end"])
+@pytest.mark.parametrize("after", [1, 2, 7, 11])
+async def test_one_answer_from_two_instances(house: House, how: str, after: int) -> None:
+    await house.engine(0, speaks(after, how))
+    await house.engine(1, speaks(after, how))
+    await house.engine(2, speaks(None))
+    body = await stream(house)
+    text, ids, chunks = told(body)
+    assert text == "".join(WORDS)
+    assert body.endswith(DONE)
+    assert body.count(DONE) == 1
+    assert len([c for c in chunks if c["choices"] and c["choices"][0]["delta"].get("role")]) == 1  # type: ignore[index]
+    assert house.sums()["completed"] == 1
+    assert house.door.stats()["continued"] == 1
+    assert house.balanced()
+    assert ids
+
+
+async def test_usage_is_that_of_the_whole(house: House) -> None:
+    await house.engine(0, speaks(4))
+    await house.engine(1, speaks(4))
+    await house.engine(2, speaks(None))
+    body = await stream(house, stream_options={"include_usage": True})
+    _, _, chunks = told(body)
+    usage = chunks[-1]["usage"]
+    assert isinstance(usage, dict)
+    assert usage["prompt_tokens"] == 5
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    "field", [{"tools": [{"type": "function"}]}, {"logprobs": True}, {"n": 2}, {"response_format": {"type": "json_object"}}]
+)  # fmt: skip
+async def test_what_can_not_go_on_ends_honestly(house: House, field: dict[str, object]) -> None:
+    await house.engine(0, speaks(4))
+    await house.engine(1, speaks(4))
+    body = await stream(house, **field)
+    assert DONE not in body
+    last = body[:-2].split(b"\n\n")[-1]
+    assert "error" in json.loads(last.removeprefix(b"data: "))
+    assert house.sums()["failed"] == 1
+
+
+async def test_the_only_instance_comes_back_and_goes_on(house: House) -> None:
+    engine = await house.engine(0, speaks(5))
+    asked = asyncio.create_task(stream(house))
+    await until(lambda: bool(engine.calls))
+    await asyncio.sleep(0.1)
+    await engine.die()
+    house.door.remove_upstream(0, 1, "killed by signal 9")
+    await house.engine(0, speaks(None), generation=2)
+    text, _, _ = told(await asked)
+    assert text == "".join(WORDS)
+
+
+async def test_the_access_line_says_so(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "launcher.access")
+    await house.engine(0, speaks(3))
+    await house.engine(1, speaks(3))
+    await house.engine(2, speaks(None))
+    await stream(house)
+    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
+    assert record.__dict__["continued"] >= 1
+    assert record.__dict__["attempts"] >= 2
+
+
+async def test_a_stream_cut_again_and_again(build: Build) -> None:
+    house = await build(policy="round-robin")
+    for slot in range(3):
+        await house.engine(slot, speaks(3))
+    await house.engine(3, speaks(None))
+    text, _, _ = told(await stream(house))
+    assert text == "".join(WORDS)
+    assert house.sums()["completed"] == 1

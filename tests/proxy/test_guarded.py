@@ -1,0 +1,264 @@
+"""Keys, certificates, origins, aliases and overflow at the door: who may ask what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from proxy.front_house import Build, until
+from proxy.scripted_engine import DONE, Call, answer_chat
+
+from launcher.config.schema import Model, Overflow, Proxy
+from launcher.proxy import keyfile, keystore
+from launcher.proxy.app import FrontDoor
+
+
+def new_key(path: Path, name: str, **fields: object) -> str:
+    """Put a key into the file; the key."""
+    seed = name.encode()
+    key = keyfile.compose_key(seed.ljust(5, b"-")[:5], seed.ljust(32, b"-")[:32])
+    salt = seed.ljust(16, b"-")
+    known = {
+        "id": keyfile.id_of(key),
+        "name": name,
+        "hash": keyfile.hash_of(key, salt).hex(),
+        "salt": salt.hex(),
+    }
+    record = keyfile.make({**known, "created": "2026-11-20T10:00:00Z", **fields})
+    keystore.update(str(path), lambda old: (*old, record))
+    return key
+
+
+async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = new_key(keys, "app")
+    house = await build(api_keys_file=str(keys))
+    engine = await house.engine(0)
+    async with house.chat() as answer:
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        assert (await answer.json())["error"]["code"] == "invalid_api_key"
+    assert engine.calls == []
+    async with house.client.get("/health") as answer:
+        assert answer.status == 200
+    head = {"Authorization": f"Bearer {key}"}
+    body = json.dumps({"model": "m", "messages": []})
+    async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+        assert answer.status == 200
+    (call,) = engine.calls
+    assert call.header("Authorization") is None
+    async with house.client.get("/v1/models", headers=head) as answer:
+        assert [entry["id"] for entry in (await answer.json())["data"]] == ["m"]
+    async with house.client.get("/metrics") as answer:
+        page = await answer.text()
+    assert 'numa_launcher_key_requests_ended_total{key="app",outcome="completed"} 1.0' in page
+    assert key not in page
+
+
+async def test_a_keys_limits(build: Build, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = new_key(keys, "app", concurrency=1, models=("m",))
+    house = await build("m", "other", api_keys_file=str(keys))
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await answer_chat(call)
+
+    engine = await house.engine(0, script)
+    await house.engine(1, model="other")
+    head = {"Authorization": f"Bearer {key}"}
+
+    async def ask(model: str) -> tuple[int, str | None]:
+        body = json.dumps({"model": model, "messages": []})
+        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+            await answer.read()
+            return answer.status, answer.headers.get("Retry-After")
+
+    first = asyncio.create_task(ask("m"))
+    await until(lambda: bool(engine.calls))
+    status, retry = await ask("m")
+    assert status == 429
+    assert int(retry or 0) >= 1
+    assert (await ask("other"))[0] == 403
+    go.set()
+    assert (await first)[0] == 200
+    assert (await ask("m"))[0] == 200
+    assert house.balanced()
+
+
+async def test_tokens_of_whole_answers_count(build: Build, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = new_key(keys, "app", tokens_per_minute=1000)
+    house = await build(api_keys_file=str(keys))
+
+    async def script(call: Call) -> None:
+        await call.json(
+            {"id": "x", "usage": {"prompt_tokens": 395, "completion_tokens": 5, "total_tokens": 400}}
+        )
+
+    await house.engine(0, script)
+    head = {"Authorization": f"Bearer {key}"}
+    statuses = []
+    for _ in range(3):
+        body = json.dumps({"model": "m", "messages": [], "max_tokens": 10})
+        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+            statuses.append(answer.status)
+    assert statuses == [200, 200, 429]  # 800 of 1,000 are spent, and a third one takes 400
+    async with house.client.get("/metrics") as answer:
+        assert 'numa_launcher_key_tokens_total{key="app"} 800.0' in await answer.text()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_prompts_are_logged_only_where_that_is_wanted(
+    build: Build, caplog: pytest.LogCaptureFixture, wanted: bool
+) -> None:
+    caplog.set_level("DEBUG")
+    house = await build(log_prompts=wanted)
+    await house.engine(0)
+    async with house.chat(secret="what people wrote") as answer:
+        assert answer.status == 200
+    assert any("what people wrote" in record.getMessage() for record in caplog.records) == wanted
+
+
+async def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    command = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -days 2"
+    )
+    await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
+    key.chmod(0o600)
+    door = FrontDoor(
+        Proxy(listen=("127.0.0.1:0",), tls_certificate=str(certificate), tls_key=str(key)),
+        models=[Model(name="m", path="/x")],
+        on_idle=lambda *_: None,
+        on_suspect=lambda *_: None,
+    )
+    await door.start()
+    try:
+        assert door.endpoint.startswith("https://")
+        context = ssl.create_default_context(cafile=str(certificate))
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(door.endpoint + "/health", ssl=context) as answer,
+        ):
+            assert answer.status == 503
+    finally:
+        await door.stop(0)
+
+
+async def test_cors(build: Build) -> None:
+    house = await build(cors_origins=("https://chat.example.org",))
+    engine = await house.engine(0)
+    asks = {"Origin": "https://chat.example.org", "Access-Control-Request-Method": "POST"}
+    async with house.client.options("/v1/chat/completions", headers=asks) as answer:
+        assert answer.status == 204
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://chat.example.org"
+    body = b'{"model":"m"}'
+    head = {"Origin": "https://chat.example.org"}
+    async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://chat.example.org"
+    async with house.client.post(
+        "/v1/chat/completions", data=body, headers={"Origin": "https://evil.example"}
+    ) as answer:
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    assert engine.calls[0].header("Origin") is None  # else vLLM would allow everybody
+
+
+async def test_no_cors_unless_asked_for(build: Build) -> None:
+    house = await build()
+    await house.engine(0)
+    async with house.client.options(
+        "/v1/chat/completions", headers={"Origin": "https://a.example"}
+    ) as answer:
+        assert answer.status == 405
+
+
+async def test_what_passes_for_tracing(build: Build) -> None:
+    house = await build()
+    engine = await house.engine(0)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    head = {"traceparent": trace, "tracestate": "a=b", "X-Request-Id": "mine-1"}
+    async with house.client.post("/v1/completions", data=b'{"model":"m"}', headers=head) as answer:
+        assert answer.headers["X-Request-Id"] == "mine-1"
+        assert "queue;dur=" in answer.headers["Server-Timing"]
+    (call,) = engine.calls
+    assert (call.header("traceparent"), call.header("tracestate")) == (trace, "a=b")
+    assert call.header("X-Request-Id") == "mine-1"
+
+
+@pytest.fixture
+async def outside(unused_tcp_port: int) -> object:
+    """An external OpenAI-compatible endpoint; what it got."""
+    seen: list[tuple[dict[str, str], dict[str, object]]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((dict(request.headers), await request.json()))
+        if seen[-1][1].get("stream"):
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b'data: {"id":"o"}\n\n' + DONE)
+            return response
+        return web.json_response({"id": "outside"})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    yield f"http://127.0.0.1:{unused_tcp_port}/v1", seen
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_overflow_takes_what_has_no_room(
+    build: Build,
+    tmp_path: Path,
+    outside: tuple[str, list[tuple[dict[str, str], dict[str, object]]]],
+    stream: bool,
+) -> None:
+    url, seen = outside
+    keys, secret = tmp_path / "keys", tmp_path / "secret"
+    secret.write_text("sk-outside")
+    secret.chmod(0o600)
+    free, local = new_key(keys, "free"), new_key(keys, "local", local_only=True)
+    house = await build(
+        queue_max_requests=0,
+        api_keys_file=str(keys),
+        overflow=Overflow(url=url, models={"m": "gpt-outside"}, api_key_file=str(secret)),
+    )
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await answer_chat(call)
+
+    engine = await house.engine(0, script)
+
+    async def ask(key: str) -> tuple[int, bytes, str | None]:
+        body = json.dumps({"model": "m", "messages": [], "stream": stream})
+        head = {"Authorization": f"Bearer {key}"}
+        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+            return answer.status, await answer.read(), answer.headers.get("X-Served-By")
+
+    inside = [asyncio.create_task(ask(local)) for _ in range(8)]
+    await until(lambda: len(engine.calls) == 8)
+    assert (await ask(local))[0] == 429
+    assert seen == []
+    status, body, by = await ask(free)
+    assert (status, by) == (200, "overflow")
+    assert body.endswith(DONE) if stream else json.loads(body)["id"] == "outside"
+    headers, asked = seen[0]
+    assert headers["Authorization"] == "Bearer sk-outside"
+    assert free not in str(headers)
+    assert asked["model"] == "gpt-outside"
+    go.set()
+    assert {task[0] for task in await asyncio.gather(*inside)} == {200}
+    assert house.balanced()

@@ -1,0 +1,41 @@
+"""Ordinary events go from the instance's connection to the client's without being decoded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from proxy.front_house import House
+from proxy.scripted_engine import DONE, Call
+from proxy.test_continued import chunk_of
+
+from launcher.proxy.exchange import Outcome
+from launcher.proxy.relay import Relay
+
+
+async def test_ordinary_events_take_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    end = Relay._end
+
+    def note(self: Relay, outcome: Outcome) -> None:
+        taken.append(self.taken)
+        end(self, outcome)
+
+    monkeypatch.setattr(Relay, "_end", note)
+    sent = [chunk_of("a", {"content": f" w{number}"}) for number in range(60)]
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(chunk_of("a", {"role": "assistant", "content": ""}))
+        for data in sent:
+            await asyncio.sleep(0.002)  # a packet of its own, as an engine's token is
+            await call.chunk(data)
+        await call.chunk(chunk_of("a", {}, "stop"))
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    async with house.chat(stream=True) as answer:
+        body = await answer.read()
+    assert b"".join(sent) in body
+    assert taken[0] >= 30  # all but the first, and those that a busy machine joins

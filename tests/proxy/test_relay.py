@@ -1,0 +1,549 @@
+"""One attempt's ways: when this comes from the instance, this must leave to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+
+import aiohttp
+import pytest
+from proxy.front_house import Build, House, until
+from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, answer_chat, event
+from yarl import URL
+
+BOTH = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+
+
+def events_of(body: bytes) -> list[bytes]:
+    assert body.endswith(b"\n\n")
+    return body[:-2].split(b"\n\n")
+
+
+def last_error(body: bytes) -> dict[str, object]:
+    last = events_of(body)[-1]
+    assert last.startswith(b"data: ")
+    error = json.loads(last[6:])["error"]
+    assert isinstance(error, dict)
+    return error
+
+
+# --- streams ---------------------------------------------------------------------------------------
+
+
+async def test_each_event_leaves_when_it_comes(house: House) -> None:
+    go = asyncio.Semaphore(0)
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        for text in ("one", "two"):
+            await call.chunk(event(text))
+            await go.acquire()
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    async with house.chat(stream=True) as answer, asyncio.timeout(3):
+        for text in ("one", "two"):  # the engine sends no further event before this one is here
+            assert await answer.content.readuntil(b"\n\n") == event(text)
+            go.release()
+        assert await answer.content.read() == DONE
+    assert "Content-Encoding" not in answer.headers
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+
+
+async def test_any_chunking_gives_the_same_bytes(house: House) -> None:
+    chance = random.Random(3)  # noqa: S311
+    data = b"".join(event(f"wörd {n} [DONE] error") for n in range(40)) + b": comment\n\n" + DONE
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        rest = data
+        while rest:
+            size = chance.randrange(1, 200)
+            await call.chunk(rest[:size])
+            rest = rest[size:]
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    for _ in range(10):
+        async with house.chat(stream=True) as answer:
+            assert await answer.read() == data
+
+
+async def test_no_done_after_an_error_event(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await asyncio.sleep(0.02)
+        await call.chunk(ENGINE_ERROR[:20])
+        await call.chunk(ENGINE_ERROR[20:] + DONE)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    async with house.chat(stream=True) as answer:
+        assert await answer.read() == event("one") + ENGINE_ERROR
+    assert house.sums()["failed"] == 1
+    assert house.suspects == [(0, 1, "its engine failed in the middle of the answer")]
+
+
+async def test_an_error_event_that_comes_first_moves_the_request(house: House) -> None:
+    """vLLM answers 200 and then the error when its engine dies while the request waits."""
+    failed: list[int] = []
+
+    async def script(call: Call) -> None:
+        if not failed:
+            failed.append(1)
+            await call.start_stream()
+            await call.chunk(ENGINE_ERROR)
+            await call.chunk(DONE)
+            await call.end_stream()
+        else:
+            await answer_chat(call)
+
+    await house.engine(0, script)
+    await house.engine(1, script)
+    async with house.chat(stream=True) as answer:
+        assert answer.status == 200
+        assert (await answer.read()).endswith(event("three") + DONE)
+    assert house.door.stats()["retried"] == 1
+
+
+async def test_an_error_event_that_is_all_there_is_becomes_a_plain_error(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(ENGINE_ERROR + DONE)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    async with house.chat(stream=True) as answer:
+        assert answer.status == 500
+        assert (await answer.json())["error"]["message"] == "EngineCore died"
+
+
+@pytest.mark.parametrize("half", [b"", b'data: {"choices":[{"del'], ids=["between", "inside"])
+@pytest.mark.parametrize("how", ["reset", "eof", "clean end", "removed"])
+async def test_a_cut_stream_ends_in_an_error_event(house: House, how: str, half: bytes) -> None:
+    seen = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await seen.wait()
+        if half:
+            await call.chunk(half)
+            await asyncio.sleep(0.02)
+        match how:
+            case "reset":
+                call.cut()
+            case "eof":
+                call.writer.close()
+            case "clean end":
+                await call.end_stream()
+            case _:
+                for slot in range(2):
+                    house.door.remove_upstream(slot, 1, "exit code 0")
+                await call.until_left()
+
+    await house.engine(0, script)
+    await house.engine(1, script)
+    async with asyncio.timeout(4), house.chat(stream=True) as answer:
+        first = await answer.content.readuntil(b"\n\n")
+        seen.set()
+        body = first + await answer.content.read()  # the chunked body ends well
+    error = last_error(body)
+    assert error["type"] == "upstream_error"
+    assert events_of(body)[:-1] == [event("one")[:-2]]
+    assert DONE not in body
+    assert house.sums() == {
+        "accepted": 1, "completed": 0, "client_aborted": 0, "rejected": 0, "failed": 1, "in_flight": 0
+    }  # fmt: skip
+
+
+async def test_a_silent_stream_ends_in_an_error_event(build: Build) -> None:
+    house = await build(idle_timeout_s=0.1)
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await call.until_left()
+
+    await house.engine(0, script)
+    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+        assert "within 0.1 s" in str(last_error(await answer.read())["message"])
+
+
+async def test_bad_chunk_framing_is_no_end(build: Build) -> None:
+    house = await build(idle_timeout_s=0.2)
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await asyncio.sleep(0.02)
+        await call.raw(b"zz\r\nnonsense\r\n" + b"0\r\n\r\n")
+        await call.until_left()
+
+    await house.engine(0, script)
+    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+        body = await answer.read()
+    assert last_error(body)["type"] == "upstream_error"
+
+
+async def test_a_stream_that_need_not_end_in_done_ends(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n')
+        await call.end_stream()
+
+    await house.engine(0, script)
+    async with house.client.post("/v1/responses", data=b'{"model":"m"}') as answer:
+        assert (await answer.read()).endswith(b"\n\n")
+    assert house.sums()["completed"] == 1
+
+
+# --- before the first byte -------------------------------------------------------------------------
+
+
+async def refuse_500(call: Call) -> None:
+    await call.json({"error": {"message": "EngineCore encountered an issue", "code": 500}}, 500)
+
+
+async def refuse_503(call: Call) -> None:
+    await call.json({"error": {"message": "draining"}}, 503)
+
+
+async def hang_up(call: Call) -> None:
+    call.cut()
+
+
+async def close(call: Call) -> None:
+    call.writer.close()
+
+
+async def half_a_head(call: Call) -> None:
+    await call.raw(b"HTTP/1.1 200 OK\r\nContent-Ty")
+    call.cut()
+
+
+async def half_a_body(call: Call) -> None:
+    await call.raw(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"id":')
+    await asyncio.sleep(0.01)
+    call.cut()
+
+
+async def head_only(call: Call) -> None:
+    await call.start_stream()
+    await asyncio.sleep(0.01)
+    call.cut()
+
+
+async def half_an_event(call: Call) -> None:
+    await call.start_stream()
+    await call.chunk(b'data: {"choices"')
+    await asyncio.sleep(0.01)
+    call.cut()
+
+
+async def empty_stream(call: Call) -> None:
+    await call.start_stream()
+    await call.end_stream()
+
+
+async def nonsense(call: Call) -> None:
+    await call.raw(b"SSH-2.0-OpenSSH_9.2\r\n")
+    call.writer.close()
+
+
+BREAKS = [
+    refuse_500, refuse_503, hang_up, close, half_a_head, half_a_body, head_only, half_an_event, empty_stream, nonsense
+]  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("break_", BREAKS, ids=lambda script: script.__name__)
+async def test_what_breaks_before_the_first_byte_moves_on(house: House, break_: object, stream: bool) -> None:
+    for slot in range(3):
+        await house.engine(slot, break_)  # type: ignore[arg-type]
+    await house.engine(3)
+    for _ in range(8):
+        async with asyncio.timeout(4), house.chat(stream=stream) as answer:
+            assert answer.status == 200
+            assert await answer.read()
+    sums = house.sums()
+    assert (sums["accepted"], sums["completed"], sums["failed"]) == (8, 8, 0)
+    assert {slot for slot, _, _ in house.suspects} == {0, 1, 2}
+
+
+@BOTH
+async def test_a_dead_socket_moves_on(house: House, stream: bool) -> None:
+    dead = await house.engine(0)
+    await dead.die()
+    await house.engine(1)
+    for _ in range(8):
+        async with house.chat(stream=stream) as answer:
+            assert answer.status == 200
+            await answer.read()
+    assert (0, 1) in {suspect[:2] for suspect in house.suspects}
+
+
+@BOTH
+async def test_a_hung_instance_moves_on(build: Build, stream: bool) -> None:
+    house = await build(answer_timeout_s=0.1, first_token_timeout_s=0.1)
+    await house.engine(0, Call.until_left)
+    await house.engine(1)
+    for _ in range(4):
+        async with house.chat(stream=stream) as answer:
+            assert answer.status == 200
+            await answer.read()
+
+
+@BOTH
+async def test_removed_before_the_first_byte_moves_on(house: House, stream: bool) -> None:
+    async def script(call: Call) -> None:
+        house.door.remove_upstream(0, 1, "signal 9")
+        await call.until_left()
+
+    await house.engine(0, script)
+    await house.engine(1)
+    for _ in range(4):
+        async with asyncio.timeout(2), house.chat(stream=stream) as answer:
+            assert answer.status == 200
+            await answer.read()
+
+
+async def test_a_5xx_of_all_is_passed_on_as_it_is(house: House) -> None:
+    for slot in range(2):
+        await house.engine(slot, refuse_500)
+    async with house.chat() as answer:
+        assert answer.status == 500
+        assert (await answer.json())["error"]["message"] == "EngineCore encountered an issue"
+    assert house.sums()["failed"] == 1
+
+
+async def test_all_dead_is_said(house: House) -> None:
+    for slot in range(2):
+        await (await house.engine(slot)).die()
+    async with house.chat(stream=True) as answer:
+        assert answer.status == 502
+        assert int(answer.headers["Retry-After"]) >= 1
+        error = (await answer.json())["error"]
+    assert error["type"] == "upstream_error"
+    assert "cannot connect" in error["message"]
+    assert str(house.folder) not in error["message"]
+    assert house.sums()["failed"] == 1
+
+
+async def test_a_4xx_is_the_clients_and_goes_no_further(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.json({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400)
+
+    engines = [await house.engine(slot, script) for slot in range(2)]
+    async with house.chat(stream=True) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["message"] == "too long"
+    assert sum(len(engine.calls) for engine in engines) == 1
+    assert house.suspects == []
+    assert house.sums()["completed"] == 1
+
+
+async def test_detail_is_rewritten(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.json({"detail": "Not Found"}, 404)
+
+    await house.engine(0, script)
+    async with house.client.post("/v1/embeddings", data=b"{}") as answer:
+        assert answer.status == 404
+        assert (await answer.json())["error"]["type"] == "NotFoundError"
+
+
+# --- plain answers ---------------------------------------------------------------------------------
+
+
+async def test_a_large_plain_answer_that_breaks_has_no_clean_end(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.raw(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n"
+        )
+        await call.raw(b"x" * 3_000_000)
+        await asyncio.sleep(0.05)
+        call.cut()
+
+    await house.engine(0, script)
+    with pytest.raises(aiohttp.ClientError):
+        async with asyncio.timeout(5), house.chat() as answer:
+            await answer.read()
+    await until(lambda: house.sums()["failed"] == 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 5 << 20])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_plain_answers_of_any_size(house: House, size: int, chunked: bool) -> None:
+    data = random.Random(size).randbytes(size)  # noqa: S311
+
+    async def script(call: Call) -> None:
+        if chunked:
+            await call.raw(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            for at in range(0, size, 70_000):
+                await call.chunk(data[at : at + 70_000])
+            await call.end_stream()
+        else:
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nContent-Length: {size}\r\n\r\n"
+            await call.raw(head.encode() + data)
+
+    await house.engine(0, script)
+    async with house.chat() as answer:
+        assert await answer.read() == data
+    assert house.sums()["completed"] == 1
+
+
+async def test_what_passes_and_what_does_not(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.json(
+            {}, 200, "Connection: close, X-Hop", "X-Hop: 1", "X-Kept: 2", "Server: uvicorn", "X-Request-Id: z"
+        )
+
+    engine = await house.engine(0, script)
+    headers = {
+        "Connection": "keep-alive, X-Mine",
+        "X-Mine": "1",
+        "Authorization": "Bearer k",
+        "X-Request-Id": "my-id",
+        "User-Agent": "me",
+        "TE": "trailers",
+        "Content-Type": "application/json",
+    }
+    body = b'{"model": "m",  "x": "\xc3\xa9"}'
+    url = URL(house.door.endpoint + "/v1/chat/completions?a=%2F&b", encoded=True)
+    async with house.client.post(url, data=body, headers=headers) as answer:
+        assert answer.status == 200
+        assert answer.headers["X-Request-Id"] == "my-id"
+        assert answer.headers["Server"] == "numa-launcher"
+        assert answer.headers["X-Kept"] == "2"
+        assert "X-Hop" not in answer.headers
+    call = engine.calls[0]
+    assert call.target == "/v1/chat/completions?a=%2F&b"
+    assert call.body == body
+    assert call.header("authorization") == "Bearer k"
+    assert call.header("x-request-id") == "my-id"
+    assert call.header("user-agent") == "me"
+    assert call.header("host") == "localhost"
+    names = [name.lower() for name, _ in call.headers]
+    assert "x-mine" not in names
+    assert "te" not in names
+    assert len(names) == len(set(names))
+
+
+async def test_a_large_body_goes_on_byte_for_byte_and_again_on_a_retry(house: House) -> None:
+    body = b'{"model":"m","prompt":"' + b"x" * (9 << 20) + b'"}'
+    bad = await house.engine(0, refuse_500)
+    good = await house.engine(1)
+    for _ in range(4):
+        async with house.client.post("/v1/completions", data=body_of(body)) as answer:
+            assert answer.status == 200
+    assert {call.body for call in bad.calls + good.calls} == {body}
+    assert bad.calls
+
+
+def body_of(data: bytes) -> aiohttp.payload.Payload:
+    return aiohttp.payload.BytesIOPayload(io.BytesIO(data))
+
+
+# --- clients that leave or are slow ----------------------------------------------------------------
+
+
+@BOTH
+async def test_a_client_that_leaves_aborts_its_request(house: House, stream: bool) -> None:
+    async def script(call: Call) -> None:
+        if stream:
+            await call.start_stream()
+            await call.chunk(event("one"))
+        await call.until_left()
+
+    engine = await house.engine(0, script)
+    body = b'{"model":"m"}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await house.raw(head.encode() + body)
+    if stream:
+        await reader.readuntil(b"\n\n")
+    else:
+        await until(lambda: bool(engine.calls))
+    assert house.door.in_flight(0, 1) == 1
+    writer.close()
+    async with asyncio.timeout(2):
+        await engine.calls[0].left.wait()
+    await until(lambda: house.door.in_flight(0, 1) == 0)
+    assert house.sums()["client_aborted"] == 1
+    assert house.suspects == []
+
+
+async def test_a_slow_client_slows_its_instance_and_nobody_else(house: House) -> None:
+    sent = 0
+    piece = event("x" * 60_000)
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        if b"slow" not in call.body:
+            await answer_chat(call)
+            return
+        await call.start_stream()
+        for _ in range(1000):  # 60 MB in all
+            await call.chunk(piece)
+            sent += len(piece)
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    body = b'{"model":"m","user":"slow"}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, _ = await house.raw(head.encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    before = -1
+    while before != sent:  # until everything between them is full
+        before = sent
+        await asyncio.sleep(0.2)
+    assert sent < 20_000_000
+    async with asyncio.timeout(2), house.chat() as answer:
+        assert answer.status == 200
+    async with asyncio.timeout(20):
+        rest = 0
+        while chunk := await reader.read(1 << 20):
+            rest += len(chunk)
+            if chunk.endswith(b"0\r\n\r\n"):
+                break
+    assert rest > 60_000_000
+    await until(lambda: house.sums()["completed"] == 2)
+
+
+async def test_a_client_that_takes_nothing_is_given_up(build: Build) -> None:
+    house = await build(client_stall_timeout_s=0.3)
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        for _ in range(1000):
+            await call.chunk(event("x" * 60_000))
+
+    await house.engine(0, script)
+    body = b'{"model":"m"}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    await house.raw(head.encode() + body)
+    await until(lambda: house.sums()["client_aborted"] == 1, 5)
+    assert house.suspects == []
+
+
+async def test_64_streams_at_once(house: House) -> None:
+    for slot in range(4):
+        await house.engine(slot)
+
+    async def one(n: int) -> bytes:
+        async with house.chat(stream=True, user=str(n)) as answer:
+            return await answer.read()
+
+    bodies = await asyncio.gather(*(one(n) for n in range(64)))
+    assert set(bodies) == {event("one") + event("two") + event("three") + DONE}
+    assert house.sums()["completed"] == 64
+    assert house.balanced()

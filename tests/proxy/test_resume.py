@@ -1,0 +1,99 @@
+"""A stream that is cut goes on elsewhere, whatever the instances asked for the rest do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from proxy.front_house import House
+from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.scripted_engine import ENGINE_ERROR, Call
+
+SAID = ("Hello", " wor", "ld", " and", " all", " the", " rest", " of", " it", "!", " Yes", ".")
+ENGINE = PlainEngine(CHAT, SAID)
+OTHER = PlainEngine(CHAT, (*SAID[:4], " no", " more"), "other")
+Way = Callable[[Call], Awaitable[None]]
+
+
+def streams(engine: PlainEngine, events: int | None = None) -> Way:
+    """Answer; with `events` the connection ends after so many."""
+
+    async def answer(call: Call) -> None:
+        await call.start_stream()
+        for event in engine.answer(call.body)[:events]:
+            await call.chunk(event)
+        if events is None:
+            await call.end_stream()
+        else:
+            call.cut()
+
+    return answer
+
+
+def refuses(status: int) -> Way:
+    async def refuse(call: Call) -> None:
+        await call.json({"error": {"message": "no", "type": "x", "code": status}}, status)
+
+    return refuse
+
+
+async def fails(call: Call) -> None:
+    await call.start_stream()
+    await call.chunk(ENGINE_ERROR)
+    await call.end_stream()
+
+
+async def outcome(house: House, *ways: Way, **more: object) -> tuple[str, bytes, list[bytes]]:
+    """Text and whole payload of one streamed chat, while the instances do this, in this order; their requests."""
+    left = list(ways)
+    bodies: list[bytes] = []
+
+    async def script(call: Call) -> None:
+        bodies.append(call.body)
+        await left.pop(0)(call)
+
+    for slot in range(4):
+        await house.engine(slot, script)
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0} | more
+    async with house.chat(stream=True, **asked) as answer:
+        whole = await answer.read()
+    chunks = [json.loads(event[6:]) for event in whole.split(b"\n\n") if event.startswith(b"data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk.get("choices", ())]
+    assert not left
+    assert house.balanced()
+    return "".join(delta.get("content") or "" for delta in deltas), whole, bodies
+
+
+@pytest.mark.parametrize("between", [refuses(500), refuses(503), Call.cut_now, fails, streams(ENGINE, 4)])
+async def test_it_goes_on_after_more_failures(house: House, between: Way) -> None:
+    text, whole, bodies = await outcome(house, streams(ENGINE, 11), between, streams(ENGINE))
+    assert text == "".join(SAID)
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in whole
+    assert b'"continue_final_message":true' in bodies[-1]
+    assert house.sums()["completed"] == 1
+
+
+@pytest.mark.parametrize("between", [refuses(400), streams(OTHER)])
+async def test_it_begins_again_where_the_rest_can_not_be_had(house: House, between: Way) -> None:
+    text, whole, bodies = await outcome(house, streams(ENGINE, 11), between, streams(ENGINE))
+    assert text == "".join(SAID)
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert json.loads(bodies[-1]) == json.loads(bodies[0])
+
+
+async def test_it_ends_honestly_when_the_answer_is_not_repeated(house: House) -> None:
+    text, whole, _ = await outcome(house, streams(ENGINE, 5), streams(PlainEngine(CHAT, ("Another", "."))))
+    assert text == "Hello world and"
+    assert b"[DONE]" not in whole
+    assert whole.count(b'"error"') == 1
+    assert house.sums()["failed"] == 1
+
+
+async def test_it_ends_honestly_when_it_can_not_be_exact(house: House) -> None:
+    text, whole, bodies = await outcome(house, streams(ENGINE, 11), logit_bias={}, logprobs=True)
+    assert text == "Hello world and all the rest of it!"
+    assert b"[DONE]" not in whole
+    assert whole.count(b'"error"') == 1
+    assert len(bodies) == 1

@@ -1,0 +1,262 @@
+"""Requests that wait: in the queue, for an instance to come back, with signs of life, up to a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import aiohttp
+import pytest
+from proxy.front_house import Build, House, until
+from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
+
+
+def gated(go: asyncio.Semaphore) -> Script:
+    """Answers one request each time it is let."""
+
+    async def script(call: Call) -> None:
+        if call.target == "/v1/chat/completions":
+            await go.acquire()
+        await answer_chat(call)
+
+    return script
+
+
+async def ask(house: House, **more: object) -> tuple[int, bytes, str | None]:
+    async with house.chat(**more) as answer:  # type: ignore[arg-type]
+        return answer.status, await answer.read(), answer.headers.get("Retry-After")
+
+
+async def test_what_an_instance_can_not_start_waits_here(house: House) -> None:
+    go = asyncio.Semaphore(0)
+    engine = await house.engine(0, gated(go))  # 8 at once
+    asked = [asyncio.create_task(ask(house)) for _ in range(12)]
+    await until(lambda: len(engine.calls) == 8)
+    await asyncio.sleep(0.05)
+    assert len(engine.calls) == 8
+    assert house.door.stats()["waiting"] == 4
+    for _ in range(12):
+        go.release()
+    assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 12
+    assert house.balanced()
+
+
+async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
+    house = await build(queue_max_requests=2)
+    go = asyncio.Semaphore(0)
+    engine = await house.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(house)) for _ in range(10)]
+    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 2)
+    status, body, retry = await ask(house)
+    assert status == 429
+    assert json.loads(body)["error"]["code"] == "queue_full"
+    assert int(retry or 0) >= 1
+    for _ in range(10):
+        go.release()
+    assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+    assert house.sums()["rejected"] == 1
+    assert house.balanced()
+    async with house.client.get("/metrics") as answer:
+        page = await answer.text()
+    assert 'numa_launcher_queue_rejected_total{reason="requests"} 1.0' in page
+
+
+async def test_a_wait_that_is_too_long_is_429(build: Build) -> None:
+    house = await build(queue_timeout_s=0.1)
+    go = asyncio.Semaphore(0)
+    await house.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(house)) for _ in range(9)]
+    done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=3)
+    (late,) = done
+    assert late.result()[0] == 429
+    for _ in range(9):
+        go.release()
+    assert {task.result()[0] for task in (await asyncio.wait(rest))[0]} == {200}
+
+
+async def test_a_client_that_leaves_the_queue_is_not_sent(house: House) -> None:
+    go = asyncio.Semaphore(0)
+    engine = await house.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(house)) for _ in range(9)]
+    await until(lambda: house.door.stats()["waiting"] == 1)
+    waiting = next(task for task in reversed(asked))
+    waiting.cancel()
+    await until(lambda: house.door.stats()["waiting"] == 0 or house.sums()["client_aborted"] == 1)
+    for _ in range(9):
+        go.release()
+    await asyncio.wait(asked)
+    assert len(engine.calls) <= 9
+    assert house.balanced()
+
+
+async def test_while_the_only_instance_restarts_requests_are_parked(house: House) -> None:
+    await house.engine(0)
+    house.door.drain_upstream(0, 1)
+    house.door.remove_upstream(0, 1, "restart")
+    asked = asyncio.create_task(ask(house))
+    await until(lambda: house.door.stats()["waiting"] == 1)
+    await house.engine(0, generation=2)
+    assert (await asked)[0] == 200
+
+
+async def test_a_crash_of_the_only_instance_is_waited_out(house: House) -> None:
+    """Cut before its first byte, and nobody else is there: the next life of the slot answers."""
+    engine = await house.engine(0, Call.until_left)
+    asked = asyncio.create_task(ask(house, stream=True))
+    await until(lambda: bool(engine.calls))
+    await engine.die()
+    await asyncio.sleep(0.02)
+    house.door.remove_upstream(0, 1, "killed by signal 9")
+    await asyncio.sleep(0.05)
+    await house.engine(0, generation=2)
+    status, body, _ = await asked
+    assert (status, body.endswith(DONE)) == (200, True)
+    assert house.sums()["completed"] == 1
+
+
+async def test_parking_ends_in_503(build: Build) -> None:
+    house = await build(park_timeout_s=0.1)
+    await house.engine(0)
+    house.door.remove_upstream(0, 1, "stopped")
+    async with house.chat() as answer:
+        assert answer.status == 503
+        assert (await answer.json())["error"]["code"] == "no_instance_ready"
+        assert int(answer.headers["Retry-After"]) >= 1
+
+
+async def test_a_stream_that_waits_shows_that_it_lives(build: Build) -> None:
+    house = await build(keepalive_comment_s=0.05)
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await answer_chat(call)
+
+    await house.engine(0, script)
+    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
+        go.set()
+        rest = await answer.read()
+    assert rest.replace(b": waiting\n\n", b"") == b"".join(event(w) for w in ("one", "two", "three")) + DONE
+    assert house.sums()["completed"] == 1
+
+
+async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:
+    house = await build(keepalive_comment_s=0.03)
+
+    async def script(call: Call) -> None:
+        await asyncio.sleep(0.1)
+        await call.json({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400)
+
+    await house.engine(0, script)
+    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+        body = await answer.read()
+    assert DONE not in body
+    last = body[:-2].split(b"\n\n")[-1]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "too long"
+
+
+async def test_three_failures_in_a_row_take_one_out(build: Build) -> None:
+    house = await build(eject_s=30.0, policy="round-robin")
+
+    async def reset(call: Call) -> None:
+        call.cut()
+
+    bad = await house.engine(0, reset)
+    await house.engine(1)
+    for _ in range(20):
+        assert (await ask(house))[0] == 200
+    assert len(bad.calls) == 3
+    assert house.sums()["completed"] == 20
+
+
+async def test_a_clients_5xx_ejects_nobody(house: House) -> None:
+    """A request that every instance answers with 500 says nothing of the instances."""
+
+    async def poison(call: Call) -> None:
+        if b"poison" in call.body:
+            await call.json({"error": {"message": "bad", "code": 500}}, 500)
+        else:
+            await answer_chat(call)
+
+    engines = [await house.engine(slot, poison) for slot in range(2)]
+    for _ in range(6):
+        assert (await ask(house, prompt="poison"))[0] == 500
+    before = [len(engine.calls) for engine in engines]
+    assert before == [6, 6]
+    assert (await ask(house))[0] == 200
+
+
+async def test_a_request_that_kills_is_given_up(house: House) -> None:
+    """After three instances that died with it in their hands no fourth one is given to it."""
+    engines = []
+
+    def deadly(slot: int) -> Script:
+        async def script(call: Call) -> None:
+            call.cut()
+            house.door.remove_upstream(slot, 1, "killed by signal 11")
+
+        return script
+
+    for slot in range(5):
+        engines.append(await house.engine(slot, deadly(slot)))  # noqa: PERF401
+    status, body, _ = await ask(house)
+    assert status == 502
+    assert b"instances died" in body
+    assert sum(len(engine.calls) for engine in engines) == 3
+
+
+async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
+    house = await build(hung_timeout_s=0.3)
+
+    async def hangs(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await call.until_left()
+
+    async def flows(call: Call) -> None:
+        await call.start_stream()
+        for number in range(100):
+            await call.chunk(event(str(number)))
+            await asyncio.sleep(0.02)
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await house.engine(0, hangs)
+    first = asyncio.create_task(ask(house, stream=True, tools=[]))
+    await until(lambda: house.door.in_flight(0, 1) == 1)
+    house.door.drain_upstream(0, 1)
+    await house.engine(1, flows)
+    second = asyncio.create_task(ask(house, stream=True))
+    async with asyncio.timeout(5):
+        _, body, _ = await first
+    assert DONE in body or b"it hangs" in body
+    assert (await second)[1].endswith(DONE)
+
+
+@pytest.mark.parametrize("count", [1100])
+async def test_idle_connections_cost_little(house: House, count: int) -> None:
+    await house.engine(0)
+    writers = [(await house.raw(b""))[1] for _ in range(count)]
+    async with asyncio.timeout(5):
+        assert (await ask(house))[0] == 200
+    for writer in writers:
+        writer.close()
+
+
+async def test_too_many_connections_are_closed(build: Build) -> None:
+    house = await build(max_connections=2)
+    await house.engine(0)
+    one, two = await house.raw(b""), await house.raw(b"")
+    reader, _ = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+    async with asyncio.timeout(2):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    one[1].close()
+    two[1].close()
+    await asyncio.sleep(0.05)
+    async with house.client.get("/health") as answer:
+        assert answer.status == 200
+        assert isinstance(answer, aiohttp.ClientResponse)
