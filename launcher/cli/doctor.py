@@ -1,0 +1,34 @@
+"""`numa-launcher doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose engine to look at, and the form of the answer."""
+    parser.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="look at this configuration's engine (default: vllm)",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every row and the tier. Exit code 1 when a row fails."""
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.schema import Engine  # noqa: PLC0415  heavy
+    from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
+    from launcher.doctor.report import to_json, to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.rules import examine  # noqa: PLC0415  heavy
+
+    engine = Engine() if args.config is None else load_config(args.config, environ=os.environ).engine
+    report = examine(gather(engine), read_matrix())
+    print(json.dumps(to_json(report), indent=2) if args.json else to_text(report))
+    return 1 if report.failed else 0

@@ -1,0 +1,52 @@
+"""`numa-launcher events`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any, Final
+
+from launcher.cli import options
+
+POLL_S: Final = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many, of which slot, and whether to follow."""
+    options.add_socket(parser)
+    parser.add_argument(
+        "-n", "--lines", type=options.slot_number, default=50, metavar="N", help="last N events (default 50)"
+    )
+    parser.add_argument("--slot", type=options.slot_number, metavar="SLOT", help="of this slot only")
+    parser.add_argument("--audit", action="store_true", help="only what somebody asked for")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with new ones until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them, oldest first."""
+    client = options.client_of(args)
+    after, count = 0, args.lines
+    while True:
+        for event in client.get(f"/events?tail={count}&after={after}")["events"]:
+            after = event["number"]
+            if _wanted(event, args):
+                print(json.dumps(event) if args.json else to_text(event), flush=args.follow)
+        if not args.follow:
+            return 0
+        count = 1000
+        time.sleep(POLL_S)
+
+
+def _wanted(event: dict[str, Any], args: argparse.Namespace) -> bool:
+    fields = event["fields"]
+    if args.audit and "audit" not in fields:
+        return False
+    return args.slot is None or str(fields.get("slot", "")) == str(args.slot)
+
+
+def to_text(event: dict[str, Any]) -> str:
+    """One line."""
+    at = time.strftime("%m-%d %H:%M:%S", time.localtime(event["time"]))
+    return f"{at} {event['level']:<7} {event['message']}"

@@ -1,0 +1,204 @@
+"""`numa-launcher key add|list|revoke`: the API keys' file."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli import options
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.proxy.keyfile import KeyRecord
+
+DEFAULT_FILE = Path("/etc/numa-launcher/api-keys")
+_LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do with which file."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add = actions.add_parser("add", help="make a key and print it, once", allow_abbrev=False)
+    add.add_argument("name", metavar="NAME", help="who gets it; shown in logs and metrics")
+    add.add_argument("--concurrency", type=_limit, metavar="N", help="requests that wait or run at once")
+    add.add_argument("--requests-per-minute", type=_limit, metavar="N", help="requests started per minute")
+    add.add_argument("--tokens-per-minute", type=_limit, metavar="N", help="tokens of prompts and answers")
+    add.add_argument(
+        "--model", action="append", default=[], metavar="M", dest="models",
+        help="the only model it may name; may be repeated (default: all)",
+    )  # fmt: skip
+    add.add_argument(
+        "--local-only", action="store_true", help="its requests never go to the endpoint of [proxy.overflow]"
+    )
+    add.add_argument("--json", action="store_true", help="print the key and its record for machines")
+    show = actions.add_parser(
+        "list", help="print the keys' names and limits, never the keys", allow_abbrev=False
+    )
+    show.add_argument("--json", action="store_true", help="for machines")
+    revoke = actions.add_parser("revoke", help="end a key", allow_abbrev=False)
+    revoke.add_argument("key", metavar="ID|NAME", help="as `list` prints it")
+    for action in (add, show, revoke):
+        action.add_argument("--file", type=Path, metavar="FILE", help="the keys' file itself")
+        action.add_argument(
+            "-c", "--config", type=Path, metavar="FILE",
+            help=f"take [proxy] api_keys_file from this configuration (default: {options.DEFAULT_CONFIG})",
+        )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Change the file, or show it. A running daemon sees a change within a second."""
+    path = _file_of(args)
+    match args.action:
+        case "add":
+            return _add(args, path)
+        case "list":
+            return _list(args, path)
+        case _:
+            return _revoke(args, path)
+
+
+def _limit(text: str) -> int:
+    """An argparse type."""
+    digits = text.replace("_", "").replace(",", "")
+    if not digits.isdecimal() or not 1 <= int(digits) <= 10**12:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+    return int(digits)
+
+
+def _file_of(args: argparse.Namespace) -> str:
+    """--file, else what the configuration says, else the place where the default one may look."""
+    if args.file is not None:
+        return str(args.file)
+    if args.config is None and not options.DEFAULT_CONFIG.exists():
+        raise LauncherError(
+            "cannot find the API keys' file: neither --file nor -c is given, and there is no "
+            f"'{options.DEFAULT_CONFIG}'",
+            "name it with --file FILE, or a configuration with -c FILE",
+        )
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+
+    config = args.config or options.DEFAULT_CONFIG
+    path = load_config(config, environ=os.environ).proxy.api_keys_file
+    if path is None:
+        raise LauncherError(
+            f"cannot find the API keys' file: '{config}' names none",
+            f'set api_keys_file = "{DEFAULT_FILE}" under [proxy] there, or use --file FILE',
+        )
+    return path
+
+
+def _add(args: argparse.Namespace, path: str) -> int:
+    from launcher.proxy import keyfile, keystore  # noqa: PLC0415  heavy
+
+    key = keyfile.compose_key(
+        secrets.token_bytes(keyfile.ID_BYTES), secrets.token_bytes(keyfile.SECRET_BYTES)
+    )
+    salt = secrets.token_bytes(keyfile.SALT_BYTES)
+    fields = {
+        "id": keyfile.id_of(key),
+        "name": args.name,
+        "hash": keyfile.hash_of(key, salt).hex(),
+        "salt": salt.hex(),
+        "created": _now(),
+        "models": args.models,
+        "local_only": args.local_only,
+        **{name: getattr(args, name) for name in _LIMITS},
+    }
+    record = keyfile.make(fields)
+
+    def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
+        if any(other.name == record.name and other.revoked is None for other in old):
+            raise LauncherError(
+                f"cannot add key '{record.name}': there is one of this name",
+                f"choose another name, or `numa-launcher key revoke {record.name}` first",
+            )
+        return (*old, record)
+
+    keystore.update(path, change)
+    if args.json:
+        print(json.dumps({"key": key, **_shown(record)}, indent=2))
+    else:
+        print(key)
+        _note(f"key {record.id} for {record.name} is in {path}; this is the only time that it is shown")
+    return 0
+
+
+def _list(args: argparse.Namespace, path: str) -> int:
+    from launcher.proxy import keystore  # noqa: PLC0415  heavy
+
+    records = keystore.read(path)
+    if args.json:
+        print(json.dumps([_shown(record) for record in records], indent=2))
+        return 0
+    rows = [("ID", "NAME", "CREATED", "LIMITS", "MODELS"), *(_row(record) for record in records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _revoke(args: argparse.Namespace, path: str) -> int:
+    import msgspec  # noqa: PLC0415  heavy
+
+    from launcher.proxy import keystore  # noqa: PLC0415  heavy
+
+    done: list[KeyRecord] = []
+
+    def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
+        done[:] = [record for record in old if record.id == args.key] or [
+            record for record in old if record.name == args.key and record.revoked is None
+        ]
+        if not done:
+            raise LauncherError(
+                f"cannot revoke key '{args.key}': there is none of this id or name",
+                "`numa-launcher key list` shows them",
+            )
+        now = _now()
+        return [
+            msgspec.structs.replace(record, revoked=record.revoked or now) if record is done[0] else record
+            for record in old
+        ]
+
+    keystore.update(path, change)
+    _note(f"key {done[0].id} of {done[0].name} opens nothing any more")
+    return 0
+
+
+def _shown(record: KeyRecord) -> dict[str, Any]:
+    """A record for machines: everything but what proves the key."""
+    return {
+        "id": record.id,
+        "name": record.name,
+        "created": record.created,
+        "revoked": record.revoked,
+        **{name: getattr(record, name) for name in _LIMITS},
+        "models": list(record.models),
+        "local_only": record.local_only,
+    }
+
+
+def _row(record: KeyRecord) -> tuple[str, str, str, str, str]:
+    limits = [
+        f"{value:,} {words}"
+        for name, words in zip(_LIMITS, ("at once", "requests/min", "tokens/min"), strict=True)
+        if (value := getattr(record, name)) is not None
+    ]
+    limits += ["local only"] if record.local_only else []
+    said = f"revoked {record.revoked}" if record.revoked else ", ".join(limits) or "none"
+    return record.id, record.name, record.created, said, ", ".join(record.models) or "all"
+
+
+def _now() -> str:
+    return dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _note(text: str) -> None:
+    """For the person, beside what a script reads."""
+    print(text, file=sys.stderr)

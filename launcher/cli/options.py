@@ -1,0 +1,94 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.config.schema import Config
+    from launcher.control.client import ControlClient
+
+DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/config.toml")
+DEFAULT_SOCKET: Final = "/run/numa-launcher/control.sock"
+
+# Flags that are short for `--set KEY=VALUE`.
+_SHORT_FOR: Final = {
+    "strategy": "layout.strategy",
+    "instances_per_socket": "layout.instances_per_socket",
+    "reserve_cores": "layout.reserve_cores",
+    "kv_cache": "memory.kv_cache",
+}
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """-c, --set, and short forms of what is tried most."""
+    parser.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG})"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides",
+        help="override one key of the configuration; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", metavar="DIR|NAME", help="serve this model, where no configuration is given"
+    )
+    for name, key in _SHORT_FOR.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", metavar="VALUE", help=f"short for --set {key}=VALUE"
+        )
+
+
+def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> Config:
+    """The configuration that the options name; `base` where they name neither a file nor a model.
+
+    Raises LauncherError.
+    """
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+
+    overrides = [
+        f"{key}={getattr(args, name)}" for name, key in _SHORT_FOR.items() if getattr(args, name) is not None
+    ]
+    path: Path | None = args.config
+    if path is None and args.model is not None:
+        base = {"models": [{"name": Path(args.model).name, "path": args.model}]}
+    elif args.model is not None:
+        raise LauncherError(
+            "cannot use --model with -c: the file names its models", "use --set models.0.path=DIR"
+        )
+    elif path is not None or base is None:
+        path, base = path or DEFAULT_CONFIG, None
+    return load_config(path, base=base, environ=os.environ, overrides=[*overrides, *args.overrides])
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    """Which daemon to talk to."""
+    parser.add_argument(
+        "--socket", metavar="PATH", help=f"the daemon's control socket (default: {DEFAULT_SOCKET})"
+    )
+    parser.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="take the socket's path from this configuration"
+    )
+
+
+def client_of(args: argparse.Namespace) -> ControlClient:
+    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path."""
+    from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
+
+    path = args.socket or os.environ.get("NUMA_LAUNCHER_SOCKET")
+    if path is None and args.config is not None:
+        from launcher.config.load import load_config  # noqa: PLC0415  heavy
+
+        path = load_config(args.config, environ=os.environ).control.socket
+    return ControlClient(path or DEFAULT_SOCKET)
+
+
+def slot_number(text: str) -> int:
+    """An argparse type."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no slot number")
+    return int(text)

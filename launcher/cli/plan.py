@@ -1,0 +1,125 @@
+"""`numa-launcher plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.cli import machine, options
+from launcher.columns import table
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.assembly import Assembly
+    from launcher.config.schema import Config
+    from launcher.topology.model import Topology
+
+# Stands for the model of a plan of cpus alone, also in the commands that --shell prints.
+_NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
+_WIDTH: Final = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Configuration, another machine, and the form of the answer."""
+    options.add_config(parser)
+    machine.add_machine(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for machines")
+    form.add_argument("--shell", action="store_true", help="the exact commands a person could paste")
+    form.add_argument("--picture", action="store_true", help="draw the machine also when this is no terminal")
+    parser.add_argument("--compare", action="store_true", help="all strategies side by side")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the plan into FILE")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="colours in the picture"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan. Exit code 1 when it has violations: `serve` would refuse it."""
+    other = machine.machine_of(args)
+    # Another machine needs no model: layouts are tried there before there is one.
+    cpus_only = other is not None and args.config is None and args.model is None
+    config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
+    if args.compare:
+        return _compare(args, config, other, cpus_only=cpus_only)
+    from launcher.assembly import assemble  # noqa: PLC0415  heavy
+
+    assembly = assemble(config, machine=other, cpus_only=cpus_only)
+    if args.json:
+        print(json.dumps(assembly.to_json(), indent=2))
+    elif args.shell:
+        _print_shell(assembly)
+    else:
+        _print_text(args, assembly)
+    if args.svg is not None:
+        from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
+
+        write_file(args.svg, to_svg(assembly.picture(), assembly.headline).encode())
+    return 1 if assembly.plan.violations else 0
+
+
+def _print_text(args: argparse.Namespace, assembly: Assembly) -> None:
+    from launcher.planning import render  # noqa: PLC0415  heavy
+
+    terminal = sys.stdout.isatty()
+    color = args.color == "always" or (
+        args.color == "auto"
+        and terminal
+        and "NO_COLOR" not in os.environ
+        and os.environ.get("TERM") != "dumb"
+    )
+    if args.picture or terminal or args.color == "always":
+        from launcher.topology.draw import draw  # noqa: PLC0415  heavy
+
+        width = shutil.get_terminal_size((_WIDTH, 24)).columns
+        print(draw(assembly.picture(), width=width, color=color), end="\n\n")
+    print(render.to_text(assembly.plan, assembly.topology))
+    for warning in filter(None, (assembly.binding.warning, *assembly.stack.warnings)):
+        print(f"warning: {warning}")
+
+
+def _print_shell(assembly: Assembly) -> None:
+    from launcher.engines.environment import shell_lines  # noqa: PLC0415  heavy
+
+    for slot in assembly.plan.slots:
+        print(
+            f"# slot {slot.id}: {slot.model.name} on socket {slot.placement.socket}, node {slot.placement.node}"
+        )
+        launch = assembly.engine.launch(slot, generation=1)
+        print(shell_lines(launch, assembly.config.engine.hf_token_file))
+
+
+def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:
+    """Exit code 1 when every strategy is refused."""
+    from launcher.assembly import compare_strategies  # noqa: PLC0415  heavy
+    from launcher.planning import compare  # noqa: PLC0415  heavy
+
+    if args.shell or args.picture or args.svg is not None:
+        raise LauncherError(
+            "cannot use --compare with --shell, --picture or --svg: they show one plan",
+            "choose one strategy for these: --strategy NAME",
+        )
+    columns = compare_strategies(config, machine=other, cpus_only=cpus_only)
+    if args.json:
+        print(json.dumps(compare.to_json(columns), indent=2))
+    else:
+        head = ["", *(column.plan.strategy.value for column in columns)]
+        print("\n".join(table([head, *compare.rows(columns)])))
+        notes = compare.notes(columns)
+        print("\n".join(["", *notes]) if notes else "", end="\n" if notes else "")
+    return 1 if all(column.plan.violations for column in columns) else 0
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Raises LauncherError."""
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise LauncherError(
+            f"cannot write '{file}': {error.strerror}", "name a file in a folder that is there and writable"
+        ) from None

@@ -1,0 +1,329 @@
+"""`numa-launcher quickstart`: the whole way once, for a newcomer, with the real daemon.
+
+It writes a configuration, prints the plan, runs `numa-launcher serve` as a child, shows progress,
+sends one streamed chat completion through the endpoint, and prints what is running where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
+
+# From the start of the daemon to its control socket: it reads the machine and probes numactl first.
+SOCKET_TIMEOUT_S: Final = 30.0
+# From SIGTERM to the end of the daemon with all its instances.
+STOP_TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.3
+# Between two signals, so that they are two: equal ones that are pending together are one (signal(7)).
+HASTE_S: Final = 0.2
+CHAT_TIMEOUT_S: Final = 300.0
+MAX_TOKENS: Final = 48
+QUESTION: Final = "Say hello to every core of this machine."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to serve and where to keep its files."""
+    parser.add_argument(
+        "--model", required=True, metavar="DIR|NAME", help="model directory or Hugging Face repository id"
+    )
+    parser.add_argument("--once", action="store_true", help="stop after the first answer, exit 0")
+    parser.add_argument(
+        "--instances", type=int, metavar="N", help="instances per socket (default: by the number of cores)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="P", help="port of the endpoint on 127.0.0.1 (default 8000)"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, default=Path(".quickstart"), metavar="DIR", help="sockets, caches and logs"
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="the model has random weights: a small KV cache, and say so"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Walk the steps. Raises LauncherError with the step's name in it."""
+    state = args.state_dir.absolute()
+    state.mkdir(parents=True, exist_ok=True)
+    config = state / "config.toml"
+    config.write_text(_config(args, state), encoding="utf-8")
+    _step("Plan for this machine")
+    _show_plan(config)
+    _step(f"Starting the instances (their log: {state / 'serve.log'})")
+    with (state / "serve.log").open("wb") as log, _Serve(config, log, hasty=args.once) as serve:
+        client = ControlClient(str(state / "run" / "control.sock"))
+        began = time.monotonic()
+        status = _wait_ready(client, serve, state / "serve.log")
+        print(f"   all {len(status['slots'])} ready after {time.monotonic() - began:.0f} s", flush=True)
+        model = status["slots"][0]["model"]
+        _step(f"One streamed chat completion through {status['endpoint']}")
+        _chat(args.port, model)
+        if args.demo:
+            print("   (random weights: the words mean nothing; give a real model with --model DIR)")
+        _step("What is running, as verified on the running threads")
+        _show_result(_wait_verified(client), config, model)
+        if args.once:
+            return 0
+        print("\nPress Ctrl-C to stop everything.", flush=True)
+        try:
+            serve.wait()
+        except KeyboardInterrupt:
+            return 0
+        raise LauncherError("cannot go on: the daemon ended by itself", f"read {state / 'serve.log'}")
+
+
+def _step(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def _config(args: argparse.Namespace, state: Path) -> str:
+    text = json.dumps  # JSON strings are TOML strings
+    local = Path(args.model).is_dir()
+    path = str(Path(args.model).absolute()) if local else args.model
+    name = "demo" if args.demo else Path(args.model).name
+    instances = args.instances if args.instances is not None else _demo_instances(args)
+    lines = [
+        "# Written by `numa-launcher quickstart`; use it again with `numa-launcher serve -c` this file.",
+        "[[models]]",
+        f"name = {text(name)}",
+        f"path = {text(path)}",
+        *(["max_model_len = 2048", "max_num_seqs = 16"] if args.demo else []),
+        "[layout]",
+        f"instances_per_socket = {text(instances)}",
+        "[engine]",
+        f"cache_dir = {text(str(state / 'cache'))}",
+        "[proxy]",
+        f'listen = ["127.0.0.1:{args.port}"]',
+        "[control]",
+        f"socket = {text(str(state / 'run' / 'control.sock'))}",
+        "[supervision]",
+        "drain_timeout_s = 10",
+        "stop_timeout_s = 15",
+        "[logging]",
+        'level = "debug"',
+        'format = "text"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _demo_instances(args: argparse.Namespace) -> int | str:
+    """The demo shows balancing, so it wants two instances where `auto` would make one."""
+    from launcher.topology import sysfs  # noqa: PLC0415  heavy
+
+    if not args.demo:
+        return "auto"
+    topology = sysfs.read(Path("/"))
+    nodes = [node for node in topology.numa_nodes if node.cpus & topology.allowed]
+    cores = sum(1 for core in topology.cores if core.cpus & topology.allowed)
+    return 2 if len(topology.sockets) == len(nodes) == 1 and 2 <= cores <= 64 else "auto"
+
+
+def _show_plan(config: Path) -> None:
+    """In a process of its own, as the user would: the same words, the same refusal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "plan", "-c", str(config)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    print("\n".join(f"   {line}" for line in done.stdout.splitlines()), flush=True)
+    if done.returncode:
+        why = (done.stderr.strip() or "the plan above does not fit this machine").splitlines()
+        raise LauncherError(
+            f"cannot plan: {why[0].removeprefix('cannot plan: ')}",
+            why[1] if len(why) > 1 else "try fewer --instances, or another --model",
+        )
+
+
+class _Serve:
+    """`numa-launcher serve` as a child that does not outlive us."""
+
+    def __init__(self, config: Path, log: IO[bytes], *, hasty: bool) -> None:
+        self._hasty = (
+            hasty  # nothing is in flight at the end: no need to wait for vLLM's own farewell of some seconds
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is ours to pass on, once
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  one thread, and prctl only
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is not None:
+            return
+        print("\nstopping ...", flush=True)
+        self._process.terminate()
+        try:
+            if self._hasty:
+                time.sleep(HASTE_S)
+                self._process.terminate()
+            self._process.wait(STOP_TIMEOUT_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.terminate()  # the second signal: at once
+            self._process.wait()
+        print("stopped: no process is left", flush=True)
+
+    def wait(self) -> None:
+        """Until the daemon ends."""
+        self._process.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the daemon has ended."""
+        return self._process.poll() is not None
+
+
+def _die_with_parent() -> None:
+    """PR_SET_PDEATHSIG (1): the daemon gets SIGTERM when this process is killed."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+
+
+def _wait_ready(client: ControlClient, serve: _Serve, log: Path) -> dict[str, Any]:
+    """Show each slot's progress until all are ready."""
+    began = time.monotonic()
+    said: dict[int, str] = {}
+    while True:
+        try:
+            status = client.get("/status")
+        except LauncherError:
+            if serve.ended or time.monotonic() - began > SOCKET_TIMEOUT_S:
+                raise _daemon_failed(log) from None
+            time.sleep(POLL_S)
+            continue
+        for slot in status["slots"]:
+            words = slot["phase"] or slot["state"]
+            if said.get(slot["slot"]) != words:
+                said[slot["slot"]] = words
+                print(f"   {time.monotonic() - began:5.0f} s  slot {slot['slot']}: {words}", flush=True)
+            if slot["state"] in {"failed", "backoff"}:
+                cause = slot["last_cause"]
+                evidence = "".join(f"\n  | {line}" for line in cause["evidence"])
+                raise LauncherError(
+                    f"cannot start slot {slot['slot']}: {cause['message']}{evidence}", cause["remedy"]
+                )
+        if status["ready"] == len(status["slots"]):
+            return status
+        time.sleep(POLL_S)
+
+
+def _daemon_failed(log: Path) -> LauncherError:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    for message, remedy in pairwise(lines):
+        if message.startswith("cannot "):
+            return LauncherError(message, remedy)
+    return LauncherError(
+        f"cannot start the daemon: {lines[-1] if lines else 'it said nothing'}", f"read {log}"
+    )
+
+
+def _wait_verified(client: ControlClient) -> dict[str, Any]:
+    """The daemon verifies right after readiness; this only waits for it."""
+    while True:
+        status = client.get("/status")
+        if all(slot["verified"] is not None for slot in status["slots"]):
+            return status
+        time.sleep(POLL_S)
+
+
+def _chat(port: int, model: str) -> None:
+    """Print the answer as it streams; a model without a chat template gets a plain completion."""
+    tries: tuple[tuple[str, dict[str, Any], Callable[[Any], str | None]], ...] = (
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": QUESTION}]},
+            lambda choice: choice["delta"].get("content"),
+        ),
+        ("/v1/completions", {"prompt": QUESTION}, lambda choice: choice["text"]),
+    )
+    why = ""
+    for path, question, text_of in tries:
+        body = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, **question}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CHAT_TIMEOUT_S)
+        began = time.monotonic()
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status == http.client.OK:
+                print(f"   user: {QUESTION}\n   {model}: ", end="", flush=True)
+                _print_stream(response, text_of, began)
+                return
+            why = response.read().decode(errors="replace")[:500]
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error)
+        finally:
+            connection.close()
+    raise LauncherError(f"cannot get an answer through the endpoint: {why}", "read `numa-launcher logs 0`")
+
+
+def _print_stream(
+    response: http.client.HTTPResponse, text_of: Callable[[Any], str | None], began: float
+) -> None:
+    first: float | None = None
+    events = 0
+    for event in _events(response):
+        if "error" in event:
+            raise LauncherError(
+                f"cannot finish the answer: {event['error'].get('message')}", "read `numa-launcher logs 0`"
+            )
+        text = "".join(text_of(choice) or "" for choice in event["choices"])
+        events += bool(event["choices"])
+        if text and first is None:
+            first = time.monotonic() - began
+        print(text.replace("\n", "\n      "), end="", flush=True)
+    took = time.monotonic() - began
+    print(f"\n   [{events} events in {took:.2f} s, first text after {first or took:.2f} s]", flush=True)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of each `data:` line until [DONE]; its absence is an error."""
+    for raw in response:
+        line = raw.decode(errors="replace").strip()
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data:"):
+            yield json.loads(line.removeprefix("data:"))
+    raise LauncherError(
+        "cannot finish the answer: the stream ended without [DONE]", "read `numa-launcher logs 0`"
+    )
+
+
+def _show_result(status: dict[str, Any], config: Path, model: str) -> None:
+    from launcher.cli.verify import lines_of  # noqa: PLC0415  only here
+
+    print("\n".join(f"   {line}" for slot in status["slots"] for line in lines_of(slot)))
+    if not all(slot["verified"]["ok"] for slot in status["slots"]):
+        raise LauncherError(
+            "cannot vouch for the placement: it differs from the plan, see above",
+            "read `numa-launcher topology`",
+        )
+    socket = config.parent / "run" / "control.sock"
+    command = Path(sys.executable).with_name("numa-launcher")
+    endpoint = status["endpoint"]
+    print(
+        f"""
+   endpoint   {endpoint}/v1   (model "{model}")
+   try        curl {endpoint}/v1/chat/completions -H 'Content-Type: application/json' \\
+                -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+   look       {command} status --socket {socket}
+   restart    {command} restart 0 --socket {socket}
+   stop       Ctrl-C here, or kill {status["pid"]}
+   again      {command} serve -c {config}""",
+        flush=True,
+    )

@@ -1,0 +1,85 @@
+"""`numa-launcher reload` and `numa-launcher scale N`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Final
+from urllib.parse import quote
+
+from launcher.cli import options
+
+POLL_S: Final = 0.5
+# To read models' files and probe the engine's versions.
+BEGIN_S: Final = 90.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do with the difference."""
+    options.add_socket(parser)
+    if parser.prog.endswith("scale"):
+        parser.add_argument(
+            "instances", metavar="N", help='instances per socket, or "auto", until the next reload'
+        )
+    parser.add_argument("--dry-run", action="store_true", help="only print the difference")
+    parser.add_argument("--show", action="store_true", help="print how far the last one has come")
+    parser.add_argument("--force", action="store_true", help="also where too few instances would be left")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides",
+        help="on top of the file, until the next reload; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--no-wait", action="store_true", help="begin, and return at once")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Begin and wait. Exit code 0: done. 1: rolled back, or the dry run found something to do."""
+    client = options.client_of(args)
+    if args.show:
+        return _print(client.get("/reload"), args)
+    overrides = list(args.overrides)
+    if args.verb == "scale":
+        overrides.append(f"layout.instances_per_socket={args.instances}")
+    words = [f"set={quote(override, safe='')}" for override in overrides]
+    words += ["dry_run=1"] * args.dry_run + ["force=1"] * args.force
+    now = client.post("/reload?" + "&".join(words), BEGIN_S)
+    said = ""
+    while not args.no_wait and now["stage"] in {"running", "rolling back"}:
+        if now["doing"] and now["doing"] != said and not args.json:
+            said = now["doing"]
+            print(f"{now['stage']}: {said}", file=sys.stderr)
+        time.sleep(POLL_S)
+        now = client.get("/reload")
+    return _print(now, args)
+
+
+def _print(now: dict[str, Any], args: argparse.Namespace) -> int:
+    print(json.dumps(now, indent=2) if args.json else to_text(now))
+    if now["stage"] == "dry run":
+        return int(bool(_doing(now)) or bool(now["changes"]["needs_restart"]))
+    return int(now["stage"] in {"rolled back", "stuck"})
+
+
+def _doing(now: dict[str, Any]) -> list[dict[str, Any]]:
+    return [change for change in now["changes"]["slots"] if change["step"] != "nothing"]
+
+
+def to_text(now: dict[str, Any]) -> str:
+    """The plan and what has become of it."""
+    if now["stage"] == "none":
+        return "nothing has been reloaded since the daemon started"
+    changes = now["changes"]
+    lines = []
+    for change in changes["slots"]:
+        word = "goes on" if change["step"] == "nothing" else change["step"]
+        lines.append(f"slot {change['slot']}: {word}")
+        lines += [f"  {reason}" for reason in change["reasons"]]
+    lines += [f"taken over at once: {', '.join(changes['live'])}"] * bool(changes["live"])
+    if changes["needs_restart"]:
+        lines.append(f"only by a restart of the daemon: {', '.join(changes['needs_restart'])}")
+    lines.append(now["stage"])
+    if now.get("error"):
+        lines += [f"  {now['error']}", f"  {now['remedy']}"]
+    return "\n".join(lines)

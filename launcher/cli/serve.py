@@ -1,0 +1,45 @@
+"""`numa-launcher serve`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import TYPE_CHECKING
+
+from launcher.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.assembly import Assembly
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """-c and overrides."""
+    options.add_config(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    from launcher.host.init import become_child_of_init  # noqa: PLC0415  before all that is heavy
+
+    # In a container, as process 1: before any thread is there.
+    if (ended := become_child_of_init()) is not None:
+        return ended
+    import uvloop  # noqa: PLC0415  heavy
+
+    from launcher import daemon  # noqa: PLC0415  heavy
+    from launcher.assembly import assemble  # noqa: PLC0415  heavy
+    from launcher.host import journal  # noqa: PLC0415  heavy
+
+    config = options.config_of(args)
+    journal.set_up(config.logging.level, config.logging.format.value)
+    assembly = assemble(config)
+
+    def reread(overrides: Sequence[str]) -> Assembly:
+        again = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides]})
+        return assemble(options.config_of(again))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(daemon.serve(assembly, reread))
+    return 0

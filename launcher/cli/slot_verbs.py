@@ -1,0 +1,112 @@
+"""`numa-launcher restart|drain|resume|stop|start|hold|quarantine|release SLOT`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Final
+
+from launcher.cli import options
+from launcher.control.client import ControlClient
+from launcher.control.messages import Verb
+from launcher.errors import LauncherError
+
+POLL_S: Final = 0.25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which slot, and whether to wait."""
+    parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
+    options.add_socket(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="also when too few ready instances of the model would be left"
+    )
+    parser.add_argument(
+        "--deadline", type=float, metavar="S", help="drain only: end what is still in flight after S seconds"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="ask, and return at once")
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="S", help="give up waiting after S seconds"
+    )
+    parser.add_argument("--json", action="store_true", help="print the slot's last status for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, then wait until it is so. Exit code 1 when the slot ends elsewhere or time runs out."""
+    client = options.client_of(args)
+    verb = Verb(args.verb)
+    slot = client.post(f"/slots/{args.slot}/{verb}{_options(args)}")
+    least = slot["generation"] + (verb is Verb.RESTART and slot["state"] in {"draining", "stopping", "ready"})
+    done = True
+    if not args.no_wait:
+        slot, done = _wait(client, verb, slot, least, time.monotonic() + args.timeout, quiet=args.json)
+    if args.json:
+        print(json.dumps(slot, indent=2))
+    elif not args.no_wait:
+        print(f"slot {args.slot} is {slot['state']}" + ("" if done else f", not what {verb} asks for"))
+    return 0 if done else 1
+
+
+def _options(args: argparse.Namespace) -> str:
+    words = ["force=1"] if args.force else []
+    words += [] if args.deadline is None else [f"deadline={args.deadline:g}"]
+    return "?" + "&".join(words) if words else ""
+
+
+def _until(slot: dict[str, Any], now: float) -> str:
+    """When it is likely over, or at the latest."""
+    if slot["eta"] is not None and slot["eta"] > now:
+        return f", likely over in {slot['eta'] - now:.0f} s"
+    if slot["deadline"] is not None and slot["deadline"] > now:
+        return f", at the latest in {slot['deadline'] - now:.0f} s"
+    return ""
+
+
+def _wait(
+    client: ControlClient, verb: Verb, slot: dict[str, Any], least: int, deadline: float, *, quiet: bool
+) -> tuple[dict[str, Any], bool]:
+    said, begun = "", time.time()
+    while True:
+        words = f"slot {slot['slot']}: {slot['state']}"
+        words += f" ({slot['phase']})" if slot["phase"] else ""
+        words += f", {slot['in_flight']} in flight" if slot["state"] in {"draining", "stopping"} else ""
+        if words != said and not quiet:
+            print(words + _until(slot, begun), file=sys.stderr)
+            said = words
+        if _reached(verb, slot, least):
+            return slot, True
+        if slot["state"] == "failed" or _contradicts(verb, slot):
+            return slot, False
+        if time.monotonic() > deadline:
+            raise LauncherError(
+                f"cannot wait longer for slot {slot['slot']}: it is still {slot['state']}",
+                "look at `numa-launcher status`, or give a longer --timeout",
+            )
+        time.sleep(POLL_S)
+        slot = next(found for found in client.get("/status")["slots"] if found["slot"] == slot["slot"])
+
+
+def _reached(verb: Verb, slot: dict[str, Any], least: int) -> bool:
+    match verb:
+        case Verb.DRAIN:
+            return bool(slot["state"] == "draining" and slot["in_flight"] == 0)
+        case Verb.QUARANTINE:
+            return bool(slot["intent"] == "quarantine" and slot["state"] in {"draining", "starting"})
+        case Verb.HOLD:
+            return bool(slot["state"] == "held")
+        case Verb.STOP:
+            return bool(slot["state"] == "stopped")
+        case Verb.START | Verb.RESUME | Verb.RESTART | Verb.RELEASE:
+            return bool(slot["state"] == "ready" and slot["generation"] >= least)
+
+
+def _contradicts(verb: Verb, slot: dict[str, Any]) -> bool:
+    """Someone else has asked for something else, or the verb does not apply."""
+    if verb is Verb.DRAIN:
+        return slot["state"] in {"ready", "stopped"}
+    wanted = {Verb.STOP: "stop", Verb.HOLD: "hold", Verb.QUARANTINE: "quarantine"}.get(verb)
+    if wanted is not None:
+        return bool(slot["intent"] != wanted)
+    return bool(slot["state"] == "stopped" or slot["intent"] != "run")

@@ -1,0 +1,59 @@
+"""`numa-launcher verify [SLOT]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, Final
+
+from launcher.cli import options
+
+# The kernel walks every page of a worker for numa_maps: seconds for each 100 GiB.
+VERIFY_TIMEOUT_S: Final = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which slots."""
+    parser.add_argument("slot", type=options.slot_number, nargs="?", metavar="SLOT", help="default: all")
+    options.add_socket(parser)
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print plan and reality side by side.
+
+    Exit code 1 when they differ, when others are pinned onto our cpus, or when nothing runs.
+    """
+    client = options.client_of(args)
+    slots = (
+        [args.slot] if args.slot is not None else [slot["slot"] for slot in client.get("/status")["slots"]]
+    )
+    checked = [client.post(f"/slots/{slot}/verify", VERIFY_TIMEOUT_S) for slot in slots]
+    if args.json:
+        print(json.dumps({"slots": checked}, indent=2))
+    else:
+        print("\n".join(line for slot in checked for line in lines_of(slot)))
+    return 0 if all(_as_planned(slot["verified"]) for slot in checked) else 1
+
+
+def _as_planned(found: dict[str, Any] | None) -> bool:
+    return found is not None and found["ok"] and not found["foreign"]
+
+
+def lines_of(slot: dict[str, Any]) -> list[str]:
+    """What was planned and what the kernel says, for a person."""
+    found = slot["verified"]
+    if found is None:
+        return [f"slot {slot['slot']}: nothing runs ({slot['state']})"]
+    share = "" if found["bound_share"] is None else f", {found['bound_share']:.0%} of its pages there"
+    policies = ", ".join(found["policies"]) or "not readable"
+    word = "verified" if found["ok"] else "DIFFERS"
+    what = f"slot {slot['slot']}: {word}: {found['threads']} threads of {found['processes']} processes"
+    lines = [f"{what} on cpus {found['cpus']} (planned {slot['cpus']}), memory {policies}{share}"]
+    for difference in found["differences"]:
+        lines += [
+            f"  {difference['what']}",
+            f"  - planned: {difference['planned']}",
+            f"  + found:   {difference['found']}",
+        ]
+    return [*lines, *(f"  ! {stranger}" for stranger in found["foreign"])]

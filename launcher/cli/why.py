@@ -1,0 +1,79 @@
+"""`numa-launcher why SLOT`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any, Final
+
+from launcher.cli import options
+from launcher.cli.status import duration
+from launcher.errors import NotFoundError
+
+# What the daemon keeps at least of a slot; the dead life's lines are searched in them.
+_TAIL: Final = 2000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which slot, how many lines, and the form of the answer."""
+    parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
+    options.add_socket(parser)
+    parser.add_argument(
+        "-n", "--lines", type=options.slot_number, default=20, metavar="N", help="last N lines (default 20)"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the cause of the last unrequested end. Exit code 1 when there was none."""
+    client = options.client_of(args)
+    status = client.get("/status")
+    slot = next((found for found in status["slots"] if found["slot"] == args.slot), None)
+    if slot is None:
+        known = ", ".join(str(found["slot"]) for found in status["slots"])
+        raise NotFoundError(
+            f"cannot use slot '{args.slot}': there is none of that number", f"slots are {known}"
+        )
+    cause = slot["last_cause"]
+    lines = []
+    if cause is not None:
+        found = client.get(f"/slots/{args.slot}/logs?tail={_TAIL}")["lines"]
+        lines = [line for line in found if line["generation"] == slot["last_cause_generation"]]
+        lines = lines[-args.lines :] if args.lines else []
+    if args.json:
+        keys = ("slot", "state", "intent", "generation", "restarts", "next_start")
+        answer = {key: slot[key] for key in keys} | {
+            "cause": cause, "at": slot["last_cause_at"], "of_generation": slot["last_cause_generation"], "lines": lines,
+        }  # fmt: skip
+        print(json.dumps(answer, indent=2))
+    else:
+        print(to_text(slot, lines, time.time()))
+    return 0 if cause is not None else 1
+
+
+def to_text(slot: dict[str, Any], lines: list[dict[str, Any]], now: float) -> str:
+    """Cause, evidence, remedy and last lines for a person."""
+    cause, number = slot["last_cause"], slot["slot"]
+    standing = f"slot {number} is {slot['state']} since {duration(now - slot['since'])}"
+    if cause is None:
+        return f"{standing}; no instance of it has ended without being asked"
+    ago = duration(now - slot["last_cause_at"])
+    text = [
+        f"slot {number}, life {slot['last_cause_generation']}, {ago} ago: {cause['name']}: {cause['message']}",
+        f"  remedy:  {cause['remedy']}",
+        f"  policy:  restart {cause['retry']}; {standing}{_next(slot, now)}",
+    ]
+    text += ["  evidence:"] * bool(cause["evidence"])
+    text += [f"    | {line}" for line in cause["evidence"]]
+    text += [f"  last {len(lines)} lines:"] * bool(lines)
+    text += [f"    | {line['text']}" for line in lines]
+    return "\n".join(text)
+
+
+def _next(slot: dict[str, Any], now: float) -> str:
+    if slot["next_start"]:
+        return f", next start in {max(0.0, slot['next_start'] - now):.0f} s"
+    words = {"failed": f"; `numa-launcher start {slot['slot']}` tries again"}
+    words["held"] = f"; `numa-launcher release {slot['slot']}` starts it"
+    return words.get(slot["state"], "")

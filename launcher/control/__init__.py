@@ -1,0 +1,1 @@
+"""Operator to daemon: the verbs, their wire form, the UNIX-socket server and its client."""

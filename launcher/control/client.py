@@ -1,0 +1,99 @@
+"""The CLI's side of the control socket: blocking, standard library only, so that a verb starts fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+from launcher.control.messages import PREFIX
+from launcher.errors import LauncherError
+
+TIMEOUT_S: Final = 30.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class ControlClient:
+    """Talks to the daemon behind one control socket."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One reply. Raises LauncherError."""
+        return self._call("GET", path)
+
+    def post(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """One reply to a change. Raises LauncherError."""
+        return self._call("POST", path, timeout_s)
+
+    def lines(self, path: str) -> Iterator[dict[str, Any]]:
+        """Objects of a reply that goes on until one side closes it."""
+        connection, response = self._request("GET", path, timeout=None)
+        try:
+            for line in response:
+                yield json.loads(line)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LauncherError(
+                f"cannot read on from '{self._path}': {str(error) or type(error).__name__}",
+                "the daemon has ended: look at its log",
+            ) from None
+        finally:
+            connection.close()
+
+    def _call(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        connection, response = self._request(method, path, timeout=timeout_s)
+        try:
+            reply: dict[str, Any] = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LauncherError(
+                f"cannot read the daemon's answer on '{self._path}': {error}", "look at the daemon's log"
+            ) from None
+        finally:
+            connection.close()
+        return reply
+
+    def _request(
+        self, method: str, path: str, timeout: float | None
+    ) -> tuple[_UnixConnection, http.client.HTTPResponse]:
+        connection = _UnixConnection(self._path, timeout)
+        try:
+            connection.request(method, PREFIX + path)
+            response = connection.getresponse()
+        except FileNotFoundError:
+            connection.close()
+            raise LauncherError(
+                f"cannot reach numa-launcher on '{self._path}': no such socket",
+                "start it (`numa-launcher serve -c FILE`), or name its socket with --socket or -c FILE",
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise LauncherError(
+                f"cannot reach numa-launcher on '{self._path}': {why}",
+                "check that the daemon runs and that you may use its socket (group of the file)",
+            ) from None
+        if response.status != http.client.OK:
+            try:
+                error_body = json.loads(response.read())["error"]
+                message, remedy = str(error_body["message"]), str(error_body["remedy"])
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+                message, remedy = (
+                    f"cannot {method} {path}: status {response.status}",
+                    "look at the daemon's log",
+                )
+            connection.close()
+            raise LauncherError(message, remedy)
+        return connection, response

@@ -1,0 +1,163 @@
+"""Looks at the live host and the engine's software. Starts nothing but short probes; about a second, side by side."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from launcher.config.schema import Engine, EngineKind
+from launcher.cpuset import CpuSet
+from launcher.doctor.compatibility import Matrix
+from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
+from launcher.engines.binding import Binding
+from launcher.engines.numactl import probe_binding
+from launcher.engines.probe_stack import find_tcmalloc, probe_stack
+from launcher.engines.stack import Stack
+from launcher.errors import LauncherError
+from launcher.host.cpu import read_host
+from launcher.host.facts import read_settings
+from launcher.topology import sysfs
+from launcher.topology.model import Topology
+
+# Compilers print their version within milliseconds.
+PROBE_TIMEOUT_S: Final = 10.0
+
+# capabilities(7); linux/capability.h.
+_CAP_SYS_NICE: Final = 23
+_OPENMP: Final = ("libgomp*.so*", "libiomp5.so", "libomp.so*")
+_OPENMP_DIRS: Final = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
+
+
+def gather(engine: Engine, root: Path = Path("/")) -> Facts:
+    """Everything that the rules ask for. Raises LauncherError when the topology can't be read."""
+    with ThreadPoolExecutor(thread_name_prefix="doctor") as side:
+        host = side.submit(read_host)  # the slowest
+        software = side.submit(find_software, engine)
+        compiler = side.submit(find_compiler, ("g++", "c++", "clang++"))
+        topology = sysfs.read(root)
+        binding = _binding(engine, topology)
+        return Facts(
+            host=host.result(),
+            topology=topology,
+            binding=binding if isinstance(binding, Binding) else None,
+            binding_trouble=binding if isinstance(binding, Trouble) else None,
+            software=software.result(),
+            compiler=compiler.result(),
+            kernel=read_kernel(root),
+        )
+
+
+def read_matrix() -> Matrix:
+    """The table inside the package."""
+    return Matrix.parse(
+        (resources.files("launcher.doctor") / "compatibility.toml").read_text(encoding="utf-8")
+    )
+
+
+def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
+    nodes = CpuSet(node.id for node in topology.numa_nodes if node.memory_bytes) & topology.allowed_nodes
+    try:
+        return probe_binding(engine, topology.allowed, nodes if topology.has_numa else CpuSet())
+    except LauncherError as error:
+        return Trouble(error.message, error.remedy)
+
+
+def find_software(engine: Engine) -> Software:
+    """What `serve` would start, or why it can't."""
+    is_vllm = engine.kind is EngineKind.VLLM
+    try:
+        stack = probe_stack(engine)
+    except LauncherError as error:
+        tcmalloc = find_tcmalloc("auto") if is_vllm and engine.tcmalloc == "auto" else None
+        return Software(
+            is_vllm=is_vllm, trouble=Trouble(error.message, error.remedy), tcmalloc=tcmalloc, openmp=_system_openmp(),
+            tcmalloc_off=engine.tcmalloc == "off",
+        )  # fmt: skip
+    return Software(
+        is_vllm=is_vllm,
+        command=" ".join(stack.command),
+        vllm=stack.vllm,
+        torch=stack.torch,
+        zentorch=stack.zentorch,
+        tcmalloc=stack.tcmalloc,
+        tcmalloc_off=engine.tcmalloc == "off",
+        openmp=(*_own_openmp(stack), *_system_openmp()),
+    )
+
+
+def _own_openmp(stack: Stack) -> tuple[str, ...]:
+    """Those in the engine's environment: torch's, and what pip or conda put into lib."""
+    if stack.python is None:
+        return ()
+    prefix = Path(stack.python).parent.parent
+    places = ("lib", "lib/python3*/site-packages/torch.libs", "lib/python3*/site-packages/torch/lib")
+    return _openmp_in(prefix, places)
+
+
+def _system_openmp() -> tuple[str, ...]:
+    return _openmp_in(Path("/"), _OPENMP_DIRS)
+
+
+def _openmp_in(base: Path, places: tuple[str, ...]) -> tuple[str, ...]:
+    found = (path for place in places for name in _OPENMP for path in sorted(base.glob(f"{place}/{name}")))
+    return tuple(
+        str(path) for path in found if not path.is_symlink() or not path.resolve().is_relative_to(path.parent)
+    )
+
+
+def find_compiler(names: tuple[str, ...]) -> Compiler | None:
+    """The first that runs and says its version."""
+    for name in names:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run(
+                [path, "-dumpfullversion", "-dumpversion"],
+                capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip():
+            return Compiler(path, done.stdout.split()[0])
+    return None
+
+
+def read_kernel(root: Path) -> Kernel:
+    """Settings under `root`; each is None where the file is missing."""
+    settings = read_settings(root)
+    status = dict(line.partition(":")[::2] for line in _text(root / "proc/self/status").splitlines())
+    seccomp, capabilities = status.get("Seccomp"), status.get("CapEff")
+    return Kernel(
+        hugepages=settings.transparent_hugepages,
+        numa_balancing=settings.numa_balancing,
+        governors=settings.governors,
+        seccomp=None if seccomp is None else seccomp.strip() != "0",
+        sys_nice=None if capabilities is None else bool(int(capabilities, 16) >> _CAP_SYS_NICE & 1),
+        container=_container(root),
+    )
+
+
+def _container(root: Path) -> str | None:
+    """systemd's and the engines' own marks (systemd-detect-virt(1); the files are theirs)."""
+    named = _text(root / "run/systemd/container").strip()
+    if named:
+        return named
+    for mark, name in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
+        if (root / mark).exists():
+            return name
+    environ = _text(root / "proc/1/environ").split("\0")
+    return next(
+        (entry.removeprefix("container=") for entry in environ if entry.startswith("container=")), None
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""What the daemon says of itself: metrics, merged instance metrics, log events."""

@@ -1,0 +1,226 @@
+"""Every metric of ours, in one table; the instances' own are merged beside them (merge.py).
+
+Sums live as plain integers where they are counted; a scrape turns them into samples, so a request pays for
+three histogram observations and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client import Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+class MetricKind(StrEnum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One row of the table."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+ACCEPTED = "numa_launcher_requests_accepted"
+ENDED = "numa_launcher_requests_ended"
+IN_FLIGHT = "numa_launcher_requests_in_flight"
+RETRIED = "numa_launcher_requests_retried"
+SLOT_SENT = "numa_launcher_slot_requests_sent"
+SLOT_BROKEN = "numa_launcher_slot_requests_broken"
+SLOT_ENDED = "numa_launcher_slot_requests_ended"
+SLOT_IN_FLIGHT = "numa_launcher_slot_requests_in_flight"
+SLOT_READY = "numa_launcher_slot_ready"
+READY = "numa_launcher_ready_instances"
+QUEUED = "numa_launcher_queue_requests"
+QUEUED_BYTES = "numa_launcher_queue_bytes"
+QUEUE_REJECTED = "numa_launcher_queue_rejected"
+PARKED = "numa_launcher_parked_requests"
+CONTINUED = "numa_launcher_streams_continued"
+SLOT_EJECTED = "numa_launcher_slot_ejected"
+SLOT_EJECTIONS = "numa_launcher_slot_ejections"
+SLOT_WEIGHT = "numa_launcher_slot_weight"
+UNAUTHORIZED = "numa_launcher_requests_unauthorized"
+KEY_ACCEPTED = "numa_launcher_key_requests_accepted"
+KEY_ENDED = "numa_launcher_key_requests_ended"
+KEY_REFUSED = "numa_launcher_key_requests_refused"
+KEY_IN_FLIGHT = "numa_launcher_key_requests_in_flight"
+KEY_TOKENS = "numa_launcher_key_tokens"
+OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
+OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
+OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
+CONNECTIONS = "numa_launcher_connections"
+CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
+
+TABLE: tuple[Spec, ...] = (
+    Spec(ACCEPTED, MetricKind.COUNTER, "Requests accepted on application routes."),
+    Spec(
+        ENDED,
+        MetricKind.COUNTER,
+        "Accepted requests by how they ended; with those in flight they add up to accepted.",
+        ("outcome",),
+    ),
+    Spec(IN_FLIGHT, MetricKind.GAUGE, "Requests accepted and not ended."),
+    Spec(RETRIED, MetricKind.COUNTER, "Attempts repeated on another instance before the first byte."),
+    Spec(SLOT_SENT, MetricKind.COUNTER, "Attempts sent to a slot.", ("slot", "model")),
+    Spec(SLOT_BROKEN, MetricKind.COUNTER, "Attempts that broke before the first byte.", ("slot", "model")),
+    Spec(SLOT_ENDED, MetricKind.COUNTER, "Requests by last slot and end.", ("slot", "model", "outcome")),
+    Spec(SLOT_IN_FLIGHT, MetricKind.GAUGE, "Requests that an instance works on.", ("slot", "model")),
+    Spec(SLOT_READY, MetricKind.GAUGE, "1 while the slot's instance may get requests.", ("slot", "model")),
+    Spec(READY, MetricKind.GAUGE, "Instances that may get requests.", ("model",)),
+    Spec(QUEUED, MetricKind.GAUGE, "Requests that wait for an instance.", ("model",)),
+    Spec(QUEUED_BYTES, MetricKind.GAUGE, "Bytes of the bodies that wait."),
+    Spec(
+        QUEUE_REJECTED,
+        MetricKind.COUNTER,
+        "Requests rejected because the queue was full (requests, bytes) or their time in it was up (deadline).",
+        ("reason",),
+    ),
+    Spec(
+        PARKED,
+        MetricKind.GAUGE,
+        "Of those that wait, the ones no instance of whose model is ready.",
+        ("model",),
+    ),
+    Spec(
+        CONTINUED,
+        MetricKind.COUNTER,
+        "Streams that broke after their first byte: gone on with on another instance (continued), ended with an "
+        "error because that is not exact (unfit), or broken there too (failed).",
+        ("outcome",),
+    ),
+    Spec(
+        SLOT_EJECTED, MetricKind.GAUGE, "1 while failures keep the slot out of rotation.", ("slot", "model")
+    ),
+    Spec(
+        SLOT_EJECTIONS, MetricKind.COUNTER, "Times that failures took it out of rotation.", ("slot", "model")
+    ),
+    Spec(
+        SLOT_WEIGHT,
+        MetricKind.GAUGE,
+        "Share of a sibling's load that the slot gets: less than 1 for a straggler or a fresh instance.",
+        ("slot", "model"),
+    ),
+    Spec(UNAUTHORIZED, MetricKind.COUNTER, "Requests without a good API key."),
+    Spec(KEY_ACCEPTED, MetricKind.COUNTER, "Requests accepted, by API key.", ("key",)),
+    Spec(
+        KEY_ENDED,
+        MetricKind.COUNTER,
+        "The same by how they ended; with those in flight they add up to accepted.",
+        ("key", "outcome"),
+    ),
+    Spec(
+        KEY_REFUSED,
+        MetricKind.COUNTER,
+        "Requests that ran into a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, "
+        "model.",
+        ("key", "limit"),
+    ),
+    Spec(KEY_IN_FLIGHT, MetricKind.GAUGE, "Requests that wait or run, by API key.", ("key",)),
+    Spec(KEY_TOKENS, MetricKind.COUNTER, "Tokens of prompts and answers, by API key.", ("key",)),
+    Spec(OVERFLOW_SENT, MetricKind.COUNTER, "Requests that went to the external endpoint.", ("model",)),
+    Spec(
+        OVERFLOW_ENDED,
+        MetricKind.COUNTER,
+        "The same by how they ended there; rejected are those over its cap, which never went.",
+        ("model", "outcome"),
+    ),
+    Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the external endpoint."),
+    Spec(CONNECTIONS, MetricKind.GAUGE, "Clients that are connected."),
+    Spec(CONNECTIONS_REFUSED, MetricKind.COUNTER, "Connections closed at once: too many clients."),
+)
+
+# From a cached answer to a long generation; seconds.
+_DURATION_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+_INTRO = """# Metrics
+
+<!-- Generated by scripts/docs from launcher/telemetry/metrics.py; edit that. -->
+
+`GET /metrics` has our own metrics and those of every instance, in Prometheus' text format. The instances' keep
+their names (`vllm:num_requests_running` and all) and get the labels `slot`, `numa_node` and `model`; a label
+of theirs with one of these names becomes `exported_NAME`. Their counters and histograms go on over a restart of the
+instance: a slot's sum never falls, and stands still while there is no instance. Instances are asked at most once
+a second; of one that does not answer within 2 s the gauges are missing. Timestamps are left out.
+
+`slot` is the number that `numa-launcher status` shows. `key` is an API key's name, never the key.
+"""
+
+Values = Mapping[str, Mapping[tuple[str, ...], float]]  # metric -> label values -> value
+
+
+class Timings:
+    """The histograms."""
+
+    def __init__(self) -> None:
+        self.first_byte = Histogram(
+            "numa_launcher_first_byte_seconds",
+            "From the request's arrival to the answer's first byte.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
+        )
+        self.duration = Histogram(
+            "numa_launcher_request_duration_seconds",
+            "From the request's arrival to its end.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
+        )
+        self.queued = Histogram(
+            "numa_launcher_queue_seconds",
+            "From the request's arrival to its start on an instance.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
+        )
+
+    def all(self) -> tuple[Histogram, ...]:
+        """Each of them, in the order of the page."""
+        return (self.queued, self.first_byte, self.duration)
+
+    def collect(self) -> Iterator[Metric]:
+        """All, as families."""
+        for histogram in self.all():
+            yield from histogram.collect()
+
+
+class _Snapshot:
+    """What `generate_latest` needs of a registry."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def render(values: Values, timings: Timings) -> str:
+    """Our metrics in Prometheus' text format. A metric of the table without values has no samples."""
+    families = [_family(spec, values.get(spec.name, {})) for spec in TABLE]
+    return generate_latest(_Snapshot([*families, *timings.collect()])).decode()
+
+
+def to_markdown() -> str:
+    """docs/metrics.md: every metric of ours, its labels and its meaning."""
+    lines = [_INTRO, "| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for spec in TABLE:
+        name = f"{spec.name}_total" if spec.kind is MetricKind.COUNTER else spec.name
+        labels = ", ".join(f"`{label}`" for label in spec.labels)
+        lines.append(f"| `{name}` | {spec.kind} | {labels} | {spec.help} |")
+    lines += [f"| `{family.name}` | histogram | | {family.documentation} |" for family in Timings().collect()]
+    return "\n".join(lines) + "\n"
+
+
+def _family(spec: Spec, values: Mapping[tuple[str, ...], float]) -> Metric:
+    kind = CounterMetricFamily if spec.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = kind(spec.name, spec.help, labels=spec.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,469 @@
+"""The command line as a person uses it: words in, text and an exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
+
+from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
+from launcher.cli.status import CLEAR, duration, to_text
+from launcher.control.messages import SUMMARY, Request, Verb
+from launcher.errors import LauncherError
+from launcher.instances.progress import Counters
+from launcher.instances.verify import Difference
+from launcher.status import Zentorch
+
+Run = Any
+
+
+@pytest.fixture
+def operations() -> FakeOperations:
+    return FakeOperations()
+
+
+@pytest.fixture
+def daemon(
+    tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backstage]:
+    with Backstage(str(tmp_path / "c.sock"), operations) as daemon:
+        monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", daemon.path)
+        monkeypatch.setattr(slot_verbs, "POLL_S", 0.001)
+        yield daemon
+
+
+# --- the parser ---------------------------------------------------------------------------------
+
+
+def test_every_verb_has_help() -> None:
+    text = build_parser().format_help()
+    for verb, (_, summary) in VERBS.items():
+        assert verb in text
+        assert summary.split(",")[0][:40] in " ".join(text.split())
+    for verb in Verb:
+        assert VERBS[verb][1] == SUMMARY[verb]
+
+
+def test_no_verb_imports_what_it_does_not_need() -> None:
+    """`status` answers at once: no aiohttp, no msgspec."""
+    code = "import sys; from launcher.cli import build_parser; build_parser('status'); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not {"aiohttp", "uvloop", "psutil", "numpy", "launcher.daemon"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["explode"], ["status", "--jsn"], ["restart"], ["restart", "x"], ["logs", "-1"]]
+)
+def test_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: numa-launcher" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("numa-launcher ")
+
+
+# --- errors and ends ----------------------------------------------------------------------------
+
+
+def two_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("cannot ")
+    return lines
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"], ["restart", "0"], ["logs", "0"], ["logs", "0", "-f"], ["verify"],
+        ["plan", "-c", "/nowhere.toml"], ["serve", "-c", "/nowhere.toml"], ["topology", "--root", "/nowhere"],
+        ["plan", "--model", "/m", "-c", "/x.toml"], ["plan", "--model", "/m", "--strategy", "zigzag"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_error_for_a_person_is_two_lines_and_exit_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", "/nowhere/c.sock")
+    assert main(words) == 2
+    two_lines(capsys)
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.cli.status.run", interrupted)
+    assert main(["status"]) == 130
+
+
+def test_a_reader_that_leaves(daemon: Backstage, operations: FakeOperations) -> None:
+    """`numa-launcher logs 0 | head -1`: no traceback, now or at exit."""
+    operations.lines = [f"line {n} {'x' * 200}" for n in range(20_000)]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m launcher logs 0 -n 20000 | head -1"],
+        check=False, capture_output=True, text=True, env=os.environ,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "line 0" in done.stdout
+
+
+# --- which configuration, which daemon ------------------------------------------------------------
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return build_parser(words[0]).parse_args(list(words))
+
+
+def test_configuration_of_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = options.config_of(
+        parse(
+            "plan",
+            "--model",
+            "/srv/m",
+            "--strategy",
+            "contiguous",
+            "--kv-cache",
+            "2GiB",
+            "--set",
+            "layout.use_smt=true",
+        )
+    )
+    assert (config.models[0].name, config.models[0].path) == ("m", "/srv/m")
+    assert (config.layout.strategy, config.memory.kv_cache, config.layout.use_smt) == (
+        "contiguous",
+        "2GiB",
+        True,
+    )
+    with pytest.raises(LauncherError, match="cannot use --model with -c"):
+        options.config_of(parse("plan", "--model", "/m", "-c", str(tmp_path)))
+    monkeypatch.setattr(options, "DEFAULT_CONFIG", tmp_path / "none.toml")
+    with pytest.raises(LauncherError, match=r"none\.toml"):
+        options.config_of(parse("plan"))
+
+
+def test_which_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[[models]]\nname = "m"\npath = "/m"\n[control]\nsocket = "/from/file"\n')
+    monkeypatch.delenv("NUMA_LAUNCHER_SOCKET", raising=False)
+    assert options.client_of(parse("status"))._path == options.DEFAULT_SOCKET
+    assert options.client_of(parse("status", "-c", str(file)))._path == "/from/file"
+    monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", "/from/env")
+    assert options.client_of(parse("status"))._path == "/from/env"
+    assert options.client_of(parse("status", "--socket", "/from/flag"))._path == "/from/flag"
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (0, "0s"), (59.9, "59s"), (60, "1m00s"), (192, "3m12s"), (3600, "1h00m"), (14_700, "4h05m"),
+     (183_600, "2d03h")],
+)  # fmt: skip
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def shown(operations: FakeOperations) -> str:
+    return to_text(msgspec.to_builtins(operations.status()), now=160.0)
+
+
+def test_status_text(operations: FakeOperations) -> None:
+    operations.slots = {
+        0: slot_status(0, verified=VERIFIED, zentorch=Zentorch(found="2.13", active=True), cpus="0,2," * 20),
+        1: slot_status(1, state="backoff", pid=None, last_cause=CAUSE, next_start=163.0, node=None),
+        2: slot_status(2, state="starting", phase="loading weights", zentorch=Zentorch(found="2.13", active=None)),
+    }  # fmt: skip
+    text = shown(operations)
+    lines = text.splitlines()
+    assert lines[0] == "1/3 ready at http://127.0.0.1:8000 · memory membind · vllm 0.32.0, torch 2.13.0"
+    assert lines[1] == "requests: accepted 3 · completed 2"
+    rows = {line.split()[0]: line for line in lines[3:7]}
+    assert "1m00s" in rows["0"]
+    assert rows["0"].endswith("verified   on")
+    assert "..." in rows["0"]
+    assert "backoff (3 s)" in rows["1"]
+    assert rows["1"].endswith("not installed")
+    assert "starting (loading weights)" in rows["2"]
+    assert rows["2"].endswith("?")
+    assert "slot 1: oom: it died\n  buy memory\n  | last words" in text
+    assert text.endswith("warning: mind the gap")
+
+
+def test_status_says_what_differs(operations: FakeOperations) -> None:
+    wrong = replace(VERIFIED, differences=(Difference("vllm (pid 7)", "here", "stray"),))
+    operations.slots = {0: slot_status(verified=wrong)}
+    assert "DIFFERS" in shown(operations)
+    assert "slot 0: vllm (pid 7): stray" in shown(operations)
+
+
+def test_status(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 0
+    assert "2/2 ready" in capsys.readouterr().out
+    operations.slots = {0: slot_status(state="failed")}
+    assert main(["status", "--json"]) == 1, "no slot is ready"
+    assert json.loads(capsys.readouterr().out)["slots"][0]["state"] == "failed"
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+READY = {"state": "ready", "intent": "run"}
+STOPPED = {"state": "stopped", "intent": "stop"}
+STARTING = {"state": "starting", "generation": 2}
+DRAIN = {"state": "draining", "intent": "drain"}
+LEAVING: list[dict[str, Any]] = [
+    {"state": "draining", "in_flight": 2},
+    {"in_flight": 0},
+    {"state": "stopping"},
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "after", "code", "said"),
+    [
+        ("start", STOPPED, [{"state": "starting", "intent": "run", "generation": 2}, READY], 0, "is ready"),
+        ("start", {"state": "failed"}, [STARTING, {"state": "failed"}], 1, "is failed, not what start asks for"),
+        ("restart", {}, [*LEAVING, STARTING, READY], 0, "is ready"),
+        ("restart", {}, [*LEAVING, {"intent": "stop"}], 1, "is stopping, not what restart asks for"),
+        ("drain", {}, [DRAIN | {"in_flight": 2}, {"in_flight": 1}, {"in_flight": 0}], 0, "is draining"),
+        ("drain", {}, [DRAIN | {"in_flight": 2}, READY], 1, "is ready, not what drain asks for"),
+        ("drain", STOPPED, [], 1, "is stopped, not what drain asks for"),
+        ("resume", DRAIN, [READY], 0, "is ready"),
+        ("resume", STOPPED, [], 1, "is stopped, not what resume asks for"),
+        ("stop", {}, [DRAIN | {"intent": "stop"}, {"state": "stopping"}, STOPPED], 0, "is stopped"),
+        ("stop", {}, [DRAIN | {"intent": "stop"}, READY], 1, "is ready, not what stop asks for"),
+        ("hold", {}, [DRAIN | {"intent": "hold"}, {"state": "stopping"}, {"state": "held"}], 0, "is held"),
+        ("quarantine", {}, [DRAIN | {"intent": "quarantine", "in_flight": 1}], 0, "is draining"),
+        ("release", {"state": "held", "intent": "hold"}, [STARTING | {"intent": "run"}, READY], 0, "is ready"),
+        ("release", {}, [], 0, "is ready"),
+    ],
+)  # fmt: skip
+def test_a_verb_waits_until_it_is_so(  # noqa: PLR0917
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str], verb: str,
+    before: dict[str, Any], after: list[dict[str, Any]], code: int, said: str,
+) -> None:  # fmt: skip
+    operations.slots[1] = slot_status(1, **before)
+    operations.after = after
+    assert main([verb, "1"]) == code
+    assert operations.asked == [(1, Verb(verb))]
+    assert operations.after == [], "it looked until the end"
+    out, err = capsys.readouterr()
+    assert out.strip() == f"slot 1 {said}"
+    assert err.startswith("slot 1: ")
+
+
+def test_drain_counts_down(
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.after = [{"state": "draining", "intent": "drain", "in_flight": n} for n in (2, 2, 1, 0)]
+    assert main(["drain", "0"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"slot 0: draining, {n} in flight" for n in (2, 1, 0)]
+
+
+def test_no_wait(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
+    operations.after = [{"state": "draining", "intent": "stop"}, {"state": "stopped"}]
+    assert main(["stop", "0", "--no-wait", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "draining"
+    assert len(operations.after) == 1
+
+
+def test_patience_ends(
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.after = [{"state": "draining", "intent": "stop"}]
+    assert main(["stop", "0", "--timeout", "0.02", "--json"]) == 2
+    assert two_lines(capsys)[0] == "cannot wait longer for slot 0: it is still draining"
+
+
+def test_unknown_slot(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "7"]) == 2
+    assert two_lines(capsys) == ["cannot use slot '7': there is none of that number", "slots are 0, 1"]
+
+
+# --- logs and verify --------------------------------------------------------------------------------
+
+
+def test_logs(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "0", "-n", "2"]) == 0
+    assert [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        "g1 | two",
+        "g1 | three",
+    ]
+    assert main(["logs", "0", "-n", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "three"
+
+
+def test_logs_follow(daemon: Backstage) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "launcher", "logs", "0", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True
+    ) as logs:
+        assert logs.stdout is not None
+        assert logs.stdout.readline().endswith("| three\n")
+        daemon.say("four")
+        assert logs.stdout.readline().endswith("| four\n")
+        daemon.close()
+        assert logs.stdout.read() == ""
+    assert logs.returncode == 0
+
+
+def test_verify(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify"]) == 0
+    assert operations.verified == [0, 1]
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(
+        "slot 0: verified: 9 threads of 2 processes on cpus 0-3 (planned 0-3), memory bind:0"
+    )
+    assert main(["verify", "1", "--json"]) == 0
+    assert [slot["slot"] for slot in json.loads(capsys.readouterr().out)["slots"]] == [1]
+
+
+# --- offline ------------------------------------------------------------------------------------------
+
+
+def test_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology"]) == 0
+    assert capsys.readouterr().out
+    assert main(["topology", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+# --- why, events, options -------------------------------------------------------------------------
+
+
+def test_why(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
+    died = {"last_cause": CAUSE, "last_cause_at": 100.0, "last_cause_generation": 1}
+    operations.slots = {0: slot_status(0, state="failed", **died), 1: slot_status(1)}
+    assert main(["why", "0", "-n", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("slot 0, life 1, ")
+    assert lines[0].endswith("ago: oom: it died")
+    assert lines[1] == "  remedy:  buy memory"
+    assert lines[2].startswith("  policy:  restart back-off; slot 0 is failed since ")
+    assert lines[2].endswith("`numa-launcher start 0` tries again")
+    assert lines[3:] == ["  evidence:", "    | last words", "  last 2 lines:", "    | two", "    | three"]
+    assert main(["why", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cause"]["name"], found["of_generation"], len(found["lines"])) == ("oom", 1, 3)
+    assert main(["why", "1"]) == 1
+    assert "no instance of it has ended" in capsys.readouterr().out
+    assert main(["why", "7"]) == 2
+    assert "slots are 0, 1" in capsys.readouterr().err
+
+
+def test_why_says_when_it_starts_again(operations: FakeOperations) -> None:
+    slot = msgspec.to_builtins(
+        slot_status(
+            state="backoff", next_start=170.0, last_cause=CAUSE, last_cause_at=150.0, last_cause_generation=3
+        )
+    )
+    assert ", next start in 10 s" in why.to_text(slot, [], now=160.0)
+    slot |= {"state": "held", "next_start": None}
+    assert "`numa-launcher release 0` starts it" in why.to_text(slot, [], now=160.0)
+
+
+def test_events(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", "-n", "2"]) == 0
+    assert [line.split(maxsplit=2)[2] for line in capsys.readouterr().out.splitlines()] == [
+        "info    event 1", "info    event 2",
+    ]  # fmt: skip
+    assert main(["events", "--json", "-n", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["number"] == 1
+    assert main(["events", "--audit"]) == main(["events", "--slot", "0"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_options_reach_the_daemon(daemon: Backstage, operations: FakeOperations) -> None:
+    assert main(["drain", "0", "--force", "--deadline", "3", "--no-wait"]) == 0
+    assert operations.requests == [Request(Verb.DRAIN, force=True, deadline_s=3.0)]
+
+
+def test_a_refusal_is_two_lines(
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.refused = True
+    assert main(["restart", "0"]) == 2
+    assert two_lines(capsys) == ["cannot restart slot '0': too few are left", "add --force"]
+
+
+def test_status_shows_the_load_and_watches(
+    daemon: Backstage,
+    operations: FakeOperations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = Counters(
+        running=2, waiting=7, generated=100, steps=50, kv_usage=0.256, prefix_queries=50, prefix_hits=20
+    )
+    operations.slots = {0: slot_status(load=load, tokens_per_s=41.7, stalled_s=12.0, intent="quarantine")}
+    text = shown(operations)
+    assert "quarantined (no progress for 12 s)" in text
+    assert "  7       42     26 %  40 %  -  " in text
+
+    def enough(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.cli.status.time.sleep", enough)
+    assert main(["status", "--watch"]) == 130
+    assert capsys.readouterr().out.startswith(CLEAR)
+
+
+CHANGES: dict[str, Any] = {
+    "slots": [
+        {"slot": 0, "step": "restart", "reasons": ["cpus 0-3 become 0-1"]},
+        {"slot": 1, "step": "nothing", "reasons": []},
+    ],
+    "live": ["supervision.probe_interval_s"],
+    "needs_restart": [],
+}
+
+
+def rollout(stage: str, **more: Any) -> dict[str, Any]:
+    return {"stage": stage, "changes": CHANGES, "done": [], "doing": "", "error": "", "remedy": ""} | more
+
+
+def test_reload(
+    daemon: Backstage,
+    operations: FakeOperations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("launcher.cli.reload.POLL_S", 0.001)
+    assert main(["reload", "--show"]) == 0
+    assert "nothing has been reloaded" in capsys.readouterr().out
+    operations.rollouts = [rollout("running", doing="restart slot 0"), rollout("running"), rollout("done")]
+    assert main(["reload", "--set", "layout.use_smt=true"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "running: restart slot 0\n"
+    assert out.splitlines() == [
+        "slot 0: restart", "  cpus 0-3 become 0-1", "slot 1: goes on",
+        "taken over at once: supervision.probe_interval_s", "done",
+    ]  # fmt: skip
+    operations.rollouts = [rollout("rolled back", error="cannot reload: slot 0 is slow", remedy="look")]
+    assert main(["scale", "3", "--force"]) == 1
+    assert capsys.readouterr().out.endswith("rolled back\n  cannot reload: slot 0 is slow\n  look\n")
+    assert main(["reload", "--dry-run", "--json"]) == 1
+    assert operations.reloads == [
+        (["layout.use_smt=true"], False, False), (["layout.instances_per_socket=3"], False, True), ([], True, False),
+    ]  # fmt: skip

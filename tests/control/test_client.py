@@ -1,0 +1,92 @@
+"""The blocking client against a real server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_operations import Backstage, FakeOperations
+
+from launcher.control.client import ControlClient
+from launcher.control.messages import Verb
+from launcher.errors import LauncherError
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Backstage]:
+    with Backstage(str(tmp_path / "c.sock"), FakeOperations()) as daemon:
+        yield daemon
+
+
+def test_get_and_post(daemon: Backstage) -> None:
+    client = ControlClient(daemon.path)
+    assert client.get("/status")["ready"] == 2
+    assert client.post("/slots/1/stop")["slot"] == 1
+    assert daemon.operations.asked == [(1, Verb.STOP)]
+
+
+def test_the_daemons_error_is_raised_as_it_is(daemon: Backstage) -> None:
+    with pytest.raises(LauncherError) as caught:
+        ControlClient(daemon.path).post("/slots/9/stop")
+    assert caught.value.message == "cannot use slot '9': there is none of that number"
+    assert caught.value.remedy == "slots are 0, 1"
+
+
+def test_lines_go_on(daemon: Backstage) -> None:
+    lines = ControlClient(daemon.path).lines("/slots/0/logs?tail=1&follow=1")
+    assert next(lines)["text"] == "three"
+    daemon.say("four")
+    assert next(lines)["text"] == "four"
+    lines.close()  # type: ignore[attr-defined]
+
+
+def test_lines_end_with_the_daemon(daemon: Backstage) -> None:
+    lines = ControlClient(daemon.path).lines("/slots/0/logs?tail=1&follow=1")
+    next(lines)
+    daemon.close()
+    assert list(lines) == []
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"cannot reach numa-launcher on '.*': no such socket") as caught:
+        ControlClient(str(tmp_path / "none")).get("/status")
+    assert "--socket" in caught.value.remedy
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead"))
+    with pytest.raises(LauncherError, match="Connection refused"):
+        ControlClient(str(tmp_path / "dead")).get("/status")
+    with pytest.raises(LauncherError, match="too long"):
+        ControlClient(str(tmp_path / ("x" * 200))).get("/status")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\nTrace", "cannot GET /status: status 500"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nnot json!", "cannot read the daemon's answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "cannot read the daemon's answer"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "cannot reach numa-launcher"),
+        (b"", "cannot reach numa-launcher"),
+    ],
+)
+def test_something_else_answers(tmp_path: Path, answer: bytes, message: str) -> None:
+    path = str(tmp_path / "x.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                os.write(peer.fileno(), answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(LauncherError, match=message):
+            ControlClient(path).get("/status")
+        thread.join()

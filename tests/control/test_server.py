@@ -1,0 +1,364 @@
+"""The control socket as curl and a stranger see it."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import json
+import logging
+import os
+import pwd
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_operations import FakeOperations
+from fakes import until
+
+from launcher.control.messages import SUMMARY, Request, Verb
+from launcher.control.server import MAX_BODY_BYTES, ControlServer, Peer, group_id, may_use, peer_of
+from launcher.errors import LauncherError
+
+SOON_S = 20.0
+
+
+@pytest.fixture
+def operations() -> FakeOperations:
+    return FakeOperations()
+
+
+@pytest.fixture
+async def path(tmp_path: Path, operations: FakeOperations) -> AsyncIterator[str]:
+    """A server's socket."""
+    server = ControlServer(str(tmp_path / "run" / "c.sock"), None, operations)
+    await server.start()
+    yield str(tmp_path / "run" / "c.sock")
+    await server.stop()
+    assert not (tmp_path / "run" / "c.sock").exists()
+
+
+@pytest.fixture
+async def http(path: str) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as session:
+        yield session
+
+
+async def asked(http: aiohttp.ClientSession, method: str, where: str, **more: Any) -> tuple[int, Any]:
+    async with http.request(method, where, **more) as response:
+        return response.status, json.loads(await response.read())
+
+
+async def test_status_and_plan(http: aiohttp.ClientSession) -> None:
+    code, status = await asked(http, "GET", "/v1/status")
+    assert (code, status["ready"], [slot["slot"] for slot in status["slots"]]) == (200, 2, [0, 1])
+    assert await asked(http, "GET", "/v1/plan") == (200, {"slots": []})
+
+
+@pytest.mark.parametrize("verb", Verb)
+async def test_each_verb(
+    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture, verb: Verb
+) -> None:
+    caplog.set_level(logging.INFO, "launcher.control")
+    code, slot = await asked(http, "POST", f"/v1/slots/1/{verb}")
+    assert (code, slot["slot"], operations.asked) == (200, 1, [(1, verb)])
+    (line,) = [record for record in caplog.records if record.name == "launcher.control"]
+    assert f"POST /v1/slots/1/{verb} by {pwd.getpwuid(os.getuid()).pw_name}" in line.getMessage()
+    assert (line.__dict__["peer_pid"], line.__dict__["status"]) == (os.getpid(), 200)
+    assert SUMMARY[verb]
+
+
+async def test_verify(http: aiohttp.ClientSession, operations: FakeOperations) -> None:
+    code, slot = await asked(http, "POST", "/v1/slots/0/verify")
+    assert (code, slot["verified"]["ok"], operations.verified) == (200, True, [0])
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "code", "message"),
+    [
+        ("POST", "/v1/slots/9/stop", 404, "cannot use slot '9': there is none of that number"),
+        ("POST", "/v1/slots/-1/stop", 400, "cannot use slot '-1': not a number"),
+        ("POST", "/v1/slots/x/verify", 400, "cannot use slot 'x': not a number"),
+        ("POST", "/v1/slots/99999999999/stop", 400, "cannot use slot '99999999999': not a number"),
+        ("POST", "/v1/slots/0/explode", 404, "cannot 'explode' a slot: no such verb"),
+        ("POST", "/v1/slots/9/verify", 404, "cannot use slot '9': there is none of that number"),
+        ("GET", "/v1/slots/9/logs", 404, "cannot use slot '9': there is none of that number"),
+        ("GET", "/v1/slots/9/logs?follow=1", 404, "cannot use slot '9': there is none of that number"),
+        ("GET", "/v1/slots/0/logs?tail=many", 400, "cannot show 'many' lines: not a number up to 100000"),
+        ("GET", "/v1/slots/0/logs?tail=100001", 400, "cannot show '100001' lines: not a number up to 100000"),
+        ("GET", "/v1/slots/0/logs?tail=" + "9" * 5000, 400, "cannot show '9999"),
+        ("GET", "/v1/slots/0/stop", 405, "cannot answer GET /v1/slots/0/stop: Method Not Allowed"),
+        ("GET", "/nowhere", 404, "cannot answer GET /nowhere: Not Found"),
+    ],
+)  # fmt: skip
+async def test_mistakes(  # noqa: PLR0917
+    http: aiohttp.ClientSession, operations: FakeOperations, method: str, where: str, code: int, message: str
+) -> None:
+    found, body = await asked(http, method, where)
+    assert found == code
+    assert body["error"]["message"].startswith(message)
+    assert body["error"]["remedy"]
+    assert operations.asked == []
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_oversized_body_is_refused(
+    http: aiohttp.ClientSession, operations: FakeOperations, chunked: bool
+) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x" * (MAX_BODY_BYTES + 1)
+
+    code, body = await asked(
+        http, "POST", "/v1/slots/0/stop", data=chunks() if chunked else b"x" * (MAX_BODY_BYTES + 1)
+    )
+    assert (code, operations.asked) == (413, [])
+    assert body["error"]["message"].startswith("cannot answer POST /v1/slots/0/stop")
+    assert (await asked(http, "POST", "/v1/slots/0/stop", data=b"{}"))[0] == 200
+
+
+async def test_logs(http: aiohttp.ClientSession) -> None:
+    code, body = await asked(http, "GET", "/v1/slots/0/logs?tail=2")
+    assert (code, [line["text"] for line in body["lines"]]) == (200, ["two", "three"])
+    assert (await asked(http, "GET", "/v1/slots/0/logs?tail=0"))[1] == {"lines": []}
+
+
+async def test_logs_follow(http: aiohttp.ClientSession, operations: FakeOperations) -> None:
+    async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response, asyncio.timeout(SOON_S):
+        assert json.loads(await response.content.readline())["text"] == "three"
+        operations.more.put_nowait("four")
+        assert json.loads(await response.content.readline())["text"] == "four"
+    # A follower that leaves is forgotten, though no line comes any more.
+    await until(lambda: not operations.following)
+
+
+async def test_curl(path: str, operations: FakeOperations) -> None:
+    curl = await asyncio.create_subprocess_exec(
+        "curl", "--silent", "--unix-socket", path, "-X", "POST", "http://localhost/v1/slots/0/drain",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await curl.communicate()
+    assert json.loads(out)["slot"] == 0
+    assert operations.asked == [(0, Verb.DRAIN)]
+
+
+async def test_mode(path: str) -> None:
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o660  # noqa: PTH116
+    assert stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
+
+
+async def test_a_group_owns_the_socket(tmp_path: Path, operations: FakeOperations) -> None:
+    mine = grp.getgrgid(os.getegid())
+    server = ControlServer(str(tmp_path / "c.sock"), mine.gr_name, operations)
+    await server.start()
+    assert (tmp_path / "c.sock").stat().st_gid == mine.gr_gid
+    await server.stop()
+
+
+async def test_a_second_daemon_is_refused_and_the_first_goes_on(
+    path: str, http: aiohttp.ClientSession
+) -> None:
+    second = ControlServer(path, None, FakeOperations())
+    with pytest.raises(LauncherError, match="another numa-launcher answers there"):
+        await second.start()
+    await second.stop()
+    assert (await asked(http, "GET", "/v1/plan"))[0] == 200
+
+
+async def test_a_stale_socket_makes_way(tmp_path: Path, operations: FakeOperations) -> None:
+    path = tmp_path / "c.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    server = ControlServer(str(path), None, operations)
+    await server.start()
+    await server.stop()
+
+
+async def test_a_file_that_is_no_socket_stays(tmp_path: Path, operations: FakeOperations) -> None:
+    path = tmp_path / "c.sock"
+    path.write_text("precious")
+    server = ControlServer(str(path), None, operations)
+    with pytest.raises(LauncherError, match="cannot open the control socket"):
+        await server.start()
+    await server.stop()
+    assert path.read_text() == "precious"
+
+
+async def test_paths_that_can_not_be(tmp_path: Path, operations: FakeOperations) -> None:
+    (tmp_path / "file").write_text("")
+    for path, why in (
+        (tmp_path / "file" / "c.sock", "exists|Not a directory"),
+        (tmp_path / ("x" * 120), "too long"),
+    ):
+        with pytest.raises(LauncherError, match=why) as caught:
+            await ControlServer(str(path), None, operations).start()
+        assert "control.socket" in caught.value.remedy
+
+
+def test_unknown_group() -> None:
+    assert group_id(None) is None
+    with pytest.raises(LauncherError, match=r"cannot use control.group = 'no-such-group'") as caught:
+        group_id("no-such-group")
+    assert caught.value.remedy == "run: groupadd --system no-such-group"
+
+
+def someone() -> pwd.struct_passwd:
+    return next(user for user in pwd.getpwall() if user.pw_uid not in {0, os.geteuid()})
+
+
+def test_who_may_use_it() -> None:
+    other, stranger, group = someone(), 4_000_001, 4_000_002
+    assert may_use(Peer(1, 0, 0), owner=500, group=group), "root"
+    assert may_use(Peer(1, 500, 9), owner=500, group=group), "the daemon's user"
+    assert may_use(Peer(1, stranger, group), owner=500, group=group), "its primary group"
+    assert may_use(Peer(1, other.pw_uid, 9), owner=-1, group=9)
+    assert not may_use(Peer(1, other.pw_uid, other.pw_gid), owner=500, group=group)
+    assert not may_use(Peer(1, stranger, stranger), owner=500, group=group), "a uid without a name"
+
+
+def test_a_member_by_supplementary_group() -> None:
+    for group in grp.getgrall():
+        for name in group.gr_mem:
+            with suppress(KeyError):
+                user = pwd.getpwnam(name)
+                assert may_use(Peer(1, user.pw_uid, user.pw_gid), owner=-1, group=group.gr_gid)
+
+
+def test_peer_names() -> None:
+    assert Peer(1, 0, 0).user == "root"
+    assert Peer(1, 4_000_001, 0).user == "4000001"
+
+
+async def test_the_peer_is_who_the_kernel_says() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        _, writer = await asyncio.open_unix_connection(sock=here)
+        assert peer_of(writer.transport) == Peer(os.getpid(), os.geteuid(), os.getegid())
+        writer.close()
+        await writer.wait_closed()
+    assert peer_of(None) is None
+
+
+async def test_a_stranger_is_refused(
+    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The file's mode refuses first; this is the second lock, for a mode that somebody has changed."""
+    monkeypatch.setattr("launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, 4_000_001))
+    code, body = await asked(http, "POST", "/v1/slots/0/stop")
+    assert (code, operations.asked) == (403, [])
+    assert "not in its group" in body["error"]["message"]
+    assert "refused POST /v1/slots/0/stop of Peer(" in caplog.text
+
+
+# --- options, refusals, events, roles ---------------------------------------------------------------
+
+
+async def test_options_of_a_verb(http: aiohttp.ClientSession, operations: FakeOperations) -> None:
+    await asked(http, "POST", "/v1/slots/0/drain?deadline=12.5")
+    await asked(http, "POST", "/v1/slots/1/stop?force=1")
+    assert operations.requests == [Request(Verb.DRAIN, deadline_s=12.5), Request(Verb.STOP, force=True)]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "drain?deadline=soon",
+        "drain?deadline=-1",
+        "drain?deadline=nan",
+        "drain?deadline=1e9",
+        "stop?deadline=1",
+    ],
+)
+async def test_bad_deadlines(http: aiohttp.ClientSession, operations: FakeOperations, where: str) -> None:
+    code, body = await asked(http, "POST", f"/v1/slots/0/{where}")
+    assert (code, operations.asked) == (400, [])
+    assert "deadline" in body["error"]["message"]
+
+
+async def test_a_refused_change_is_409_and_audited(
+    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "launcher.control")
+    operations.refused = True
+    code, body = await asked(http, "POST", "/v1/slots/0/hold")
+    assert (code, operations.asked) == (409, [])
+    assert body["error"]["remedy"] == "add --force"
+    (line,) = [record.__dict__ for record in caplog.records if record.name == "launcher.control"]
+    assert (line["audit"], line["verb"], line["slot"], line["status"]) == ("refused", "hold", "0", 409)
+    assert (line["peer_uid"], line["peer_pid"]) == (os.getuid(), os.getpid())
+    assert "too few are left" in line["message"]
+    assert (await asked(http, "POST", "/v1/slots/0/hold?force=1"))[0] == 200
+
+
+async def test_events(http: aiohttp.ClientSession) -> None:
+    code, body = await asked(http, "GET", "/v1/events?tail=2&after=7")
+    assert (code, [event["number"] for event in body["events"]]) == (200, [8, 9])
+    assert (await asked(http, "GET", "/v1/events?tail=x"))[0] == 400
+    assert (await asked(http, "GET", "/v1/events?after=" + "9" * 13))[0] == 400
+
+
+async def test_a_request_that_takes_too_long_is_answered(
+    http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_slot: int) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(operations, "verify", never)
+    monkeypatch.setattr("launcher.control.server.REQUEST_S", 0.01)
+    code, body = await asked(http, "POST", "/v1/slots/0/verify")
+    assert code == 503
+    assert "it took more than" in body["error"]["message"]
+
+
+async def test_too_many_followers(
+    http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.control.server.MAX_FOLLOWERS", 1)
+    async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response, asyncio.timeout(SOON_S):
+        await response.content.readline()
+        assert (await asked(http, "GET", "/v1/slots/0/logs?follow=1"))[0] == 503
+    await until(lambda: not operations.following)
+    async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response:
+        assert response.status == 200
+
+
+async def test_members_of_the_read_group_may_only_read(
+    tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = grp.getgrgid(os.getegid())
+    server = ControlServer(str(tmp_path / "c.sock"), None, operations, read_group=readers.gr_name)
+    await server.start()
+    assert stat.S_IMODE((tmp_path / "c.sock").stat().st_mode) == 0o666
+    server._allowed_group = 4_000_009  # a group that nobody here is in
+    monkeypatch.setattr(
+        "launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, readers.gr_gid)
+    )
+    connector = aiohttp.UnixConnector(str(tmp_path / "c.sock"))
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+        assert (await asked(http, "GET", "/v1/status"))[0] == 200
+        code, body = await asked(http, "POST", "/v1/slots/0/stop")
+        assert (code, operations.asked) == (403, [])
+        assert body["error"]["message"] == "cannot change anything here: user '4000001' may only read"
+        assert "control.group" in body["error"]["remedy"]
+        monkeypatch.setattr(
+            "launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, 4_000_001)
+        )
+        code, body = await asked(http, "GET", "/v1/status")
+        assert code == 403
+        assert "user '4000001' is not in its group" in body["error"]["message"]
+    await server.stop()
+
+
+async def test_reload(http: aiohttp.ClientSession, operations: FakeOperations) -> None:
+    assert await asked(http, "GET", "/v1/reload") == (200, {"stage": "none"})
+    code, body = await asked(http, "POST", "/v1/reload?dry_run=1&set=layout.use_smt%3Dtrue&set=a.b=1")
+    assert (code, body["stage"]) == (200, "dry run")
+    assert operations.reloads == [(["layout.use_smt=true", "a.b=1"], True, False)]
+    assert (await asked(http, "POST", "/v1/reload?" + "set=a&" * 65))[0] == 400
+    operations.refused = True
+    assert (await asked(http, "POST", "/v1/reload"))[0] == 409

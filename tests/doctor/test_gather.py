@@ -1,0 +1,151 @@
+"""Looking at this host, and at files as other hosts have them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.config.schema import Engine, EngineKind
+from launcher.doctor.facts import Compiler, Kernel
+from launcher.doctor.gather import find_compiler, find_software, gather, read_kernel
+
+
+def test_this_host() -> None:
+    facts = gather(Engine())
+    assert facts.host.vendor
+    assert facts.topology.online
+    assert facts.compiler is not None, "scripts/test installs g++"
+    assert facts.kernel.seccomp is not None
+
+
+def test_a_host_without_numactl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    facts = gather(Engine())
+    assert facts.binding is None
+    assert facts.binding_trouble is not None
+    assert "no command 'numactl'" in facts.binding_trouble.message
+    assert facts.compiler is None
+
+
+def put(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_settings_of_the_kernel(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        sys__kernel__mm__transparent_hugepage__enabled="always [madvise] never\n",
+        proc__sys__kernel__numa_balancing="1\n",
+        sys__devices__system__cpu__cpufreq__policy0__scaling_governor="powersave\n",
+        sys__devices__system__cpu__cpufreq__policy1__scaling_governor="performance\n",
+        proc__self__status="Name:\tx\nCapEff:\t0000000000800000\nSeccomp:\t2\n",
+    )
+    assert read_kernel(tmp_path) == Kernel(
+        "madvise", True, frozenset({"powersave", "performance"}), True, True, None
+    )
+
+
+def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
+    assert read_kernel(tmp_path) == Kernel()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kind"),
+    [
+        ("run__systemd__container", "lxc\n", "lxc"),
+        (".dockerenv", "", "docker"),
+        ("run__.containerenv", "", "podman"),
+        ("proc__1__environ", "A=b\0container=systemd-nspawn\0", "systemd-nspawn"),
+        ("proc__1__environ", "A=b\0", None),
+    ],
+)
+def test_containers(tmp_path: Path, file: str, text: str, kind: str | None) -> None:
+    assert read_kernel(put(tmp_path, **{file: text})).container == kind
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_compilers(tmp_path: Path) -> None:
+    good = script(tmp_path / "good", "echo 13.2.0")
+    broken = script(tmp_path / "broken", "exit 1")
+    no_program = tmp_path / "none"
+    no_program.write_text("no program")
+    no_program.chmod(0o755)
+    assert find_compiler((str(broken), str(no_program), "no-such-compiler", str(good))) == Compiler(
+        str(good), "13.2.0"
+    )
+    assert find_compiler((str(broken),)) is None
+
+
+def environment(tmp_path: Path) -> Path:
+    """A Python environment with a vLLM that was never run."""
+    packages = tmp_path / "lib/python3.11/site-packages"
+    (packages / "torch/lib").mkdir(parents=True)
+    (packages / "torch/lib/libgomp.so.1").write_text("")
+    for name, version in (("vllm", "0.32.0"), ("torch", "2.13.0+cpu"), ("zentorch", "2.13.0.1")):
+        folder = packages / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    python = script(binaries / "python", f"echo '{json.dumps([str(packages)])}'")
+    vllm = script(binaries / "vllm", "")
+    vllm.write_text(f"#!{python}\n")
+    return vllm
+
+
+def test_versions_and_libraries_of_the_engine(tmp_path: Path) -> None:
+    vllm = environment(tmp_path)
+    found = find_software(Engine(command=(str(vllm),), tcmalloc="off"))
+    assert (found.vllm, found.torch, found.zentorch) == ("0.32.0", "2.13.0+cpu", "2.13.0.1")
+    assert (found.trouble, found.tcmalloc, found.tcmalloc_off) == (None, None, True)
+    assert found.openmp[0].endswith("torch/lib/libgomp.so.1")
+
+
+def test_an_engine_that_is_not_there() -> None:
+    found = find_software(Engine(command=("/no/such/vllm",)))
+    assert found.trouble is not None
+    assert "no command '/no/such/vllm'" in found.trouble.message
+    own = find_software(Engine(kind=EngineKind.COMMAND, command=("/no/such/server", "{uds}")))
+    assert (own.is_vllm, own.tcmalloc) == (False, None)
+    assert own.trouble is not None
+
+
+def test_a_command_of_ones_own() -> None:
+    found = find_software(Engine(kind=EngineKind.COMMAND, command=("true", "{uds}")))
+    assert found.command is not None
+    assert found.command.endswith("/true {uds}")
+    assert found.trouble is None
+
+
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", "doctor", *words],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    text = '[[models]]\nname = "m"\npath = "m"\n[engine]\nkind = "command"\ncommand = ["{}", "{{uds}}"]\n'
+    config.write_text(text.format("/no/such/server"))
+    refused = doctor("-c", str(config), "--json")
+    report = json.loads(refused.stdout)
+    assert (refused.returncode, report["failed"], report["tier"]) == (1, True, "fallback")
+    assert "engine" in report["limited_by"]
+    config.write_text(text.format("true"))
+    fine = doctor("-c", str(config))
+    assert "\nperformance: " in fine.stdout
+    assert "a command of your own: " in fine.stdout
