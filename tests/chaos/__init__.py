@@ -1,0 +1,10 @@
+"""Breaking instances under load, and proving that nothing is lost.
+
+language   what the engines speak: an answer is a function of its prompt, so everybody can check it
+engine     one instance, a real process, that fails on purpose now and then
+eight      the daemon on an invented machine with cores enough for eight instances
+wire       a strict HTTP client of our own, which sees every byte
+clients    what 64 clients ask, and what they make of the answers
+verdict    what happened against what may happen
+main       `scripts/chaos`: all of it together
+"""

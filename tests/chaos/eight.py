@@ -1,0 +1,43 @@
+"""The daemon on a machine that we invent: `numa-launcher serve`, but for where the topology comes from.
+
+    python -m chaos.eight CONFIG [--cores N]
+
+Nothing is tied to cpus that are not there: neither numactl nor taskset starts the instances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+from pathlib import Path
+
+import uvloop
+from synthetic import Machine
+
+from launcher import daemon
+from launcher.assembly import assemble
+from launcher.config.load import load_config
+from launcher.engines.binding import Binding, MemPolicy
+from launcher.engines.select import make_engine
+from launcher.host import journal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--cores", type=int, default=8)
+    args = parser.parse_args()
+    config = load_config(args.config, environ=os.environ)
+    journal.set_up(config.logging.level, config.logging.format.value)
+    assembly = assemble(config, machine=Machine(cores=args.cores).topology(), cpus_only=True)
+    binding = Binding(MemPolicy.NONE)
+    engine = make_engine(config, assembly.stack, binding, assembly.run_dir)
+    assembly = dataclasses.replace(assembly, binding=binding, engine=engine)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(daemon.serve(assembly))
+
+
+if __name__ == "__main__":
+    main()

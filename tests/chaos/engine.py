@@ -1,0 +1,301 @@
+"""One instance that fails on purpose: a small HTTP/1.1 server of our own, down to the framing it breaks.
+
+    python -m chaos.engine --uds PATH --model NAME --log FILE --seed TEXT [--token-s S] [--faults SHARE]
+
+Each request may draw a fault, seeded. Before the answer: `reset` (the connection), `500`, `503`, `mute`
+(no byte ever), `nonsense` (bytes that are no HTTP), `slow` (a late first byte, no fault). Once it streams:
+`fin` and `rst` (the connection ends inside a chunk), `early` (the stream ends as if whole, without [DONE]),
+`stall` (it stops, the socket stays), `garbage` (bytes that are no chunk), `error` (an error event, then
+[DONE], as vLLM's when its engine died). For the whole process: `kill` (-9) and `freeze` (every stream
+stops, /health stays well; `frozen` is who comes then). Each fault is written to FILE with the requests it
+hit, before it happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from chaos import language
+
+BEFORE = {"reset": 8, "500": 8, "503": 5, "mute": 2, "nonsense": 4, "slow": 10}
+AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4}
+WHOLE = {"kill": 3, "freeze": 1}
+FREEZE_S = 30.0  # after which a frozen process that nobody ended ends itself
+SLOW_S = (0.5, 1.5)
+
+
+class Broken(Exception):  # noqa: N818 - it breaks on purpose
+    """The connection is over."""
+
+
+class Exchange:
+    """One request that is being answered."""
+
+    def __init__(self, name: str, path: str, body: dict[str, Any]) -> None:
+        self.name = name
+        self.path = path
+        self.body = body
+        self.sent = 0  # events with text, or whole answers
+
+
+class Engine:
+    """The process."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.name = f"{args.seed} {Path(args.uds).stem}"  # slot and generation
+        self.random = random.Random(self.name)  # noqa: S311 - seeded
+        self.open: set[Exchange] = set()
+        self.thawed = asyncio.Event()
+        self.thawed.set()
+        self.log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def note(self, kind: str, *hit: Exchange) -> None:
+        """One line per request that a fault hits; whole lines, so that processes may share the file."""
+        for one in hit:
+            line = {"name": one.name, "kind": kind, "at": time.monotonic(), "sent": one.sent}
+            os.write(self.log, json.dumps(line | {"engine": self.name}).encode() + b"\n")
+
+    def draw(self) -> str | None:
+        """The fault of one request, mostly none."""
+        if self.random.random() >= self.args.faults:
+            return None
+        kinds = BEFORE | AMID | WHOLE
+        return self.random.choices(list(kinds), list(kinds.values()))[0]
+
+    def kill(self) -> None:
+        """As the OOM killer does it."""
+        self.note("kill", *self.open)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop every stream, and keep looking well."""
+        self.note("freeze", *self.open)
+        self.thawed.clear()
+        asyncio.get_running_loop().call_later(FREEZE_S, os.kill, os.getpid(), signal.SIGKILL)
+
+    # --- HTTP ---------------------------------------------------------------------------------
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Requests of one connection, one after the other."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, Broken):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                method, path, _ = head.split("\r\n", 1)[0].split(" ")
+                length = next(
+                    (
+                        int(line[15:])
+                        for line in head.lower().split("\r\n")
+                        if line.startswith("content-length:")
+                    ),
+                    0,
+                )
+                body = await reader.readexactly(length)
+                await self.respond(writer, method, path, body)
+        writer.close()
+
+    async def respond(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
+        if method == "GET":
+            entry = {"id": self.args.model, "object": "model", "created": 0, "owned_by": "chaos"}
+            plain(writer, 200, {"object": "list", "data": [entry]} if path == "/v1/models" else {})
+            return
+        asked = json.loads(body)
+        exchange = Exchange(str(asked.get("user", "")), path, asked)
+        if not exchange.name:  # the launcher's own trial: it always succeeds
+            await self.answer(writer, exchange, None)
+            return
+        self.open.add(exchange)
+        if not self.thawed.is_set():
+            self.note("frozen", exchange)
+        try:
+            fault = self.draw()
+            if fault in BEFORE:
+                await self.fail_before(writer, exchange, fault)
+            await self.thawed.wait()
+            await self.answer(writer, exchange, None if fault in BEFORE else fault)
+        finally:
+            self.open.discard(exchange)
+
+    async def fail_before(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
+        """Returns only when the request is answered after all."""
+        self.note(fault, exchange)
+        match fault:
+            case "slow":
+                await asyncio.sleep(self.random.uniform(*SLOW_S))
+                return
+            case "mute":
+                await asyncio.Event().wait()
+            case "500" | "503":
+                plain(
+                    writer,
+                    int(fault),
+                    {"error": {"message": "engine trouble", "type": "x", "code": int(fault)}},
+                )
+            case "nonsense":
+                writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+                writer.close()
+            case _:
+                writer.transport.abort()
+        raise Broken
+
+    async def answer(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str | None) -> None:
+        context = language.render(exchange.path, exchange.body)
+        limit = language.limit_of(exchange.path, exchange.body)
+        if not exchange.body.get("stream"):
+            await self.whole(writer, exchange, fault)
+            return
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        events = Events(exchange, self.args.model, f"{self.random.randrange(1 << 32):08x}")
+        if events.chat:
+            self.send(writer, events.role())
+        breaks_at = self.random.randint(1, max(limit - 1, 1)) if fault else -1
+        told = 0
+        for text, finish in language.speak(context, limit):
+            await asyncio.sleep(self.args.token_s * self.random.uniform(0.5, 1.5))
+            await self.thawed.wait()
+            if told == breaks_at and fault is not None:
+                await self.fail_amid(writer, exchange, fault)
+            self.send(writer, events.text(text, finish))
+            told += 1
+            exchange.sent += 1
+            await writer.drain()
+        if (exchange.body.get("stream_options") or {}).get("include_usage"):
+            self.send(writer, events.usage(context, told))
+        self.send(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+
+    async def fail_amid(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
+        """Returns when the process froze and was thawed, which it never is."""
+        if fault == "kill":
+            self.kill()
+        if fault == "freeze":
+            self.freeze()
+            await self.thawed.wait()
+        self.note(fault, exchange)
+        match fault:
+            case "stall":
+                await asyncio.Event().wait()
+            case "fin":
+                writer.write(b'80\r\ndata: {"id":"half')
+                writer.close()
+            case "early":
+                writer.write(b"0\r\n\r\n")
+            case "garbage":
+                writer.write(b"\x00\xffzz\r\ndata: garbage\n\n\r\n")
+                writer.close()
+            case "error":
+                error = {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}
+                self.send(writer, b"data: " + json.dumps(error).encode() + b"\n\n")
+                self.send(writer, b"data: [DONE]\n\n")
+                writer.write(b"0\r\n\r\n")
+                writer.close()
+            case _:
+                writer.write(b'80\r\ndata: {"id":"half')
+                await asyncio.sleep(0)
+                writer.transport.abort()
+        raise Broken
+
+    async def whole(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str | None) -> None:
+        text, finish, usage = language.answer(exchange.path, exchange.body)
+        await asyncio.sleep(self.args.token_s * usage["completion_tokens"] / 2)
+        await self.thawed.wait()
+        said: dict[str, Any] = {"text": text}
+        if "messages" in exchange.body:
+            said = {"message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, **said, "finish_reason": finish}
+        payload = json.dumps(
+            {"id": "x", "model": self.args.model, "choices": [choice], "usage": usage}
+        ).encode()
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n".encode()
+        if fault is None:
+            writer.write(head + payload)
+            await writer.drain()
+            return
+        if fault in {"kill", "freeze"}:
+            await self.fail_amid(writer, exchange, fault)
+        self.note("half", exchange)
+        writer.write(head + payload[: len(payload) // 2])
+        writer.close()
+        raise Broken
+
+    @staticmethod
+    def send(writer: asyncio.StreamWriter, event: bytes) -> None:
+        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+
+
+class Events:
+    """vLLM 0.32's events of one answer."""
+
+    def __init__(self, exchange: Exchange, model: str, ident: str) -> None:
+        self.chat = "messages" in exchange.body
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        self.head = {"id": f"{prefix}-{ident}", "object": kind, "created": int(time.time()), "model": model}
+
+    def _event(self, **more: Any) -> bytes:
+        text = json.dumps(self.head | more, ensure_ascii=False, separators=(",", ":"))
+        return b"data: " + text.encode() + b"\n\n"
+
+    def role(self) -> bytes:
+        choice = {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._event(choices=[choice])
+
+    def text(self, text: str, finish: str | None) -> bytes:
+        said: dict[str, Any] = {"delta": {"content": text}} if self.chat else {"text": text}
+        return self._event(choices=[{"index": 0, **said, "logprobs": None, "finish_reason": finish}])
+
+    def usage(self, context: str, told: int) -> bytes:
+        prompt = language.count(context)
+        usage = {"prompt_tokens": prompt, "total_tokens": prompt + told, "completion_tokens": told}
+        return self._event(choices=[], usage=usage)
+
+
+def plain(writer: asyncio.StreamWriter, status: int, payload: dict[str, Any]) -> None:
+    """A whole JSON answer."""
+    body = json.dumps(payload).encode()
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Until SIGTERM, which ends it at once: vLLM does no better."""
+    engine = Engine(args)
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    server = await asyncio.start_unix_server(engine.connected, args.uds)
+    print("ready", flush=True)
+    await stopped.wait()
+    engine.note("stopped", *engine.open)
+    server.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--uds", required=True)
+    parser.add_argument("--model", default="chaos")
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--token-s", type=float, default=0.02)
+    parser.add_argument("--faults", type=float, default=0.08)
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The chaos engines' language can be handed over: what `scripts/chaos` judges by."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos import language
+from chaos.clients import CHAT, COMPLETIONS, SUBJECTS
+from chaos.engine import Events, Exchange
+from launcher.proxy.continuation import Complete, Continuation, plan_continuation
+from launcher.proxy.rewriter import ContinuationRewriter
+from launcher.proxy.transcript import Transcript
+
+
+def request(path: str, subject: str, limit: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": limit, "user": "c1"}
+    body["stream_options"] = {"include_usage": True}
+    return body | (
+        {"prompt": subject} if path == COMPLETIONS else {"messages": [{"role": "user", "content": subject}]}
+    )
+
+
+def stream(path: str, body: dict[str, Any]) -> list[bytes]:
+    """What an engine sends when nothing fails."""
+    events = Events(Exchange("c1", path, body), "m", "ident")
+    context = language.render(path, body)
+    said = [events.text(text, end) for text, end in language.speak(context, language.limit_of(path, body))]
+    return [
+        *([events.role()] if path == CHAT else []),
+        *said,
+        events.usage(context, len(said)),
+        b"data: [DONE]\n\n",
+    ]
+
+
+@given(
+    path=st.sampled_from([CHAT, COMPLETIONS]),
+    subject=st.sampled_from(SUBJECTS),
+    limit=st.integers(1, 60),
+    cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+)
+def test_an_answer_goes_on_to_the_letter(path: str, subject: str, limit: int, cuts: list[int]) -> None:
+    body = request(path, subject, limit)
+    transcript = Transcript()
+    told: list[bytes] = []
+    asked, rewriter = body, None
+    for cut in [*cuts, None]:
+        for event in stream(path, asked)[:cut]:
+            passed = event if rewriter is None else rewriter.feed(event)
+            transcript.feed(passed)
+            told.append(passed)
+        plan = plan_continuation(path, json.dumps(body).encode(), transcript)
+        if isinstance(plan, Complete):
+            told.append(plan.tail)
+            break
+        assert isinstance(plan, Continuation)
+        asked, rewriter = json.loads(plan.body), ContinuationRewriter(plan, transcript)
+    text, finish, usage = language.answer(path, body)
+    raw = b"".join(told).split(b"\n\n")
+    assert raw[-2:] == [b"data: [DONE]", b""]
+    chunks = [json.loads(event[6:]) for event in raw[:-2]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert (
+        "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+        == text
+    )
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [finish]
+    assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == [usage]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_tokens_are_counted_alike_in_one_piece_and_in_many(subject: str) -> None:
+    said = [text for text, _ in language.speak(subject, 60)]
+    assert language.count(subject + "".join(said)) == language.count(subject) + len([*said]) - (
+        said[-1] == ""
+    )

@@ -1,0 +1,83 @@
+"""Two real vLLM instances behind the real daemon, on a small random-weight model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from integration.conftest import DaemonProcess
+
+from launcher.engines import tiny_model
+
+# Two instances that load side by side on two cores; the first ever compiles.
+READY_S = 300.0
+
+
+@pytest.fixture(scope="session")
+def vllm() -> str:
+    """The vllm command beside this Python."""
+    command = Path(sys.executable).with_name("vllm")
+    assert command.exists(), f"no {command}: these tests need numa-launcher[vllm] (scripts/test installs it)"
+    return str(command)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory, vllm: str) -> Path:
+    """A model directory made here."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny_model.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile caches, shared by all daemons of this run as on a server."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def config(model: Path, vllm: str, cache: Path) -> str:
+    """Two instances of one core each."""
+    return f"""
+[[models]]
+name = "tiny"
+path = {json.dumps(str(model))}
+max_model_len = 2048
+max_num_seqs = 16
+[layout]
+instances_per_socket = 2
+reserve_cores = 0
+[engine]
+command = {json.dumps([vllm])}
+cache_dir = {json.dumps(str(cache))}
+[supervision]
+probe_interval_s = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def start_vllm(
+    config: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], DaemonProcess]]:
+    """Start daemons over real vLLM; each is ended and must leave nothing."""
+    running: list[DaemonProcess] = []
+
+    def begin() -> DaemonProcess:
+        daemon = DaemonProcess(tmp_path_factory.mktemp("d"), config)
+        running.append(daemon)
+        return daemon
+
+    yield begin
+    for daemon in running:
+        daemon.end()
+
+
+@pytest.fixture(scope="module")
+def daemon(start_vllm: Callable[[], DaemonProcess]) -> DaemonProcess:
+    """One daemon with two ready instances, for the whole module."""
+    daemon = start_vllm()
+    daemon.wait_ready(2, READY_S)
+    return daemon

@@ -1,0 +1,239 @@
+"""Real vLLM is made to die in many ways, and each death gets its name. Most fail early: about ten seconds each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from fakes import a_slot
+
+from launcher.address import UnixAddress
+from launcher.config.schema import Supervision
+from launcher.cpuset import CpuSet
+from launcher.engines.base import Launch
+from launcher.instances.backoff import Limits
+from launcher.instances.causes import Cause
+from launcher.instances.health import HttpProber
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import StartRequested, State
+from launcher.instances.seat_keeper import SeatKeeper
+from launcher.instances.spawn_direct import DirectSpawner
+from launcher.planning.plan import Slot
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+# One death is enough to be failed: nothing starts twice here.
+LIMITS = replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)
+PACE = Pace(probe_interval_s=1.0, tail_lines=2000, stall_timeout_s=5.0)
+DEATH_S = 150.0
+
+COMMON = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager")
+
+
+@dataclass
+class RealVllm:
+    """vllm serve with the arguments of one test."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+    health_path: str = "/health"
+    wants_completion_probe: bool = True
+
+    @property
+    def uds(self) -> str:
+        return str(self.folder / "i.sock")
+
+    def launch(self, slot: Slot, generation: int) -> Launch:
+        env = {
+            "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+            "VLLM_CACHE_ROOT": str(self.folder / "vllm"), "HF_HOME": str(self.folder / "hf"),
+        } | self.env  # fmt: skip
+        return Launch(self.argv, env, frozenset(), UnixAddress(self.uds))
+
+
+Act = Callable[[SeatKeeper], Awaitable[None]]
+
+
+async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
+    """Start it, let `act` do its worst, and read the cause."""
+    keeper = SeatKeeper(
+        a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
+        prober=HttpProber("/health", 5.0), limits=LIMITS, pace=PACE, strict_binding=False, announce=lambda _event: None,
+    )  # fmt: skip
+    owner = asyncio.create_task(keeper.run())
+    keeper.post(StartRequested())
+    try:
+        async with asyncio.timeout(DEATH_S):
+            if act is not None:
+                await act(keeper)
+            await keeper.until(lambda seat: seat.state is State.FAILED)
+    finally:
+        owner.cancel()
+        await asyncio.wait({owner})
+    assert keeper.seat.last_cause is not None
+    print(keeper.seat.last_cause)
+    return keeper.seat.last_cause
+
+
+@dataclass
+class Stage:
+    """What the cases need."""
+
+    vllm: str
+    model: Path
+    folder: Path
+
+    def serve(self, *more: str, model: str | None = None, env: dict[str, str] | None = None) -> RealVllm:
+        argv = (self.vllm, "serve", model or str(self.model), "--served-model-name", "m", *COMMON, *more)
+        engine = RealVllm(argv, self.folder, env or {})
+        return replace(engine, argv=(*argv, "--uds", engine.uds) if "--port" not in more else argv)
+
+    def variant(self, **config: object) -> Path:
+        """The model with another config.json."""
+        folder = self.folder / "variant"
+        shutil.copytree(self.model, folder)
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+        return folder
+
+
+@pytest.fixture
+def stage(vllm: str, model: Path, tmp_path: Path) -> Stage:
+    return Stage(vllm, model, tmp_path)
+
+
+class Gate(http.server.BaseHTTPRequestHandler):
+    """A hub on which every model is gated."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(401)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("X-Error-Message", "Access to model acme/gated is restricted.")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD  # noqa: N815  the name http.server looks for
+
+    def log_message(self, *_words: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gate)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_bad_argument(stage: Stage) -> None:
+    cause = await death_of(stage.serve("--blok-size", "32"))
+    assert cause.name == "bad-argument"
+    assert "unrecognized arguments: --blok-size 32" in cause.evidence[-1]
+
+
+async def test_model_not_found(stage: Stage) -> None:
+    assert (await death_of(stage.serve(model="/srv/models/none"))).name == "model-not-found"
+
+
+async def test_gated_model_needs_token(stage: Stage, hub: str) -> None:
+    env = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
+    assert (await death_of(stage.serve(model="acme/gated", env=env))).name == "gated-model-needs-token"
+
+
+async def test_unsupported_version(stage: Stage) -> None:
+    folder = stage.variant(model_type="llama9", architectures=["Llama9ForCausalLM"])
+    assert (await death_of(stage.serve(model=str(folder)))).name == "unsupported-version"
+
+
+async def test_port_in_use(stage: Stage) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cause = await death_of(stage.serve("--host", "127.0.0.1", "--port", port))
+    assert cause.name == "port-or-socket-in-use"
+
+
+async def test_model_damaged(stage: Stage) -> None:
+    folder = stage.variant()
+    for file in folder.glob("*.safetensors"):
+        file.write_bytes(b"x" * 1000)
+    cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28), model=str(folder)))
+    assert cause.name == "model-damaged"
+
+
+async def test_kv_too_large(stage: Stage) -> None:
+    cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(900 << 30)))
+    assert cause.name == "kv-too-large"
+    assert "(900.0 GiB)" in cause.evidence[0]
+
+
+async def test_kv_too_small(stage: Stage) -> None:
+    assert (await death_of(stage.serve("--kv-cache-memory-bytes", "100000"))).name == "kv-too-small"
+
+
+async def test_killed_by_operator(stage: Stage) -> None:
+    async def kill(keeper: SeatKeeper) -> None:
+        await keeper.until(lambda _seat: keeper.life.process is not None)
+        assert keeper.life.process is not None
+        await asyncio.sleep(3.0)
+        os.kill(keeper.life.process.pid, signal.SIGKILL)
+
+    cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28)), kill)
+    assert cause.name == "killed-by-operator"
+    assert "signal 9" in cause.message
+
+
+async def test_hung(stage: Stage) -> None:
+    """Its worker is stopped in the middle of a request: /health still answers 200, and nothing moves."""
+    asking: list[asyncio.Task[None]] = []
+
+    async def freeze(keeper: SeatKeeper) -> None:
+        await keeper.until(lambda seat: seat.state is State.READY)
+        asking.append(asyncio.create_task(ask(stage.folder / "i.sock")))
+        assert keeper.life.process is not None
+        tree = psutil.Process(keeper.life.process.pid).children(recursive=True)
+        worker = next(process for process in tree if "VLLM::Worker" in " ".join(process.cmdline()))
+        await asyncio.sleep(2.0)
+        worker.suspend()
+
+    cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28)), freeze)
+    asking[0].cancel()
+    await asyncio.wait(asking)
+    assert cause.name == "hung"
+    assert "tokens generated" in cause.evidence[1]
+    assert "1 running" in cause.evidence[1]
+    assert "cpu pressure" in cause.evidence[-1]
+
+
+async def ask(path: Path) -> None:
+    """A long request of its own, past any front door."""
+    body = {"model": "m", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True}
+    connector = aiohttp.UnixConnector(str(path))
+    with contextlib.suppress(aiohttp.ClientError):
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await session.post("http://localhost/v1/completions", json=body)
+
+
+async def test_command_not_found(stage: Stage) -> None:
+    engine = stage.serve()
+    cause = await death_of(replace(engine, argv=(f"{stage.vllm}-none", *engine.argv[1:])))
+    assert cause.name == "command-not-found"

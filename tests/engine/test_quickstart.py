@@ -1,0 +1,54 @@
+"""The first command of the README, twice: it ends well, and the second time it is quick."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from integration.conftest import free_port
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+# What the README promises for a second run, on two cores.
+SECOND_RUN_S = 60.0
+
+
+def quickstart(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """One run with its wall time."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "quickstart"), "--once", "--port", str(free_port()), *arguments],
+        check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=500,
+    )  # fmt: skip
+    return done, time.monotonic() - began
+
+
+def test_quickstart_once_and_again() -> None:
+    first, _ = quickstart()
+    assert first.returncode == 0, first.stdout + first.stderr
+    again, took = quickstart()
+    assert again.returncode == 0, again.stdout + again.stderr
+    # A machine's neighbours are heard in wall time: one more try, and that one counts.
+    if took > SECOND_RUN_S:
+        again, took = quickstart()
+        assert again.returncode == 0, again.stdout + again.stderr
+    said = again.stdout
+    assert "cannot" not in said + again.stderr
+    slots = re.findall(
+        r"slot (\d+): verified: (\d+) threads of (\d+) processes on cpus (\S+) \(planned (\S+)\)", said
+    )
+    assert len(slots) >= 1
+    assert all(found == planned and int(threads) > 20 for _, threads, _, found, planned in slots)
+    assert re.search(r"\[\d+ events in [\d.]+ s", said)
+    assert re.search(r"endpoint +http://127\.0\.0\.1:\d+/v1", said)
+    assert "stopped: no process is left" in said
+    assert took <= SECOND_RUN_S, f"{took:.0f} s\n{said}"
+
+
+def test_a_model_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done, _ = quickstart("--model", str(tmp_path))
+    assert done.returncode == 2
+    assert "config.json" in done.stderr

@@ -1,0 +1,192 @@
+"""The main job on real vLLM: placement, answers, restarts under load, crashes, and a clean end.
+
+The tests run in the order they stand in: they share one daemon, and the last two end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import psutil
+import pytest
+from engine.conftest import READY_S
+from integration.conftest import DaemonProcess, eventually
+from integration.load import Load
+
+from launcher.cpuset import CpuSet
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def tree_of(slot: dict[str, Any]) -> list[psutil.Process]:
+    """The slot's engine and everything below it."""
+    root = psutil.Process(slot["pid"])
+    return [root, *root.children(recursive=True)]
+
+
+def test_threads_and_memory_are_where_the_plan_says(daemon: DaemonProcess) -> None:
+    slots = daemon.status()["slots"]
+    sets = [CpuSet.parse(slot["cpus"]) for slot in slots]
+    assert sets[0].isdisjoint(sets[1])
+    for slot, cpus in zip(slots, sets, strict=True):
+        names, threads = set(), 0
+        for process in tree_of(slot):
+            proc = Path(f"/proc/{process.pid}")
+            names.add((proc / "comm").read_text().strip())
+            for task in (proc / "task").iterdir():
+                line = next(
+                    s
+                    for s in (task / "status").read_text().splitlines()
+                    if s.startswith("Cpus_allowed_list:")
+                )
+                assert CpuSet.parse(line.split(":")[1]) <= cpus, (process, line)
+                threads += 1
+            policies = {
+                line.split()[1] for line in (proc / "numa_maps").read_text().splitlines() if " N" in line
+            }
+            assert policies == {f"bind:{slot['membind']}"}, process
+        assert names >= {"VLLM::EngineCor", "VLLM::Worker"}
+        assert threads > 20
+    done = daemon.cli("verify", "--json")
+    for slot in json.loads(done.stdout)["slots"]:
+        assert slot["verified"]["ok"], slot["verified"]["problems"]
+        assert "libtcmalloc" in slot["verified"]["libraries"]
+        assert slot["zentorch"] == {"found": None, "active": False}
+
+
+def test_200_chats_of_the_openai_sdk(daemon: DaemonProcess) -> None:
+    before = daemon.status()["requests"]["slots"]
+
+    async def run() -> list[str]:
+        client = openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0)
+        gate = asyncio.Semaphore(16)
+
+        async def ask(i: int) -> str:
+            question: Any = [{"role": "user", "content": f"Tell me of core {i}."}]
+            async with gate:
+                if i % 2:
+                    answer = await client.chat.completions.create(
+                        model="tiny", messages=question, max_tokens=12
+                    )
+                    return answer.choices[0].message.content or ""
+                stream = await client.chat.completions.create(
+                    model="tiny", messages=question, max_tokens=12, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        async with client:
+            return await asyncio.gather(*(ask(i) for i in range(200)))
+
+    answers = asyncio.run(run())
+    assert len(answers) == 200
+    after = daemon.status()["requests"]["slots"]
+    served = [after[slot]["completed"] - before.get(slot, {}).get("completed", 0) for slot in ("0", "1")]
+    assert sum(served) == 200
+    assert min(served) >= 50, served
+
+
+def test_answers_through_the_proxy_equal_the_instances_own(daemon: DaemonProcess) -> None:
+    for i in range(6):
+        body = {
+            "model": "tiny", "temperature": 0, "max_tokens": 24,
+            "messages": [{"role": "user", "content": f"What is {i} plus {i}?"}],
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{daemon.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            through = json.load(answer)
+        own = [daemon.post(slot, "/v1/chat/completions", body) for slot in (0, 1)]
+        assert through["choices"][0]["message"] in [answer["choices"][0]["message"] for answer in own]
+        assert own[0]["choices"][0]["message"] == own[1]["choices"][0]["message"]
+        assert through["usage"] == own[0]["usage"]
+
+
+def test_a_client_that_leaves_ends_its_request(daemon: DaemonProcess) -> None:
+    async def leave() -> None:
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{daemon.url}/v1/completions", json=body) as answer,
+        ):
+            await answer.content.readline()
+
+    before = daemon.status()["requests"]["client_aborted"]
+    asyncio.run(leave())
+    eventually(lambda: daemon.status()["requests"]["client_aborted"] == before + 1, 5, "counted")
+
+    def idle() -> bool:
+        with urllib.request.urlopen(f"{daemon.url}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+        assert len(running) == 2
+        return all(line.endswith(" 0.0") for line in running)
+
+    eventually(idle, 5, "the engine to stop generating")
+
+
+def test_restart_of_both_slots_under_load_fails_no_request(daemon: DaemonProcess) -> None:
+    began = time.monotonic()
+    with Load(daemon.url, "tiny", workers=8, max_tokens=24) as load:
+        time.sleep(5)
+        for slot in ("0", "1"):
+            done = daemon.cli("restart", slot, timeout=READY_S)
+            assert done.returncode == 0, done.stderr
+        time.sleep(max(5.0, 60 - (time.monotonic() - began)))
+    assert load.tally.failures == []
+    assert load.tally.completed > 100
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [2, 2]
+
+
+def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
+    with Load(daemon.url, "tiny", workers=8, max_tokens=24) as load:
+        time.sleep(3)
+        worker = next(p for p in tree_of(daemon.slot(0)) if "VLLM::Worker" in " ".join(p.cmdline()))
+        worker.kill()
+        # The endpoint answers throughout: the load goes on, and finishes requests, while slot 0 is away.
+        eventually(lambda: daemon.slot(0)["state"] != "ready", 15, "slot 0 out of rotation")
+        done_before = load.tally.completed
+        eventually(lambda: load.tally.completed > done_before + 10, 60, "answers while slot 0 is away")
+        eventually(
+            lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 3, READY_S, "slot 0 back"
+        )
+        time.sleep(2)
+    # Only streams with bytes already delivered from the dead instance failed, each with an error event and no [DONE].
+    assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
+    requests = daemon.status()["requests"]
+    assert requests["failed"] == load.tally.honest
+    assert requests["accepted"] == sum(
+        requests[k] for k in ("completed", "client_aborted", "rejected", "failed")
+    )
+
+
+def test_sigkill_of_the_daemon_leaves_no_vllm(daemon: DaemonProcess) -> None:
+    assert (
+        len(daemon.family()) >= 2 * 5
+    )  # keeper, API server, resource tracker, engine core, worker, per slot
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    daemon.process.wait()
+    eventually(lambda: not daemon.left_over(), 10, "every vLLM process to end")
+
+
+def test_ctrl_c_during_the_load_ends_all(start_vllm: Callable[[], DaemonProcess]) -> None:
+    daemon = start_vllm()
+    eventually(lambda: daemon.log.read_text().count("Initializing a V1 LLM engine") == 2, 200, "vLLM to load")
+    assert len(daemon.family()) >= 2 * 3
+    began = time.monotonic()
+    daemon.process.send_signal(signal.SIGINT)
+    assert daemon.process.wait(15) == 0
+    assert time.monotonic() - began < 10
+    assert not daemon.left_over()

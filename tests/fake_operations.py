@@ -1,0 +1,166 @@
+"""A daemon that only remembers what it was asked: for the control server, its client and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from launcher.control.messages import Request, Verb
+from launcher.control.server import ControlServer
+from launcher.errors import NotFoundError, RefusedError
+from launcher.instances.causes import Cause, Retry
+from launcher.instances.verify import Verification
+from launcher.status import SlotStatus, Status, Zentorch
+
+
+def slot_status(slot: int = 0, **more: Any) -> SlotStatus:
+    """A ready slot; keywords replace fields."""
+    fields: dict[str, Any] = {
+        "slot": slot, "model": "m", "state": "ready", "phase": "", "intent": "run", "since": 100.0, "pid": 4242,
+        "generation": 1, "restarts": 0, "in_flight": 0, "socket": 0, "node": 0, "cpus": "0-3", "omp_cpus": "0-2",
+        "membind": "0", "kv_cache_bytes": 1 << 30, "address": "unix:/run/slot0-1.sock", "responsive": True,
+        "next_start": None, "last_cause": None, "verified": None, "zentorch": Zentorch(found=None, active=None),
+    }  # fmt: skip
+    return SlotStatus(**(fields | more))
+
+
+VERIFIED = Verification(
+    bound_cpus="",
+    node_bytes={},
+    processes=2,
+    threads=9,
+    cpus="0-3",
+    policies=("bind:0",),
+    bound_share=1.0,
+    libraries=(),
+    differences=(),
+    foreign=(),
+)
+CAUSE = Cause("oom", "it died", "buy memory", Retry.BACKOFF, ("last words",))
+
+
+@dataclass
+class FakeOperations:
+    """Implements Operations. `after` holds what a slot becomes, one entry per later look at the status."""
+
+    slots: dict[int, SlotStatus] = field(default_factory=lambda: {0: slot_status(0), 1: slot_status(1)})
+    after: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[tuple[int, Verb]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    refused: bool = False
+    reloads: list[tuple[list[str], bool, bool]] = field(default_factory=list)
+    rollouts: list[dict[str, Any]] = field(default_factory=lambda: [{"stage": "none"}])
+    verified: list[int] = field(default_factory=list)
+    lines: list[str] = field(default_factory=lambda: ["one", "two", "three"])
+    more: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    following: int = 0
+
+    def status(self) -> Status:
+        if self.after and self.asked:
+            slot = self.asked[-1][0]
+            self.slots[slot] = replace(self.slots[slot], **self.after.pop(0))
+        return Status(
+            slots=tuple(self.slots.values()),
+            ready=sum(slot.state == "ready" for slot in self.slots.values()),
+            endpoint="http://127.0.0.1:8000", version="0", pid=1, since=0.0, binding="membind",
+            stack={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": None, "tcmalloc": "/lib/tcmalloc.so"},
+            requests={"accepted": 3, "completed": 2, "in_flight": 1}, warnings=("mind the gap",),
+        )  # fmt: skip
+
+    def _known(self, slot: int) -> None:
+        if slot not in self.slots:
+            raise NotFoundError(f"cannot use slot '{slot}': there is none of that number", "slots are 0, 1")
+
+    def act(self, slot: int, request: Request) -> None:
+        self._known(slot)
+        if self.refused and not request.force:
+            raise RefusedError(f"cannot {request.verb} slot '{slot}': too few are left", "add --force")
+        self.asked.append((slot, request.verb))
+        self.requests.append(request)
+
+    async def reload(
+        self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
+    ) -> dict[str, Any]:
+        if self.refused:
+            raise RefusedError("cannot reload: another reload is running", "wait")
+        self.reloads.append((list(overrides), dry_run, force))
+        return self.reloading() | ({"stage": "dry run"} if dry_run else {})
+
+    def reloading(self) -> dict[str, Any]:
+        return self.rollouts.pop(0) if len(self.rollouts) > 1 else self.rollouts[0]
+
+    def events(self, count: int, after: int) -> list[dict[str, Any]]:
+        event = {"time": 1.0, "level": "info", "logger": "launcher.daemon", "fields": {}}
+        return [{**event, "number": n, "message": f"event {n}"} for n in range(after + 1, after + count + 1)][
+            :3
+        ]
+
+    def plan(self) -> dict[str, Any]:
+        return {"slots": []}
+
+    def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
+        self._known(slot)
+        return [self._line(text) for text in self.lines[-lines:]] if lines else []
+
+    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
+        return self._feed(self.log_tail(slot, lines))
+
+    async def _feed(self, first: list[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        self.following += 1
+        try:
+            for line in first:
+                yield line
+            while True:
+                yield self._line(await self.more.get())
+        finally:
+            self.following -= 1
+
+    @staticmethod
+    def _line(text: str) -> dict[str, Any]:
+        return {"time": 0.0, "generation": 1, "text": text}
+
+    async def verify(self, slot: int) -> None:
+        self._known(slot)
+        self.verified.append(slot)
+        self.slots[slot] = replace(self.slots[slot], verified=VERIFIED)
+
+
+class Backstage:
+    """A real ControlServer in a thread of its own, for callers that block."""
+
+    def __init__(self, path: str, operations: FakeOperations) -> None:
+        self.path = path
+        self.operations = operations
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="control server")
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self.operations.more = asyncio.Queue()
+        server = ControlServer(self.path, None, self.operations)
+        await server.start()
+        self._ready.set()
+        await self._over.wait()
+        await server.stop()
+
+    def say(self, text: str) -> None:
+        """An instance prints a line."""
+        self._loop.call_soon_threadsafe(self.operations.more.put_nowait, text)
+
+    def close(self) -> None:
+        """The daemon ends."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

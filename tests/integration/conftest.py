@@ -1,0 +1,183 @@
+"""A real daemon over small fake engines: real processes, real sockets, real numactl."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+FAKE_ENGINE = Path(__file__).parent.parent / "fake_engine.py"
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(check: Callable[[], Any], within_s: float = 20.0, what: str = "") -> Any:
+    """The first true value of `check`, asked again and again; fails the test when time is over."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what or check}"
+        time.sleep(0.05)
+
+
+class DaemonProcess:
+    """`numa-launcher serve` as a child, and its command line."""
+
+    def __init__(self, folder: Path, config: str, environ: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.socket = folder / "c.sock"
+        self.config = folder / "config.toml"
+        self.config.write_text(
+            config
+            + f'\n[proxy]\nlisten = ["127.0.0.1:{self.port}"]\n[control]\nsocket = "{self.socket}"\n'
+            + '[logging]\nlevel = "debug"\n'
+        )
+        self.log = folder / "daemon.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | (environ or {}),
+            )  # fmt: skip
+        self.seen: set[int] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cli(self, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run one verb against this daemon."""
+        verb, *rest = words
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", verb, *rest, "--socket", str(self.socket)],
+            check=False, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """`status --json`; {} while nobody answers."""
+        done = self.cli("status", "--json")
+        if done.returncode == 2:
+            return {}
+        return json.loads(done.stdout)
+
+    def slot(self, slot: int) -> dict[str, Any]:
+        return self.status()["slots"][slot]
+
+    def wait_ready(self, count: int, within_s: float = 30.0) -> dict[str, Any]:
+        """Status once `count` slots are ready."""
+
+        def ready() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.log.read_text()
+            status = self.status()
+            return status if status and status["ready"] == count else None
+
+        status = eventually(ready, within_s, f"{count} ready, see {self.log}")
+        self.family()
+        return status
+
+    def family(self) -> set[int]:
+        """Pids of everything below the daemon, now and at earlier calls."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return self.seen
+
+    def left_over(self) -> list[str]:
+        """What of the family still runs."""
+        alive = []
+        for pid in self.family() - {self.process.pid}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(f"{pid} {' '.join(process.cmdline())[:100]}")
+        return alive
+
+    def post(self, slot: int, path: str, body: dict[str, Any]) -> Any:
+        """Talk to one instance behind the proxy's back."""
+        address = self.slot(slot)["address"].removeprefix("unix:")
+
+        async def ask() -> Any:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(address)) as session,
+                session.post(f"http://localhost{path}", json=body) as response,
+            ):
+                return await response.json()
+
+        with contextlib.suppress(aiohttp.ClientError):
+            return asyncio.run(ask())
+        return None
+
+    def end(self) -> None:
+        """Stop it and prove that nothing is left."""
+        self.family()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"the daemon did not end: {self.log.read_text()[-3000:]}") from None
+        eventually(lambda: not self.left_over(), 10, f"left over: {self.left_over()}")
+
+
+def fake_config(*arguments: str, instances: int = 2, more: str = "", where: str = "--uds") -> str:
+    """A configuration for the fake engine."""
+    command = json.dumps(
+        [sys.executable, str(FAKE_ENGINE), where, f"{{{where[2:]}}}", "--model", "{name}", *arguments]
+    )
+    return f"""
+[[models]]
+name = "fake"
+path = "fake"
+[layout]
+instances_per_socket = {instances}
+[engine]
+kind = "command"
+command = {command}
+{more}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Start daemons; each is ended, and must leave nothing."""
+    running: list[DaemonProcess] = []
+
+    def begin(
+        *arguments: str,
+        instances: int = 2,
+        more: str = "",
+        where: str = "--uds",
+        environ: dict[str, str] | None = None,
+    ) -> DaemonProcess:
+        folder = tmp_path / f"d{len(running)}"
+        folder.mkdir()
+        daemon = DaemonProcess(
+            folder, fake_config(*arguments, instances=instances, more=more, where=where), environ
+        )
+        running.append(daemon)
+        return daemon
+
+    yield begin
+    for daemon in running:
+        daemon.end()

@@ -1,0 +1,18 @@
+"""A short run of `scripts/chaos`: every bound holds while eight instances fail on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chaos.main import parse, run
+from chaos.verdict import readable
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_in_two_minutes(tmp_path: Path) -> None:
+    report = run(parse(["--seconds", "120", "--clients", "32", "--faults", "0.15", "--keep", str(tmp_path)]))
+    print(readable(report))
+    assert report["broken"] == [], readable(report)
+    assert report["cut_plain_streams"] > 50
+    assert report["restarts"] > 10

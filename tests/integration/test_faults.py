@@ -1,0 +1,111 @@
+"""What breaks comes back by itself, and the endpoint answers throughout."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from integration.conftest import DaemonProcess, eventually
+from integration.load import Load
+
+Start = Callable[..., DaemonProcess]
+QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 0.3"
+
+
+def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
+    daemon = start("--token-s", "0.01")
+    daemon.wait_ready(2)
+    with Load(daemon.url, "fake", workers=16) as load:
+        for slot in ("0", "1", "0", "1"):
+            done = daemon.cli("restart", slot)
+            assert done.returncode == 0, done.stderr
+    assert load.tally.failures == []
+    assert load.tally.completed > 50
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [3, 3]
+    requests = daemon.status()["requests"]
+    assert requests["accepted"] == requests["completed"] == load.tally.completed
+
+
+@pytest.mark.parametrize("fault", ["exit 0", "exit 3", "unhealthy"])
+def test_an_instance_that_dies_comes_back(start: Start, fault: str) -> None:
+    daemon = start("--token-s", "0.01", "--children", "2", more=QUICK)
+    daemon.wait_ready(2)
+    with Load(daemon.url, "fake", workers=8) as load:
+        daemon.post(0, "/fault", {"kind": fault})
+        eventually(
+            lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", 20, "slot 0 back"
+        )
+    # Only streams with bytes already delivered may fail, and each says so.
+    assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
+    assert load.tally.completed > 20
+    assert daemon.slot(0)["last_cause"]["name"] in {"unknown", "unhealthy"}
+    requests = daemon.status()["requests"]
+    assert requests["accepted"] == sum(
+        requests[k] for k in ("completed", "client_aborted", "rejected", "failed")
+    )
+
+
+def test_an_instance_that_refuses_is_passed_by(start: Start) -> None:
+    daemon = start("--token-s", "0.005")
+    daemon.wait_ready(2)
+    daemon.post(1, "/fault", {"kind": "refuse"})
+    with Load(daemon.url, "fake", workers=8) as load:
+        time.sleep(2)
+    assert load.tally.failures == []
+    assert load.tally.completed > 20
+    assert daemon.status()["requests"]["retried"] > 0
+
+
+def test_streams_that_are_cut_end_honestly(start: Start) -> None:
+    daemon = start("--token-s", "0.005", instances=1)
+    daemon.wait_ready(1)
+    daemon.post(0, "/fault", {"kind": "cut"})
+    with Load(daemon.url, "fake", workers=4) as load:
+        time.sleep(1.5)
+    assert load.tally.failures
+    assert len(load.tally.failures) == load.tally.honest
+
+
+def test_a_crash_loop_ends_in_failed_with_the_cause(start: Start) -> None:
+    daemon = start("--fail", "strange words", more=QUICK)
+    slot = eventually(
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, 30, "failed"
+    )
+    assert slot["restarts"] == 4
+    assert slot["last_cause"]["evidence"] == ["strange words"]
+    assert slot["last_cause"]["remedy"]
+    done = daemon.cli("status")
+    assert done.returncode == 1
+    assert "strange words" in done.stdout
+
+
+def test_a_cause_that_a_restart_cannot_cure_fails_at_once(start: Start) -> None:
+    daemon = start("--fail", "vllm: error: unrecognized arguments: --max-sequins", more=QUICK)
+    slot = eventually(
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, 20, "failed"
+    )
+    assert slot["restarts"] == 0
+    assert slot["last_cause"]["name"] == "bad-argument"
+    done = daemon.cli("start", "0", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["state"] == "failed"
+
+
+def test_not_ready_in_time_is_killed_and_tried_again(start: Start) -> None:
+    daemon = start("--startup-s", "600", more=QUICK + "\nready_timeout_s = 1")
+    slot = eventually(
+        lambda: daemon.status() and (s := daemon.slot(0))["generation"] >= 2 and s, 20, "a second try"
+    )
+    assert slot["last_cause"]["name"] == "not-ready-in-time"
+
+
+def test_an_engine_on_a_port(start: Start) -> None:
+    daemon = start(where="--port")
+    status = daemon.wait_ready(2)
+    assert all(slot["address"].startswith("127.0.0.1:") for slot in status["slots"])
+    with Load(daemon.url, "fake", workers=4) as load:
+        time.sleep(1)
+    assert load.tally.failures == []
+    assert load.tally.completed

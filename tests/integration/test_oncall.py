@@ -1,0 +1,223 @@
+"""What the person on call does: hold, quarantine, drain with a deadline, why, events, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from integration.conftest import DaemonProcess, eventually
+from integration.load import Load
+
+pytestmark = pytest.mark.timeout(180)
+
+Start = Callable[..., DaemonProcess]
+BRISK = "[supervision]\nprobe_interval_s = 0.2\nprobe_timeout_s = 0.5\nbackoff_initial_s = 0.1\nstop_timeout_s = 3\n"
+
+
+def test_hold_survives_everything_but_release(start: Start) -> None:
+    daemon = start(more=BRISK)
+    daemon.wait_ready(2)
+    with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
+        done = daemon.cli("hold", "0")
+        assert (done.returncode, done.stdout.strip()) == (0, "slot 0 is held"), done.stderr
+        assert daemon.cli("hold", "0").returncode == 0, "asking twice changes nothing"
+        for verb in ("start", "restart", "resume"):
+            refused = daemon.cli(verb, "0")
+            assert refused.returncode == 2
+            assert refused.stderr.splitlines()[0] == f"cannot {verb} slot '0': it is held"
+        assert daemon.slot(0)["pid"] is None
+        released = daemon.cli("release", "0")
+        assert (released.returncode, released.stdout.strip()) == (0, "slot 0 is ready"), released.stderr
+    assert load.tally.failures == []
+    assert load.tally.completed > 0
+
+
+def test_a_second_disruption_is_refused_and_forced(start: Start) -> None:
+    daemon = start(more=BRISK)
+    daemon.wait_ready(2)
+    assert daemon.cli("drain", "0").returncode == 0
+    for verb in ("restart", "drain", "stop", "hold", "quarantine"):
+        refused = daemon.cli(verb, "1")
+        assert refused.returncode == 2
+        said, remedy = refused.stderr.splitlines()
+        assert said.startswith(f"cannot {verb} slot '1': 0 instances of 'fake' would be left ready")
+        assert "--force" in remedy
+    assert daemon.slot(1)["state"] == "ready"
+    assert daemon.cli("restart", "1", "--force").returncode == 0
+    assert daemon.cli("resume", "0").returncode == 0
+
+
+def test_quarantine_keeps_a_sick_instance_alive_for_a_look(start: Start) -> None:
+    daemon = start(more=BRISK)
+    pid = daemon.wait_ready(2)["slots"][0]["pid"]
+    assert daemon.cli("quarantine", "0").returncode == 0
+    daemon.post(0, "/fault", {"kind": "unhealthy"})
+    eventually(lambda: daemon.slot(0)["last_cause"], 10, "the probes' verdict")
+    time.sleep(0.5)
+    slot = daemon.slot(0)
+    assert (slot["pid"], slot["intent"], slot["state"]) == (pid, "quarantine", "draining")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: daemon.slot(0)["state"] == "held", 10, "held once it has died")
+    assert daemon.cli("release", "0").returncode == 0
+
+
+def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
+    daemon = start("--token-s", "0.2", more=BRISK)
+    daemon.wait_ready(2)
+    with Load(daemon.url, "fake", workers=4, max_tokens=100) as load:
+        eventually(lambda: daemon.slot(0)["in_flight"] > 0, 10, "work on slot 0")
+        began = time.monotonic()
+        done = daemon.cli("drain", "0", "--deadline", "1")
+        assert done.returncode == 0, done.stderr
+        assert 0.5 < time.monotonic() - began < 10
+        slot = daemon.slot(0)
+        assert (slot["state"], slot["in_flight"], slot["deadline"]) == ("draining", 0, None)
+        assert slot["pid"] is not None
+    assert len(load.tally.failures) == load.tally.honest
+    assert daemon.cli("resume", "0").returncode == 0
+
+
+def test_why_after_a_crash(start: Start) -> None:
+    daemon = start("--fail", "vllm: error: unrecognized arguments: --blok-size 32", instances=1, more=BRISK)
+    eventually(lambda: daemon.status() and daemon.slot(0)["state"] == "failed", 20, "failed")
+    done = daemon.cli("why", "0")
+    assert done.returncode == 0
+    assert "bad-argument: the engine does not know one of its arguments (exit code 1)" in done.stdout
+    assert "remedy:  correct engine.args" in done.stdout
+    assert "policy:  restart never until changed" in done.stdout
+    found = json.loads(daemon.cli("why", "0", "--json").stdout)
+    assert found["cause"]["evidence"] == ["vllm: error: unrecognized arguments: --blok-size 32"]
+    assert found["lines"][-1]["text"].endswith("--blok-size 32")
+
+
+def test_somebody_kills_an_instance_and_it_comes_back_at_once(start: Start) -> None:
+    daemon = start(more=BRISK)
+    pid = daemon.wait_ready(2)["slots"][0]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, 10, "back")
+    cause = daemon.slot(0)["last_cause"]
+    assert (cause["name"], cause["retry"]) == ("killed-by-operator", "now")
+
+
+def test_an_instance_that_hangs_with_work_is_killed_and_comes_back(start: Start) -> None:
+    daemon = start("--token-s", "0.05", more=BRISK + "stall_timeout_s = 2\n")
+    pid = daemon.wait_ready(2)["slots"][0]["pid"]
+    with Load(daemon.url, "fake", workers=4, max_tokens=40) as load:
+        eventually(lambda: daemon.slot(0)["in_flight"] > 0, 10, "work on slot 0")
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, 60, "back")
+    assert daemon.slot(0)["last_cause"]["name"] == "hung"
+    evidence = daemon.slot(0)["last_cause"]["evidence"]
+    assert "requests in flight and no progress for" in evidence[0]
+    assert "cpu pressure" in evidence[-1]
+    assert len(load.tally.failures) == load.tally.honest
+
+
+def test_everything_that_is_asked_is_audited(start: Start) -> None:
+    daemon = start(more=BRISK)
+    daemon.wait_ready(2)
+    daemon.cli("drain", "0")
+    daemon.cli("stop", "1")
+    daemon.cli("resume", "0")
+    events = [json.loads(line) for line in daemon.cli("events", "--audit", "--json").stdout.splitlines()]
+    asked = [(e["fields"]["verb"], e["fields"]["slot"], e["fields"]["audit"]) for e in events]
+    assert asked == [("drain", "0", "done"), ("stop", "1", "refused"), ("resume", "0", "done")]
+    assert {(e["fields"]["peer_uid"], e["fields"]["peer_user"]) for e in events} == {
+        (os.getuid(), events[0]["fields"]["peer_user"])
+    }
+    of_slot = daemon.cli("events", "--slot", "0").stdout
+    assert "slot 0: starting -> ready" in of_slot
+    assert "slot 0: ready -> draining" in of_slot
+
+
+# --- reload -----------------------------------------------------------------------------------------
+
+
+def edit(daemon: DaemonProcess, old: str, new: str) -> None:
+    text = daemon.config.read_text()
+    assert old in text
+    daemon.config.write_text(text.replace(old, new))
+
+
+def test_reload_restarts_what_changes_one_slot_at_a_time(start: Start) -> None:
+    daemon = start("--token-s", "0.01", more=BRISK)
+    before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
+    assert (
+        daemon.cli("reload", "--show").stdout.strip() == "nothing has been reloaded since the daemon started"
+    )
+    unchanged = daemon.cli("reload", "--dry-run")
+    assert (unchanged.returncode, unchanged.stdout.split("\n")[:2]) == (
+        0,
+        ["slot 0: goes on", "slot 1: goes on"],
+    )
+    edit(daemon, '"--token-s", "0.01"', '"--token-s", "0.02"')
+    edit(daemon, "probe_interval_s = 0.2", "probe_interval_s = 0.3")
+    dry = daemon.cli("reload", "--dry-run")
+    assert dry.returncode == 1
+    assert "slot 0: restart\n  arguments: 0.01 becomes 0.02\n" in dry.stdout
+    assert "taken over at once: supervision.probe_interval_s" in dry.stdout
+    assert [slot["pid"] for slot in daemon.status()["slots"]] == before
+    with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
+        done = daemon.cli("reload")
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "running: restart slot 0" in done.stderr
+    assert load.tally.failures == []
+    slots = daemon.status()["slots"]
+    assert [slot["generation"] for slot in slots] == [2, 2]
+    assert daemon.cli("reload", "--dry-run").returncode == 0
+
+
+def test_a_bad_file_changes_nothing(start: Start) -> None:
+    daemon = start(more=BRISK)
+    before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
+    edit(daemon, "instances_per_socket = 2", "instances_per_socket = 0")
+    done = daemon.cli("reload")
+    assert done.returncode == 2
+    assert "instances_per_socket" in done.stderr
+    edit(daemon, "instances_per_socket = 0", "instances_per_socket = 2")
+    edit(daemon, "127.0.0.1:", "127.0.0.2:")
+    refused = daemon.cli("reload")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("cannot reload: only a restart of the daemon takes over proxy.listen")
+    assert [slot["pid"] for slot in daemon.status()["slots"]] == before
+
+
+def test_a_new_configuration_that_does_not_come_up_is_rolled_back(start: Start) -> None:
+    daemon = start("--token-s", "0.01", more=BRISK)
+    daemon.wait_ready(2)
+    edit(daemon, '"--token-s", "0.01"', '"--fail", "vllm: error: unrecognized arguments: --token-s"')
+    with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
+        done = daemon.cli("reload")
+        assert done.returncode == 1
+        assert "rolled back" in done.stdout
+        assert "slot 0 did not come up: bad-argument" in done.stdout
+    assert load.tally.failures == []
+    slots = daemon.status()["slots"]
+    assert [slot["state"] for slot in slots] == ["ready", "ready"]
+    assert slots[1]["generation"] == 1, "the other one was never touched"
+
+
+def test_a_new_configuration_that_is_slow_is_rolled_back(start: Start) -> None:
+    daemon = start("--token-s", "0.01", more=BRISK)
+    daemon.wait_ready(2)
+    edit(daemon, '"--token-s", "0.01"', '"--token-s", "2.5"')
+    done = daemon.cli("reload")
+    assert done.returncode == 1
+    assert "for one token, its sibling" in done.stdout
+    assert [slot["state"] for slot in daemon.status()["slots"]] == ["ready", "ready"]
+
+
+def test_sighup_reloads_and_scale_takes_a_slot_away_and_back(start: Start) -> None:
+    daemon = start(more=BRISK)
+    daemon.wait_ready(2)
+    done = daemon.cli("scale", "1", "--force")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert len(daemon.status()["slots"]) == 1
+    os.kill(daemon.process.pid, signal.SIGHUP)  # the file still says two
+    daemon.wait_ready(2)
+    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, 20, "the reload's end")
+    assert daemon.process.poll() is None

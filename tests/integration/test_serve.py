@@ -1,0 +1,227 @@
+"""The daemon from start to end: both sockets, status, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from integration.conftest import DaemonProcess, eventually, fake_config, free_port
+
+Start = Callable[..., DaemonProcess]
+
+
+def test_two_instances_are_pinned_and_served(start: Start) -> None:
+    daemon = start("--children", "2")
+    daemon.wait_ready(2)
+    status = eventually(
+        lambda: (s := daemon.status()) and all(slot["verified"] for slot in s["slots"]) and s, what="verified"
+    )
+    assert [slot["state"] for slot in status["slots"]] == ["ready", "ready"]
+    assert status["endpoint"] == daemon.url
+    first, second = status["slots"]
+    assert set(first["cpus"].split(",")).isdisjoint(second["cpus"].split(","))
+    for slot in (first, second):
+        assert slot["verified"]["ok"], slot["verified"]["problems"]
+        assert slot["verified"]["policies"] == [f"bind:{slot['node']}"]
+        assert slot["verified"]["processes"] == 3
+    with urllib.request.urlopen(f"{daemon.url}/v1/models") as answer:
+        assert [model["id"] for model in json.load(answer)["data"]] == ["fake"]
+    # Its exit code also speaks of strangers' processes pinned onto our cpus: of this machine, not of us.
+    checked = json.loads(daemon.cli("verify", "--json").stdout)
+    assert all(slot["verified"]["ok"] for slot in checked["slots"])
+
+
+def test_control_socket_speaks_curl(start: Start) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    done = subprocess.run(
+        ["curl", "-sS", "--unix-socket", str(daemon.socket), "http://localhost/v1/status"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["ready"] == 2
+    assert oct(daemon.socket.stat().st_mode & 0o777) == "0o660"
+
+
+def test_drain_resume_stop_start(start: Start) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    for verb, state in [("drain", "draining"), ("drain", "draining"), ("resume", "ready"), ("resume", "ready"),
+                        ("stop", "stopped"), ("stop", "stopped"), ("start", "ready"), ("start", "ready")]:  # fmt: skip
+        done = daemon.cli(verb, "1", "--json")
+        assert done.returncode == 0, (verb, done.stderr)
+        assert json.loads(done.stdout)["state"] == state, verb
+    assert daemon.slot(1)["generation"] == 2
+    assert daemon.slot(0)["generation"] == 1
+
+
+def test_logs(start: Start) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    assert "loading" in daemon.cli("logs", "0").stdout
+    line = json.loads(daemon.cli("logs", "1", "--json", "-n", "1").stdout)
+    assert set(line) == {"time", "generation", "text"}
+
+
+@pytest.mark.parametrize("slot", ["7", "x"])
+def test_a_slot_that_is_not_there(start: Start, slot: str) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    done = daemon.cli("restart", slot)
+    assert done.returncode == 2
+    assert slot in done.stderr
+
+
+def test_a_second_daemon_on_the_same_socket_starts_nothing(start: Start, tmp_path: Path) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    config = tmp_path / "second.toml"
+    config.write_text(daemon.config.read_text().replace(str(daemon.port), str(free_port())))
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
+        check=False, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "another numa-launcher answers there" in done.stderr
+    assert daemon.status()["ready"] == 2
+
+
+def test_a_taken_port_starts_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = tmp_path / "c.toml"
+        config.write_text(
+            fake_config("--fail", "it was started") + f'\n[proxy]\nlisten = ["127.0.0.1:{port}"]\n'
+            f'[control]\nsocket = "{tmp_path}/c.sock"\n[logging]\nlevel = "debug"\n'
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
+            check=False, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    assert done.returncode == 2
+    *_, message, remedy = done.stderr.strip().splitlines()
+    assert message == f"cannot listen on '127.0.0.1:{port}': address in use"
+    assert remedy
+    assert "it was started" not in done.stderr
+
+
+def test_sigkill_of_the_daemon_leaves_nothing(start: Start) -> None:
+    daemon = start("--children", "3")
+    daemon.wait_ready(2)
+    assert len(daemon.family()) >= 2 * 5  # keeper, engine, three children, per slot
+    daemon.process.kill()
+    daemon.process.wait()
+    eventually(lambda: not daemon.left_over(), 10, "everything to die with the daemon")
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_all_at_once(start: Start, name: signal.Signals) -> None:
+    daemon = start("--startup-s", "600", "--children", "2")
+    eventually(lambda: "loading" in daemon.log.read_text(), what="the engines to load")
+    daemon.family()
+    began = time.monotonic()
+    daemon.process.send_signal(name)
+    assert daemon.process.wait(10) == 0
+    assert time.monotonic() - began < 10
+    assert not daemon.left_over()
+
+
+def test_a_second_signal_does_not_wait_for_requests(start: Start) -> None:
+    daemon = start("--token-s", "10")
+    daemon.wait_ready(2)
+    request = subprocess.Popen(
+        ["curl", "-sS", "-N", f"{daemon.url}/v1/completions", "-H", "Content-Type: application/json",
+         "-d", '{"model": "fake", "prompt": "x", "stream": true, "max_tokens": 50}'],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    eventually(lambda: daemon.status()["requests"]["in_flight"], what="the request to run")
+    daemon.process.send_signal(signal.SIGTERM)
+    eventually(lambda: "stopping:" in daemon.log.read_text())
+    assert daemon.process.poll() is None
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(10) == 0
+    answer, _ = request.communicate(timeout=10)
+    assert '"error"' in answer
+    assert "[DONE]" not in answer
+
+
+def test_an_instance_that_ignores_sigterm_is_killed(start: Start) -> None:
+    daemon = start(more="[supervision]\nstop_timeout_s = 0.5")
+    daemon.wait_ready(2)
+    daemon.post(0, "/fault", {"kind": "ignore-term"})
+    assert daemon.cli("restart", "0").returncode == 0
+    assert daemon.slot(0)["generation"] == 2
+
+
+def test_systemd_is_told(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        listener.settimeout(20)
+        daemon = start(environ={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "1000000"})
+        said: list[str] = []
+        while not any("READY=1" in word for word in said):
+            said.append(listener.recv(4096).decode())
+        assert "1 ready" in said[-1] or "2 ready" in said[-1]
+        kicks = 0
+        deadline = time.monotonic() + 5
+        while kicks < 4:
+            kicks += "WATCHDOG=1" in listener.recv(4096).decode()
+            assert time.monotonic() < deadline
+        daemon.process.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in listener.recv(4096).decode():
+            continue
+        assert daemon.process.wait(20) == 0
+
+
+def test_plan_json_is_what_runs(start: Start) -> None:
+    daemon = start()
+    status = daemon.wait_ready(2)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "plan", "--json", "-c", str(daemon.config)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    plan = json.loads(done.stdout)
+    assert set(plan) >= {"slots", "reserved", "warnings", "violations"}
+    for planned, running in zip(plan["slots"], status["slots"], strict=True):
+        assert {
+            "slot",
+            "model",
+            "socket",
+            "node",
+            "cpus",
+            "omp_cpus",
+            "membind",
+            "kv_cache_bytes",
+            "argv",
+            "env",
+        } <= set(planned)
+        assert planned["cpus"] == running["cpus"]
+        command_line = f"/proc/{running['pid']}/cmdline"
+        # numactl has exec'ed into the engine
+        running_argv = Path(command_line).read_text().strip("\0").split("\0")
+        after_numactl = planned["argv"][planned["argv"].index(sys.executable) :]
+        assert running_argv == after_numactl
+        assert Path(planned["argv"][0]).name == "numactl"
+
+
+def test_shell_lines_start_the_engine(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        fake_config("--fail", "started by hand") + f'\n[control]\nsocket = "{tmp_path}/c.sock"\n'
+    )
+    lines = subprocess.run(
+        [sys.executable, "-m", "launcher", "plan", "--shell", "-c", str(config)],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    done = subprocess.run(["sh", "-c", lines], check=False, capture_output=True, text=True, timeout=30)
+    assert done.stdout.count("started by hand") == 2

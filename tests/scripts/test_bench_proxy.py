@@ -1,0 +1,89 @@
+"""scripts/bench-proxy measures what it says, and writes its tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "bench-proxy"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_quick(tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    done = run("--quick", "--only", "direct,ours", "--no-pin", "--json", str(kept))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CPU µs per event" in done.stdout
+    assert "CPU µs per request" in done.stdout
+    rows = {(row["proxy"], row["point"]): row for row in json.loads(kept.read_text())["rows"]}
+    assert len(rows) == 4
+    for row in rows.values():
+        assert row["failures"] == 0
+        assert row["units"] > 50
+        assert 0 < row["ttft_p50_s"] <= row["ttft_p99_s"]
+    ours = rows["ours", "32 streams"]
+    assert 0.0 < ours["gap_p50_s"] < 0.5
+    assert 1 < ours["cpu_us"] < 20_000
+    assert 10e6 < ours["rss_bytes"] < 500e6
+    assert rows["direct", "32 streams"]["cpu_us"] is None
+
+    # The same rows again, as tables.
+    again = run("--report", str(kept))
+    assert again.returncode == 0
+    assert again.stdout == done.stdout
+
+
+def test_a_name_that_is_not_there() -> None:
+    done = run("--only", "apache")
+    assert done.returncode != 0
+    assert "cannot measure 'apache'" in done.stderr
+
+
+def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from bench import pages  # noqa: PLC0415  on the path only here
+
+    common = {
+        "seconds": 1.0,
+        "failures": 0,
+        "failure": "",
+        "rss_bytes": 50e6,
+        "gap_p50_s": 0.025,
+        "gap_p99_s": 0.03,
+    }
+    rows = [
+        {"proxy": proxy, "round": number, "point": "256 streams", "units": 9, "cpu_us": cpu and cpu * number}
+        | common
+        | {"ttft_p50_s": 0.001 * (cpu or 1.0), "ttft_p99_s": 0.004}
+        for number in (1, 2, 3)
+        for proxy, cpu in (("direct", None), ("nginx", 6.0), ("ours", 9.0))
+    ]
+    (tmp_path / "performance.md").write_text(f"# before\n\n{pages.BEGIN}\nold\n{pages.END}\n\nafter\n")
+    result = {"rows": rows, "machine": "a machine", "pinned": True, "versions": {"nginx": "1.22.1"}}
+    pages.write(result, tmp_path)
+    page = (tmp_path / "performance.md").read_text()
+    assert page.startswith("# before\n")
+    assert page.endswith("\n\nafter\n")
+    assert "old" not in page
+    assert "1.50" in page  # ours / nginx, in each round
+    assert "18.00 (9.00–27.00)" in page
+    picture = (tmp_path / pages.PICTURE).read_text()
+    assert picture.count("<rect") == 2
+    pages.write(result, tmp_path)
+    assert (tmp_path / "performance.md").read_text() == page

@@ -1,0 +1,41 @@
+"""Every example in configs/ is accepted as it is, and says what AMD's text says where it claims to."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.engines.command import check_template
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+EXAMPLES = sorted(path.stem for path in CONFIGS.glob("*.toml"))
+PROMISED = {"quickstart", "epyc-9755-1p", "epyc-9755-2p", "epyc-vm-24", "command-engine"}
+
+
+def load(name: str) -> Config:
+    text = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), Config, strict=True)
+
+
+def test_the_promised_examples_are_there() -> None:
+    assert set(EXAMPLES) >= PROMISED
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_valid_and_commented(name: str) -> None:
+    config = load(name)
+    assert config.models
+    assert (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").startswith("# ")
+    if config.engine.kind is EngineKind.COMMAND:
+        check_template(config.engine.command)
+
+
+@pytest.mark.parametrize("name", ["epyc-9755-1p", "epyc-9755-2p"])
+def test_amds_layout(name: str) -> None:
+    layout = load(name).layout
+    assert (layout.strategy, layout.instances_per_socket) == (Strategy.INTERLEAVED, 2)
+    assert (layout.use_smt, layout.reserve_cores) == (False, 0)

@@ -1,0 +1,54 @@
+"""scripts/install and scripts/uninstall, as far as they go without being root; tests/host/test_oncall.py installs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = (
+    "numa-launcher.service",
+    "numa-launcher.socket",
+    "numa-launcher-control.socket",
+    "numa-launcher.slice",
+)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"), [((), "numa-launcher[vllm]"), (("--without-vllm",), "numa-launcher[command]")]
+)
+def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> None:
+    done = run("scripts/install", "--dry-run", *more)
+    assert done.returncode == 0, done.stderr
+    assert f"would install {what} from {ROOT}" in done.stdout
+    for unit in UNITS:
+        assert f"/etc/systemd/system/{unit}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--wheel",), "unknown argument '--wheel'"),
+        (("--wheels",), "--wheels needs a folder"),
+        (("--wheels", "/nowhere"), "there is no wheel of numa-launcher in '/nowhere'"),
+    ],
+)
+def test_install_refuses(words: tuple[str, ...], why: str) -> None:
+    done = run("scripts/install", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"cannot install: {why}\n  what to do: ")
+
+
+def test_uninstall_takes_what_install_puts() -> None:
+    done = run("scripts/uninstall", "--dry-run", "--purge")
+    assert done.returncode == 0, done.stderr
+    for path in (*(f"/etc/systemd/system/{unit}" for unit in UNITS), "/usr/lib/sysusers.d/numa-launcher.conf",
+                 "/usr/lib/tmpfiles.d/numa-launcher.conf", "/opt/numa-launcher", "/etc/numa-launcher"):  # fmt: skip
+        assert path in done.stdout
+    assert {path.name for path in (ROOT / "systemd").iterdir()} == {*UNITS, "sysusers.conf", "tmpfiles.conf"}

@@ -1,0 +1,133 @@
+"""The shell scripts: clean by shellcheck, and a wrong word is answered before anything is touched."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = ("#!/usr/bin/env bash", "#!/bin/bash", "#!/bin/sh", "# Shared by scripts/")
+
+
+def sh(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+def lib(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `script` with lib.sh sourced, with its files in `cwd`."""
+    head = f"set -euo pipefail; root={cwd}; state={cwd}; source {ROOT}/scripts/lib.sh; "
+    return sh("bash", "-c", head + script, cwd=cwd)
+
+
+def test_shellcheck_is_content() -> None:
+    assert shutil.which("shellcheck"), "scripts/test installs shellcheck"
+    files = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
+    scripts = [str(path.relative_to(ROOT)) for path in files if path.read_text().startswith(SHELL)]
+    assert {"scripts/quickstart", "scripts/test", "scripts/lib.sh", ".ci/run"} <= set(scripts)
+    done = sh("shellcheck", "-x", *sorted(scripts))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test"])
+def test_help(script: str) -> None:
+    done = sh(script, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: {script}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--modle", "x"], "unknown argument '--modle'"),
+        (["--port", "99999"], "--port '99999' is not a number from 1 to 65535"),
+        (["--port=0"], "--port '0' is not"),
+        (["--instances", "two"], "--instances 'two' is not a number"),
+        (["--instances"], "--instances needs a value"),
+        (["--model", "/nowhere/model"], "there is no directory '/nowhere/model'"),
+        (["--model", "/etc"], "it has no config.json"),
+        (["--model", ""], "--model needs a directory or a name"),
+    ],
+)
+def test_quickstart_refuses(arguments: list[str], said: str) -> None:
+    done = sh("scripts/quickstart", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "what to do:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_unknown_lane() -> None:
+    done = sh("scripts/test", "unti")
+    assert done.returncode == 2
+    assert "'unti'" in done.stderr
+
+
+def test_missing_packages_are_named_once(tmp_path: Path) -> None:
+    needs = "has_command sh|dash|dash\nhas_command no-such-program|left|right\n"
+    assert lib(f"missing 2 '{needs}'; missing 3 '{needs}'", tmp_path).stdout.split() == ["left", "right"]
+
+
+def test_without_apt_the_packages_are_listed(tmp_path: Path) -> None:
+    hidden = "has_command() { return 1; }; step packages; install_packages 'has_command x|left|right'"
+    done = lib(hidden, tmp_path)
+    assert done.returncode == 1
+    assert 'step "packages" failed' in done.stderr
+    assert "dnf install right" in done.stderr
+
+
+def test_a_failing_command_shows_its_log_and_the_step(tmp_path: Path) -> None:
+    script = "step 'try'; quietly log 'trying' sh -c 'echo because; exit 3' || { tail_of log; die 'cannot try' 'rest'; }"
+    done = lib(script, tmp_path)
+    assert done.returncode == 1
+    assert "trying" in done.stdout
+    assert "failed" in done.stdout
+    assert "because" in done.stderr
+    assert 'step "try" failed: cannot try' in done.stderr
+    assert "what to do: rest" in done.stderr
+
+
+def test_an_unforeseen_failure_names_the_step(tmp_path: Path) -> None:
+    done = lib("step 'walk'; false", tmp_path)
+    assert done.returncode == 1
+    assert 'step "walk" failed unexpectedly' in done.stderr
+
+
+def test_an_installation_counts_until_its_recipe_changes(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for name in ("pyproject.toml", "scripts/lib.sh", "scripts/torch_cpu.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    check = "is_installed vllm && echo yes || echo no"
+    mark = 'fingerprint vllm >"$venv/.installed-vllm"; '
+    assert lib(check, tmp_path).stdout == "no\n"
+    assert lib(mark + check, tmp_path).stdout == "yes\n"
+    assert lib("is_installed vllm test && echo yes || echo no", tmp_path).stdout == "no\n"
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert lib(check, tmp_path).stdout == "no\n"
+
+
+def test_a_copy_is_made_again_when_the_source_changes(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "launcher").mkdir()
+    for name in ("pyproject.toml", "scripts/lib.sh", "scripts/torch_cpu.py", "launcher/__init__.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    prints: list[list[str]] = []
+    for text in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "launcher" / "__init__.py").write_text(text)
+        prints.append([lib(f"editable={kind}; fingerprint vllm", tmp_path).stdout for kind in ("yes", "no")])
+    (link, copy), (same_link, other_copy) = prints
+    assert link == same_link
+    assert copy != other_copy
+
+
+def test_an_interrupt_ends_the_command_and_names_the_step(tmp_path: Path) -> None:
+    script = f"root={tmp_path}; state={tmp_path}; source {ROOT}/scripts/lib.sh; step wait; quietly log waiting sleep 50"
+    done = sh("timeout", "--signal=INT", "1", "bash", "-c", f"set -euo pipefail; {script}", cwd=tmp_path)
+    assert done.returncode == 124  # timeout's own
+    assert 'interrupted in step "wait"' in done.stderr

@@ -1,0 +1,175 @@
+"""Who may import whom: the one table of rooms, held against the imports that the code really has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "launcher"
+
+LEAVES = {"cpuset", "address", "sizes", "errors", "columns"}
+# What the verbs that need no daemon may use; a machine's files may lie under any root.
+OFFLINE = {
+    "cli", "control.client", "config", "assembly", "doctor", "planning", "topology", "engines.environment", *LEAVES,
+}  # fmt: skip
+# A room, and what it may import of ours: a room's name stands for all of it. A room may always import itself.
+# launcher/__init__.py says the same in words.
+MAY_IMPORT: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "config": {"cpuset", "sizes", "errors"},
+    "config.schema": set(),
+    "topology": {"cpuset", "sizes", "errors", "columns"},
+    "planning": {"topology.model", "config.schema", "engines.base", "engines.arguments", *(LEAVES - {"address"})},
+    "engines": {"planning.plan", "config.schema", "topology.model", *LEAVES},
+    "instances": {"planning.plan", "engines", "config.schema", "host", *LEAVES},
+    "proxy": {"config.schema", "telemetry", "address", "errors"},
+    "control": {"errors"},
+    "telemetry": set(),
+    "host": {"cpuset", "errors"},
+    "doctor": {"config", "topology", "planning", "engines", "host", *LEAVES},
+    "status": {"engines.stack", "instances"},
+    "assembly": {"config.schema", "engines", "host", "planning", "topology", *LEAVES},
+    "changes": {"assembly", "config.schema", "engines", "planning.plan"},
+    "verbs": {"control.messages", "errors", "instances"},
+    "reloader": {"assembly", "changes", "config.schema", "instances", "rollout", "cpuset", "errors"},
+    "drift": {"cpuset", "planning.plan", "topology"},
+    "rollout": {"assembly", "changes", "instances", "errors"},
+    "daemon": {
+        "assembly", "drift", "reloader", "status", "verbs", "config.schema", "control", "engines", "host",
+        "instances", "planning.plan", "proxy", "telemetry", *LEAVES,
+    },
+    # Verbs talk through control.client, but for the offline ones and serve.
+    "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns"},
+    "cli.serve": {"daemon", "assembly", "host", "cli", "errors"},
+    **{f"cli.{verb}": OFFLINE for verb in ("options", "machine", "topology", "plan", "doctor", "quickstart")},
+    "cli.key": {"cli", "config.load", "proxy.keyfile", "proxy.keystore", "errors"},
+    "__main__": {"cli"},
+}  # fmt: skip
+
+# Decisions: clock, randomness, paths and processes come in as arguments.
+PURE = {
+    "changes", "cpuset", "sizes", "errors", "address", "columns", "config.schema", "topology.model", "instances.lifecycle",
+    "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports", "instances.verify",
+    "proxy.transcript", "proxy.continuation", "proxy.handover", "proxy.rewriter",
+    "proxy.openai", "proxy.sse", "proxy.routes",
+    *(f"proxy.http1.{name}" for name in ("fields", "refusals", "requests", "responses", "chunks")),
+    "control.messages", "proxy.exchange",
+    *(f"proxy.scheduling.{name.stem}" for name in (ROOT / "proxy" / "scheduling").glob("[a-z]*.py")),
+    "proxy.keyfile", "proxy.key_limits", "proxy.cors", "proxy.server_timing", "telemetry.merge", "telemetry.engine_load",
+    "doctor.report", "doctor.facts", "doctor.rules", "doctor.compatibility",
+    *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py") if name.stem != "model_profile"),
+}  # fmt: skip
+EFFECTS = {"asyncio", "os", "subprocess", "socket", "time", "random"}
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def imported(path: Path, *, typing_too: bool = True) -> Iterator[str]:
+    """Every module that a file imports, also inside functions; absolute names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[int] = set()
+    if not typing_too:
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.If)
+                and isinstance(node.test, ast.Name)
+                and node.test.id == "TYPE_CHECKING"
+            ):
+                skipped |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(path: Path) -> set[str]:
+    """Our modules that a file imports: `from launcher.host import journal` is host.journal."""
+    found = set()
+    for name in imported(path):
+        if not name.startswith("launcher."):
+            continue
+        parts = name.split(".")[1:]
+        while parts and ".".join(parts) not in MODULES:
+            parts.pop()  # the last words are a name inside the module
+        if parts:
+            found.add(".".join(parts))
+    return found
+
+
+def room_of(module: str) -> str:
+    """The narrowest entry of the table that speaks of a module."""
+    parts = module.split(".")
+    while ".".join(parts) not in MAY_IMPORT:
+        parts.pop()
+        assert parts, f"{module}: no room of that name in the table"
+    return ".".join(parts)
+
+
+def inside(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"", "__init__"}))
+def test_imports_stay_in_their_rooms(module: str) -> None:
+    room = room_of(module)
+    allowed = MAY_IMPORT[room]
+    itself = module.split(".", maxsplit=1)[0] if room.split(".")[0] != "cli" else "cli"
+    strays = {
+        other
+        for other in ours(MODULES[module])
+        if not any(inside(other, door) for door in allowed)
+        and not (inside(other, itself) and room != "config.schema" and other != "cli.serve")
+    }
+    assert not strays, f"launcher.{module} (room '{room}') may not import {', '.join(sorted(strays))}"
+
+
+def test_instances_and_proxy_know_nothing_of_each_other() -> None:
+    for module, path in MODULES.items():
+        if inside(module, "instances"):
+            assert not [other for other in ours(path) if inside(other, "proxy")], module
+        if inside(module, "proxy"):
+            assert not [other for other in ours(path) if inside(other, "instances")], module
+
+
+def test_only_serve_imports_the_daemon() -> None:
+    assert [module for module, path in MODULES.items() if "daemon" in ours(path)] == ["cli.serve"]
+
+
+def test_the_shim_imports_the_standard_library_only() -> None:
+    assert not ours(MODULES["instances.shim"])
+
+
+def pure() -> list[str]:
+    """The table's, and the modules of engines whose docstring says so."""
+    said = [
+        module
+        for module, path in MODULES.items()
+        if inside(module, "engines")
+        and "No effects" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+    assert said
+    return sorted(PURE | set(said))
+
+
+@pytest.mark.parametrize("module", pure())
+def test_decisions_have_no_effects(module: str) -> None:
+    found = {name.split(".")[0] for name in imported(MODULES[module], typing_too=False)} & EFFECTS
+    assert not found, f"launcher.{module} decides, and imports {', '.join(sorted(found))}"
+
+
+def test_the_map_names_every_room() -> None:
+    text = ast.get_docstring(ast.parse(MODULES[""].read_text(encoding="utf-8"))) if "" in MODULES else None
+    text = text or ast.get_docstring(ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")))
+    assert text is not None
+    for room in {module.split(".")[0] for module in MODULES} - {"", "__init__", "__main__"}:
+        assert room in text, f"launcher/__init__.py does not say what '{room}' may import"

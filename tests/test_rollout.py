@@ -1,0 +1,163 @@
+"""From one configuration to another between fakes: one slot at a time, checked, and back when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fakes import SOON_S, FakeClock, FakeProber, FakeSpawner, until
+from test_changes import made
+
+from launcher.address import Address
+from launcher.assembly import Assembly
+from launcher.changes import compare
+from launcher.config.schema import Supervision
+from launcher.instances.backoff import Limits
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import DrainRequested, HoldRequested, State
+from launcher.instances.ports import InstanceDraining, InstanceEvent
+from launcher.instances.supervisor import Supervisor
+from launcher.rollout import Rollout, Stage
+
+LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02, crash_limit=1)
+PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
+CHANGED = {"command": ["serve", "{uds}", "--changed"]}
+
+
+@dataclass
+class Bank(FakeProber):
+    """Answers canaries in `took_s` on the clock, by slot."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    took_s: dict[str, float] = field(default_factory=dict)
+    failing: str = "never"
+
+    async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
+        self.canaries += 1
+        self.clock.now += next((took for part, took in self.took_s.items() if part in str(address)), 0.1)
+        return self.failing not in str(address)
+
+
+@dataclass
+class Company:
+    """A supervisor of `before`'s slots, and the way to `after`."""
+
+    before: Assembly
+    after: Assembly
+    spawner: FakeSpawner = field(default_factory=FakeSpawner)
+    prober: Bank = field(default_factory=Bank)
+    most_away: int = 0
+
+    def hear(self, event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining):
+            ready = [k.seat.state is State.READY for k in self.supervisor.keepers.values()]
+            self.most_away = max(self.most_away, ready.count(False))
+            asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
+
+    @asynccontextmanager
+    async def play(self) -> AsyncIterator[Rollout]:
+        self.supervisor = Supervisor(
+            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
+            pace=PACE, strict_binding=False, announce=self.hear,
+        )  # fmt: skip
+        task = asyncio.create_task(self.supervisor.run())
+        await until(lambda: self.states == {State.READY})
+        changes = compare(self.before, self.after)
+        async with asyncio.timeout(SOON_S):
+            yield Rollout(
+                self.supervisor,
+                self.prober,
+                self.before,
+                self.after,
+                changes,
+                lambda _a: (LIMITS, PACE),
+                self.prober.clock,
+            )
+        await self.supervisor.stop()
+        task.cancel()
+        await asyncio.wait({task})
+
+    @property
+    def states(self) -> set[State]:
+        return {keeper.seat.state for keeper in self.supervisor.keepers.values()}
+
+    def argv(self, slot: int) -> tuple[str, ...]:
+        launch = self.supervisor.keepers[slot].life.launch
+        assert launch is not None
+        return launch.argv
+
+
+async def test_one_slot_after_the_other() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert rollout.progress.stage is Stage.DONE
+        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+        assert all("--changed" in company.argv(slot) for slot in (0, 1))
+        assert company.states == {State.READY}
+        assert company.most_away == 1
+        assert company.prober.canaries == 4 * 3, "each new one and its sibling, three times"
+
+
+async def test_slots_that_come_and_go() -> None:
+    two, one = made(), made(layout={"instances_per_socket": 1})
+    for before, after, slots in ((two, one, [0]), (one, two, [0, 1])):
+        company = Company(before, after)
+        async with company.play() as rollout:
+            assert await rollout.run()
+            assert sorted(company.supervisor.keepers) == slots
+            assert company.states == {State.READY}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ({"took_s": {"slot1-2": 9.0}}, "slot 1 took 9.00 s for one token, its sibling 0.10 s"),
+        ({"failing": "slot1-2"}, "slot 1 gave no answer to a completion of one token"),
+    ],
+)
+async def test_one_that_is_worse_brings_all_back(trouble: dict[str, Any], said: str) -> None:
+    company = Company(made(), made(engine=CHANGED), prober=Bank(**trouble))
+    async with company.play() as rollout:
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert said in rollout.progress.error
+        assert rollout.progress.remedy
+        assert company.states == {State.READY}
+        assert not any("--changed" in company.argv(slot) for slot in (0, 1))
+        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 3]
+
+
+async def test_one_that_does_not_come_up_is_named_and_the_other_is_not_touched() -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    async def fail_the_second() -> None:
+        company.prober.health = None
+        await until(lambda: len(company.spawner.started) == 3)
+        company.spawner.started[2].say("vllm: error: unrecognized arguments: --changed")
+        company.prober.health = True
+        company.spawner.started[2].end(code=2)
+
+    async with company.play() as rollout:
+        failing = asyncio.create_task(fail_the_second())
+        assert not await rollout.run()
+        await failing
+        assert "slot 0 did not come up: bad-argument" in rollout.progress.error
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 1]
+
+
+async def test_who_is_out_of_rotation_changes_when_it_starts_again() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        keepers = company.supervisor.keepers
+        keepers[0].post(HoldRequested())
+        keepers[1].post(DrainRequested())
+        await until(lambda: company.states == {State.HELD, State.DRAINING})
+        assert await rollout.run()
+        assert company.states == {State.HELD, State.DRAINING}
+        assert keepers[1].seat.generation == 1
