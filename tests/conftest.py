@@ -7,8 +7,15 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Iterator
 
+import hypothesis
 import psutil
 import pytest
+
+# How fast a machine draws examples says nothing of the code, and others may have its cpus.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # For what a test has ended to be gone; generous, because other jobs may have the cpus.
 LEAVE_S = 5.0

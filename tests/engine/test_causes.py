@@ -208,11 +208,12 @@ async def test_hung(stage: Stage) -> None:
 
     async def freeze(keeper: SeatKeeper) -> None:
         await keeper.until(lambda seat: seat.state is State.READY)
-        asking.append(asyncio.create_task(ask(stage.folder / "i.sock")))
         assert keeper.life.process is not None
         tree = psutil.Process(keeper.life.process.pid).children(recursive=True)
         worker = next(process for process in tree if "VLLM::Worker" in " ".join(process.cmdline()))
-        await asyncio.sleep(2.0)
+        flowing = asyncio.Event()
+        asking.append(asyncio.create_task(ask(stage.folder / "i.sock", flowing)))
+        await flowing.wait()
         worker.suspend()
 
     cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28)), freeze)
@@ -224,13 +225,22 @@ async def test_hung(stage: Stage) -> None:
     assert "cpu pressure" in cause.evidence[-1]
 
 
-async def ask(path: Path) -> None:
-    """A long request of its own, past any front door."""
-    body = {"model": "m", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True}
+async def ask(path: Path, flowing: asyncio.Event) -> None:
+    """A long stream of its own, past any front door. `flowing` is set once the engine is in the middle of it."""
+    body = {"model": "m", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     connector = aiohttp.UnixConnector(str(path))
+    url = "http://localhost/v1/completions"
     with contextlib.suppress(aiohttp.ClientError):
-        async with aiohttp.ClientSession(connector=connector) as session:
-            await session.post("http://localhost/v1/completions", json=body)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(url, json=body) as response,
+        ):
+            assert response.status == 200, await response.text()
+            events = 0
+            async for line in response.content:
+                events += line.startswith(b"data:")
+                if events >= 3:
+                    flowing.set()
 
 
 async def test_command_not_found(stage: Stage) -> None:
