@@ -255,10 +255,13 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_reading:
             self._paused_reading = False
             self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
+        if not self._transport.can_write_eof():
             self._transport.close()
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:  # asyncio's own loop: the client had left, and the answer met a closed socket
+            self._transport.abort()
 
     def abort(self) -> None:
         """Close without a clean end."""

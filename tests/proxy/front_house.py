@@ -61,8 +61,8 @@ class House:
 Build = Callable[..., Awaitable[House]]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
-    """Wait for what another task will do."""
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for what another task will do; the time is for a hang, not for a pace."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - nothing to await in what is watched
             await asyncio.sleep(0.002)

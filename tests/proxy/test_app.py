@@ -205,6 +205,15 @@ async def test_a_client_that_leaves_in_its_body_is_counted(house: House) -> None
     await until(lambda: house.sums()["client_aborted"] == 1)
 
 
+async def test_a_client_that_left_before_it_was_refused_is_counted(build: Build) -> None:
+    house = await build(max_body_bytes=10)
+    _, writer = await house.raw(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n")
+    writer.close()  # before the front door has read anything: its answer meets a closed socket
+    await until(lambda: house.sums()["rejected"] == 1)
+    assert house.balanced()
+    assert house.sums()["in_flight"] == 0
+
+
 # --- drain, remove, generations --------------------------------------------------------------------
 
 
@@ -347,7 +356,10 @@ async def test_the_sums_add_up_after_anything(build: Build) -> None:
         await asyncio.sleep(0.01)
         call.cut()
 
-    ways = [Call.cut_now, cut_stream, Call.until_left, refuse(500), refuse(400), *[answer_chat] * 3]
+    async def mute(call: Call) -> None:
+        await call.left.wait()  # until its client has had enough, whenever that is
+
+    ways = [Call.cut_now, cut_stream, mute, refuse(500), refuse(400), *[answer_chat] * 3]
 
     async def script(call: Call) -> None:
         await chance.choice(ways)(call)
