@@ -11,14 +11,14 @@ The way of the data::
 
 Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
 
-    cpuset, address, sizes, errors, columns   nothing
-    config       cpuset, sizes, errors; its schema nothing
+    cpuset, address, sizes, errors, columns, redaction   nothing
+    config       cpuset, sizes, errors, redaction; its schema nothing
     topology     cpuset, sizes, errors, columns
     planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
     engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors
     instances    planning.plan, engines, config.schema, host, cpuset, address, sizes, errors
     proxy        config.schema, telemetry, address, errors
-    control      errors
+    control      errors, redaction
     telemetry    nothing
     host         cpuset, errors
     status       a slot's owner -> the operator's view of it: engines.stack, instances

@@ -15,6 +15,7 @@ from typing import Any, Final
 import launcher
 from launcher.assembly import Assembly
 from launcher.config.schema import EngineKind
+from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
 from launcher.control.server import ControlServer
 from launcher.drift import drift, look
@@ -34,6 +35,7 @@ from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGo
 from launcher.instances.supervisor import Supervisor
 from launcher.planning.plan import Placement
 from launcher.proxy.app import FrontDoor
+from launcher.redaction import Redactor
 from launcher.reloader import Reloader, Reread, limits_of, pace_of, refuse_violations
 from launcher.status import Status, slot_status
 from launcher.verbs import check_request, event_of
@@ -356,6 +358,19 @@ class Daemon:
     def plan(self) -> dict[str, Any]:
         """The running plan."""
         return self._assembly.to_json()
+
+    def config(self) -> dict[str, Any]:
+        """The configuration in force, secrets masked."""
+        return shown(self._assembly.config, Redactor())
+
+    async def metrics(self) -> str:
+        """The metrics page."""
+        return await self.door.metrics_page()
+
+    async def redactor(self) -> Redactor:
+        """What masks every secret that is known here."""
+        values, _ = await asyncio.to_thread(secret_values, self._assembly.config, os.environ)
+        return Redactor(values)
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot."""

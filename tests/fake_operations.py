@@ -13,6 +13,7 @@ from launcher.control.server import ControlServer
 from launcher.errors import NotFoundError, RefusedError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
+from launcher.redaction import Redactor
 from launcher.status import SlotStatus, Status, Zentorch
 
 
@@ -100,6 +101,15 @@ class FakeOperations:
 
     def plan(self) -> dict[str, Any]:
         return {"slots": []}
+
+    def config(self) -> dict[str, Any]:
+        return {"engine": {"env": {"X_TOKEN": "<redacted>"}}}
+
+    async def metrics(self) -> str:
+        return "# HELP a_total x\na_total 1\n"
+
+    async def redactor(self) -> Redactor:
+        return Redactor(["three"])
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         self._known(slot)

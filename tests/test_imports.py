@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
-LEAVES = {"cpuset", "address", "sizes", "errors", "columns"}
+LEAVES = {"cpuset", "address", "sizes", "errors", "columns", "redaction"}
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
     "cli", "control.client", "config", "assembly", "doctor", "planning", "topology", "engines.environment", *LEAVES,
@@ -19,14 +19,14 @@ OFFLINE = {
 # launcher/__init__.py says the same in words.
 MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
-    "config": {"cpuset", "sizes", "errors"},
+    "config": {"cpuset", "sizes", "errors", "redaction"},
     "config.schema": set(),
     "topology": {"cpuset", "sizes", "errors", "columns"},
     "planning": {"topology.model", "config.schema", "engines.base", "engines.arguments", *(LEAVES - {"address"})},
     "engines": {"planning.plan", "config.schema", "topology.model", *LEAVES},
     "instances": {"planning.plan", "engines", "config.schema", "host", *LEAVES},
     "proxy": {"config.schema", "telemetry", "address", "errors"},
-    "control": {"errors"},
+    "control": {"errors", "redaction"},
     "telemetry": set(),
     "host": {"cpuset", "errors"},
     "doctor": {"config", "topology", "planning", "engines", "host", *LEAVES},
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drift": {"cpuset", "planning.plan", "topology"},
     "rollout": {"assembly", "changes", "instances", "errors"},
     "daemon": {
-        "assembly", "drift", "reloader", "status", "verbs", "config.schema", "control", "engines", "host",
+        "assembly", "drift", "reloader", "status", "verbs", "config.schema", "config.shown", "control", "engines", "host",
         "instances", "planning.plan", "proxy", "telemetry", *LEAVES,
     },
     # Verbs talk through control.client, but for the offline ones and serve.
@@ -51,8 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "changes", "cpuset", "sizes", "errors", "address", "columns", "config.schema", "topology.model", "instances.lifecycle",
-    "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports", "instances.verify",
+    "changes", "cpuset", "sizes", "errors", "address", "columns", "redaction", "config.schema", "topology.model",
+    "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
+    "instances.verify",
     "proxy.transcript", "proxy.continuation", "proxy.handover", "proxy.rewriter",
     "proxy.openai", "proxy.sse", "proxy.routes",
     *(f"proxy.http1.{name}" for name in ("fields", "refusals", "requests", "responses", "chunks")),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from launcher.cli import options
 from launcher.control.client import ControlClient
-from launcher.control.messages import Verb
+from launcher.control.messages import DISRUPTIVE, Verb
 from launcher.errors import LauncherError
 
 POLL_S: Final = 0.25
@@ -20,12 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which slot, and whether to wait."""
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="also when too few ready instances of the model would be left"
-    )
-    parser.add_argument(
-        "--deadline", type=float, metavar="S", help="drain only: end what is still in flight after S seconds"
-    )
+    verb = Verb(parser.prog.rpartition(" ")[2])
+    parser.set_defaults(force=False, deadline=None)
+    if verb in DISRUPTIVE:
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="also when too few ready instances of the model would be left",
+        )
+    if verb is Verb.DRAIN:
+        parser.add_argument(
+            "--deadline", type=float, metavar="S", help="end what is still in flight after S seconds"
+        )
     parser.add_argument("--no-wait", action="store_true", help="ask, and return at once")
     parser.add_argument(
         "--timeout", type=float, default=3600.0, metavar="S", help="give up waiting after S seconds"

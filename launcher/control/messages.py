@@ -1,8 +1,7 @@
-"""The control protocol: verbs, paths and replies. HTTP + JSON over a UNIX socket.
+"""The control protocol: requests, their options, what they answer. HTTP + JSON over a UNIX socket.
 
-Every reply is a JSON object; an error is ``{"error": {"message": "cannot X: why", "remedy": "..."}}``
-with a 4xx status. Every verb is idempotent: asking twice changes nothing more. What `GET /v1/status`
-answers is launcher.status.Status.
+The server's routes, its check of options and docs/control-protocol.md come from the one table here. Every change
+is idempotent: asking twice changes nothing more. What `GET /v1/status` answers is launcher.status.Status.
 """
 
 from __future__ import annotations
@@ -51,3 +50,116 @@ class Request:
     """Also when fewer than `supervision.min_ready` instances would be left."""
     deadline_s: float | None = None
     """`drain` only: requests that are in flight after this time are ended."""
+
+
+class Role(StrEnum):
+    """Who may ask: members of [control] read_group may read, those of [control] group may also change."""
+
+    READ = "read"
+    CHANGE = "change"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One query parameter."""
+
+    name: str
+    value: str
+    """A value that may be given, as docs show it."""
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One request."""
+
+    name: str
+    """Of the server's handler."""
+    method: str
+    path: str
+    """Below PREFIX; `{slot}` stands for a slot's number."""
+    does: str
+    answers: str
+    """The reply in words."""
+    command: str = ""
+    """The command line that asks it."""
+    options: tuple[Option, ...] = ()
+    examples: tuple[str, ...] = ("",)
+    """Queries of the examples; "" asks without options. A reply with `follow` does not end by itself."""
+    text: bool = False
+    """The reply is no JSON but a page of text."""
+
+    @property
+    def role(self) -> Role:
+        """What its asker must be."""
+        return Role.READ if self.method == "GET" else Role.CHANGE
+
+
+_FORCE: Final = Option("force", "1", "also where fewer than `supervision.min_ready` instances would be left")
+_TAIL: Final = Option("tail", "100", "how many, counted from the last; at most 100,000")
+REDACT: Final = Option(
+    "redact", "1", "secrets that the daemon knows, and what looks like one, are masked in the answer"
+)
+"""Of every GET whose answer ends."""
+_SLOT: Final = "the slot as it is now, in the form that it has in `status`"
+
+
+def _verb(verb: Verb) -> Endpoint:
+    options = [_FORCE] if verb in DISRUPTIVE else []
+    if verb is Verb.DRAIN:
+        options.append(Option("deadline", "30", "what is in flight after so many seconds is ended"))
+    return Endpoint(
+        "act", "POST", f"/slots/{{slot}}/{verb}", SUMMARY[verb], _SLOT, f"{verb} SLOT", tuple(options),
+        ("deadline=30",) if verb is Verb.DRAIN else ("",),
+    )  # fmt: skip
+
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        "status", "GET", "/status", "the state of the daemon, its slots and its requests",
+        "the object below", "status, status --watch, top", (REDACT,),
+    ),
+    Endpoint(
+        "plan", "GET", "/plan", "the plan that is running",
+        "what `numa-launcher plan --json` prints", options=(REDACT,),
+    ),
+    Endpoint(
+        "config", "GET", "/config", "the configuration that is in force: file, environment and overrides, secrets masked",
+        "one table for each section of the file, every key with its value", options=(REDACT,),
+    ),
+    Endpoint(
+        "events", "GET", "/events", "the last events: what was done, and what was asked for by whom",
+        "`events`, oldest first: `number`, `time` (seconds since the epoch), `level`, `logger`, `message`, `fields`",
+        "events", (_TAIL, Option("after", "0", "only those with a higher number"), REDACT), ("tail=3",),
+    ),
+    Endpoint(
+        "metrics", "GET", "/metrics", "the metrics page of the endpoint, also where that needs an API key or TLS",
+        "Prometheus' text format", options=(REDACT,), text=True,
+    ),
+    Endpoint(
+        "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",
+        "`lines`, oldest first: `time`, `generation` (which life printed it), `text`; with `follow` one such object per "
+        "line of the reply, for as long as the client listens",
+        "logs SLOT, logs SLOT -f", (_TAIL, Option("follow", "1", "go on with new lines"), REDACT),
+        ("tail=2", "tail=2&follow=1"),
+    ),
+    Endpoint(
+        "reloading", "GET", "/reload", "how far the last reload has come",
+        "`stage`: none, running, done, rolling back, rolled back or stuck; `changes`; `doing`; `error` and `remedy`",
+        "reload --show", (REDACT,),
+    ),
+    Endpoint(
+        "reload", "POST", "/reload", "read the configuration again and go there, one slot at a time",
+        "as `GET /v1/reload`; the stage of a dry run is `dry run`", "reload, scale N",
+        (
+            Option("dry_run", "1", "only say what would be done"),
+            Option("set", "KEY=VALUE", "on top of the file, until the next reload; percent-encoded; up to 64 times"),
+            _FORCE,
+        ),
+        ("dry_run=1",),
+    ),
+    Endpoint(
+        "verify", "POST", "/slots/{slot}/verify", "look where a slot's threads and pages are, now", _SLOT, "verify SLOT",
+    ),
+    *(_verb(verb) for verb in Verb),
+)  # fmt: skip

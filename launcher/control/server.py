@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import grp
 import logging
 import os
-import pwd
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
-from launcher.control.messages import PREFIX, Request, Verb
+from launcher.control.arguments import deadline, flag, follows, number, slot_of, verb_of
+from launcher.control.connections import Counts, Gate
+from launcher.control.messages import ENDPOINTS, PREFIX, REDACT, Endpoint, Request, Verb
+from launcher.control.peers import Peer, group_id, may_use, peer_of
 from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError
+from launcher.redaction import Redactor
 
 log = logging.getLogger("launcher.control")
 
@@ -27,15 +28,22 @@ SOCKET_MODE: Final = 0o660
 SHARED_MODE: Final = 0o666
 # The longest that one request may take; `verify` of a large instance takes seconds.
 REQUEST_S: Final = 60.0
+# From a connection, or an answer, to the next whole request line with its headers.
+HEADERS_S: Final = 15.0
 # Nobody sends a body here but by mistake.
 MAX_BODY_BYTES: Final = 64 * 1024
-MAX_TAIL_LINES: Final = 100_000
 MAX_OVERRIDES: Final = 64
-MAX_DEADLINE_S: Final = 86_400.0
+# Connections that wait to be accepted; a client beyond them waits in connect(2).
+BACKLOG: Final = 128
+# A reader that takes nothing of its answer for so long has gone.
+STALL_S: Final = 60.0
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
 # Errors to HTTP statuses; any other LauncherError is a bad argument.
 _STATUS_OF: Final[dict[type[LauncherError], int]] = {NotFoundError: 404, RefusedError: 409, BusyError: 503}
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Operations(Protocol):
@@ -67,6 +75,18 @@ class Operations(Protocol):
         """The plan that is running, as `plan --json` prints it."""
         ...
 
+    def config(self) -> dict[str, Any]:
+        """The configuration that is in force, secrets masked."""
+        ...
+
+    async def metrics(self) -> str:
+        """The metrics page. Raises LauncherError."""
+        ...
+
+    async def redactor(self) -> Redactor:
+        """What masks every secret that the daemon knows."""
+        ...
+
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot, oldest first. Raises LauncherError for an unknown slot."""
         ...
@@ -80,49 +100,6 @@ class Operations(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, by SO_PEERCRED."""
-
-    pid: int
-    uid: int
-    gid: int
-
-    @property
-    def user(self) -> str:
-        """Login name, or the number."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return str(self.uid)
-
-
-def peer_of(transport: asyncio.BaseTransport | None) -> Peer | None:
-    """Credentials of a UNIX-socket peer when it connected (unix(7), SO_PEERCRED)."""
-    raw = transport.get_extra_info("socket") if transport is not None else None
-    if raw is None or raw.family != socket.AF_UNIX:
-        return None
-    size = struct.calcsize("3i")
-    return Peer(*struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)))
-
-
-def group_id(name: str | None, key: str = "group") -> int | None:
-    """The id of a configured group. Raises LauncherError when there is none of that name."""
-    if name is None:
-        return None
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise LauncherError(
-            f"cannot use control.{key} = '{name}': no such group", f"run: groupadd --system {name}"
-        ) from None
-
-
-def may_use(peer: Peer, owner: int, group: int) -> bool:
-    """Root, the daemon's own user, and members of the socket's group. The file's mode says the same."""
-    return peer.uid in {0, owner} or peer.gid == group or group in os.getgrouplist(peer.user, peer.gid)
-
-
 class ControlServer:
     """Serves Operations on a UNIX socket."""
 
@@ -131,13 +108,17 @@ class ControlServer:
     ) -> None:
         self._path = Path(path)
         self._group = group_id(group)
-        self._group_name = group
+        self._change_group = f"group '{group}' (control.group)" if group else "control.group"
         self._readers = group_id(read_group, "read_group")
+        self._read_group = f"group '{read_group}' (control.read_group)"
         self._followers = 0
         # Without one, the file has the daemon's own group, and its members may use it.
         self._allowed_group = os.getegid() if self._group is None else self._group
         self._operations = operations
         self._runner: web.AppRunner | None = None
+        self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._counts = Counts()
         self._bound = False
         """The file at `path` is ours."""
 
@@ -148,29 +129,19 @@ class ControlServer:
         """
         if not ready:
             await self._check_free()
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
-        app.add_routes(
-            [
-                web.get(f"{PREFIX}/status", self._status),
-                web.get(f"{PREFIX}/plan", self._plan),
-                web.get(f"{PREFIX}/events", self._events),
-                web.get(f"{PREFIX}/reload", self._reloading),
-                web.post(f"{PREFIX}/reload", self._reload),
-                web.get(PREFIX + "/slots/{slot}/logs", self._logs),
-                web.post(PREFIX + "/slots/{slot}/verify", self._verify),
-                web.post(PREFIX + "/slots/{slot}/{verb}", self._act),
-            ]
-        )
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0,
+            keepalive_timeout=HEADERS_S,
+        )  # fmt: skip
         await self._runner.setup()
         mask = os.umask(0o777 - (SOCKET_MODE if self._readers is None else SHARED_MODE))
         try:
             for sock in ready:
                 self._path = Path(sock.getsockname())
-                await web.SockSite(self._runner, sock).start()
+                await self._listen(sock=sock)
                 self._path.chmod(SOCKET_MODE if self._readers is None else SHARED_MODE)
             if not ready:
-                await web.UnixSite(self._runner, str(self._path)).start()
+                await self._listen(path=str(self._path))
                 self._bound = True
             if self._group is not None:
                 os.chown(self._path, -1, self._group)
@@ -182,6 +153,33 @@ class ControlServer:
             ) from None
         finally:
             os.umask(mask)
+
+    def _application(self) -> web.Application:
+        """Routes by the protocol's table."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        handlers: dict[str, _Handler] = {
+            "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
+            "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
+            "verify": self._verify, "act": self._act,
+        }  # fmt: skip
+        for endpoint in ENDPOINTS:
+            route = app.router.add_route(endpoint.method, PREFIX + endpoint.path, handlers[endpoint.name])
+            assert route.resource is not None  # noqa: S101  add_route makes one
+            self._endpoints[endpoint.method, route.resource.canonical] = endpoint
+        app.router.add_route(
+            "POST", PREFIX + "/slots/{slot}/{verb}", self._act
+        )  # says that there is no such verb
+        return app
+
+    async def _listen(self, **where: Any) -> None:
+        runner = self._runner
+        assert runner is not None  # noqa: S101  set before
+        server = runner.server
+        assert server is not None  # noqa: S101  set up before
+        listener = await asyncio.get_running_loop().create_unix_server(
+            lambda: Gate(server, self._counts, STALL_S), backlog=BACKLOG, **where
+        )
+        self._listeners.append(listener)
 
     async def _check_free(self) -> None:
         try:
@@ -212,18 +210,19 @@ class ControlServer:
 
     async def stop(self) -> None:
         """Close the socket and remove it."""
+        for listener in self._listeners:
+            listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
             if self._bound:
                 self._path.unlink(missing_ok=True)
 
     @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Check the peer, bound the time, log changes, and turn errors into the wire's form."""
         peer = peer_of(request.transport)
-        if (refusal := self._refusal(peer, change=request.method != "GET")) is not None:
+        change = request.method not in {"GET", "HEAD"}
+        if (refusal := self._refusal(peer, change=change)) is not None:
             log.warning("refused %s %s of %s", request.method, request.path, peer)
             return refusal
         assert peer is not None  # noqa: S101  refused above
@@ -237,42 +236,65 @@ class ControlServer:
         except web.HTTPException as error:
             why = error.reason
             what = f"cannot answer {request.method} {request.path}: {why}"
-            response = _error(error.status, what, "see docs/control.md")
+            response = _error(error.status, what, "see docs/control-protocol.md")
         finally:
-            if request.method != "GET":
+            if change:
                 _audit(request, peer, response.status if response is not None else 500, why)
         return response
 
-    async def _answer(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if _follows(request):
+    async def _answer(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        self._check_options(request)
+        if follows(request):
             return await handler(request)
         try:
             async with asyncio.timeout(REQUEST_S):
                 if request.can_read_body:
                     await request.read()  # nothing is read of it, but a body past the limit is refused
-                return await handler(request)
+                response = await handler(request)
+                if flag(request, REDACT.name) and isinstance(response, web.Response):
+                    await self._redact(response)
+                return response
         except TimeoutError:
             raise BusyError(
                 f"cannot answer {request.method} {request.path}: it took more than {REQUEST_S:.0f} s",
                 "look at `numa-launcher status`, and ask again",
             ) from None
 
+    def _check_options(self, request: web.Request) -> None:
+        """A misspelt option must not be taken for none. Raises LauncherError."""
+        resource = request.match_info.route.resource
+        endpoint = None if resource is None else self._endpoints.get((request.method, resource.canonical))
+        if endpoint is None:
+            return
+        known = [option.name for option in endpoint.options]
+        for name in request.query:
+            if name not in known:
+                raise LauncherError(
+                    f"cannot use option '{name[:80]}' of {request.method} {request.path}: there is none of that name",
+                    f"options are {', '.join(known)}" if known else "it takes no options",
+                )
+
+    async def _redact(self, response: web.Response) -> None:
+        redactor = await self._operations.redactor()
+        body = response.body
+        assert isinstance(body, bytes)  # noqa: S101  ours are
+        text = await asyncio.to_thread(redactor.text, body.decode())
+        response.body = text.encode()
+
     def _refusal(self, peer: Peer | None, *, change: bool) -> web.Response | None:
         if peer is not None and may_use(peer, os.geteuid(), self._allowed_group):
             return None
-        ask = f"ask an administrator to add you to {self._change_group}"
         if peer is None or self._readers is None or not may_use(peer, os.geteuid(), self._readers):
             user = "your user" if peer is None else f"user '{peer.user}'"
-            return _error(403, f"cannot use the control socket: {user} is not in its group", ask)
+            least = self._read_group if self._readers is not None else self._change_group
+            return _error(403, f"cannot use the control socket: {user} is not in its group", _ask(least))
         if change:
-            return _error(403, f"cannot change anything here: user '{peer.user}' may only read", ask)
+            return _error(
+                403,
+                f"cannot change anything here: user '{peer.user}' may only read",
+                _ask(self._change_group),
+            )
         return None
-
-    @property
-    def _change_group(self) -> str:
-        return f"group '{self._group_name}' (control.group)" if self._group_name else "control.group"
 
     async def _status(self, _request: web.Request) -> web.Response:
         return _json(self._operations.status())
@@ -280,8 +302,15 @@ class ControlServer:
     async def _plan(self, _request: web.Request) -> web.Response:
         return _json(self._operations.plan())
 
+    async def _config(self, _request: web.Request) -> web.Response:
+        return _json(self._operations.config())
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        page = await self._operations.metrics()
+        return web.Response(text=page, content_type="text/plain")
+
     async def _events(self, request: web.Request) -> web.Response:
-        count, after = _number(request, "tail", "100"), _number(request, "after", "0", digits=12)
+        count, after = number(request, "tail", "100"), number(request, "after", "0", digits=12)
         return _json({"events": self._operations.events(count, after)})
 
     async def _reloading(self, _request: web.Request) -> web.Response:
@@ -292,25 +321,26 @@ class ControlServer:
         if len(overrides) > MAX_OVERRIDES:
             raise LauncherError(f"cannot reload with {len(overrides)} overrides: too many", "use the file")
         begun = await self._operations.reload(
-            overrides, dry_run=_flag(request, "dry_run"), force=_flag(request, "force")
+            overrides, dry_run=flag(request, "dry_run"), force=flag(request, "force")
         )
         return _json(begun)
 
     async def _act(self, request: web.Request) -> web.Response:
-        slot = _slot(request)
+        slot = slot_of(request)
+        word = verb_of(request)
         try:
-            verb = Verb(request.match_info["verb"])
+            verb = Verb(word)
         except ValueError:
             raise NotFoundError(
-                f"cannot '{request.match_info['verb']}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
+                f"cannot '{word[:80]}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
             ) from None
-        asked = Request(verb, force=_flag(request, "force"), deadline_s=_deadline(request, verb))
+        asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
         self._operations.act(slot, asked)
         await asyncio.sleep(0)  # the slot's owner takes the event before we report
         return _json(self._slot_status(slot))
 
     async def _verify(self, request: web.Request) -> web.Response:
-        slot = _slot(request)
+        slot = slot_of(request)
         await self._operations.verify(slot)
         return _json(self._slot_status(slot))
 
@@ -318,9 +348,9 @@ class ControlServer:
         return next(status for status in self._operations.status().slots if status.slot == slot)
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        slot = _slot(request)
-        tail = _number(request, "tail", "100")
-        if not _follows(request):
+        slot = slot_of(request)
+        tail = number(request, "tail", "100")
+        if not follows(request):
             return _json({"lines": self._operations.log_tail(slot, tail)})
         if self._followers >= MAX_FOLLOWERS:
             raise BusyError(f"cannot follow slot '{slot}': {self._followers} do", "end some of them")
@@ -336,48 +366,8 @@ class ControlServer:
         return response
 
 
-def _slot(request: web.Request) -> int:
-    text = request.match_info["slot"]
-    if not text.isdecimal() or len(text) > 6:
-        raise LauncherError(
-            f"cannot use slot '{text[:80]}': not a number", "give a slot number from `numa-launcher status`"
-        )
-    return int(text)
-
-
-def _number(request: web.Request, name: str, default: str, digits: int = 6) -> int:
-    text = request.query.get(name, default)
-    if not text.isdecimal() or len(text) > digits or (digits == 6 and int(text) > MAX_TAIL_LINES):
-        raise LauncherError(
-            f"cannot show '{text[:80]}' lines: not a number up to {MAX_TAIL_LINES}", f"give {name}={default}"
-        )
-    return int(text)
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    return request.query.get(name, "0") in {"1", "true"}
-
-
-def _follows(request: web.Request) -> bool:
-    return request.method == "GET" and _flag(request, "follow")
-
-
-def _deadline(request: web.Request, verb: Verb) -> float | None:
-    text = request.query.get("deadline")
-    if text is None:
-        return None
-    if verb is not Verb.DRAIN:
-        raise LauncherError(f"cannot {verb} with a deadline: only drain has one", "leave deadline away")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_DEADLINE_S:  # nan is neither
-        raise LauncherError(
-            f"cannot drain with deadline '{text[:80]}': not seconds from 0 to {MAX_DEADLINE_S:.0f}",
-            "give deadline=30",
-        )
-    return seconds
+def _ask(group: str) -> str:
+    return f"ask an administrator to add you to {group}"
 
 
 def _status_of(error: LauncherError) -> int:
@@ -386,16 +376,17 @@ def _status_of(error: LauncherError) -> int:
 
 def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:
     """One line for each change that was asked for: who, what, and what became of it."""
+    redactor = Redactor()
+    path, why = redactor.text(unquote(request.path_qs)), redactor.text(why)
     words = f": {why}" if why else ""
     log.info(
         "%s %s by %s (uid %d, pid %d): %d%s",
-        request.method, request.path_qs, peer.user, peer.uid, peer.pid, status, words,
+        request.method, path, peer.user, peer.uid, peer.pid, status, words,
         extra={
             "audit": "refused" if status >= 400 else "done",
-            "verb": request.match_info.get("verb", request.path.rpartition("/")[2]),
-            "slot": request.match_info.get("slot", ""),
+            "verb": verb_of(request), "slot": request.match_info.get("slot", ""),
             "peer_user": peer.user, "peer_uid": peer.uid, "peer_gid": peer.gid, "peer_pid": peer.pid,
-            "path": request.path_qs, "status": status,
+            "path": path, "status": status,
         },
     )  # fmt: skip
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
-from typing import Final
 
 from launcher.engines.base import Launch
-
-_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
-# Names that match and are no secrets.
-_PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TOKEN"})
+from launcher.redaction import is_secret_name
 
 
 def secret_names(env: Mapping[str, str]) -> frozenset[str]:
     """Names in `env` whose values must never be printed."""
-    return frozenset(name for name in env if _SECRET.search(name) and name not in _PLAIN)
+    return frozenset(name for name in env if is_secret_name(name))
 
 
 def shell_lines(launch: Launch, token_file: str | None = None) -> str:

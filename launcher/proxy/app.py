@@ -164,6 +164,12 @@ class FrontDoor:
         """The sums, for `status --json`."""
         return report.stats(self.desk)
 
+    async def metrics_page(self) -> str:
+        """What `GET /metrics` answers."""
+        if self.desk.application is None:
+            raise RuntimeError("the front door has no application")
+        return await self.desk.application.metrics_page()
+
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
         self.closing = True

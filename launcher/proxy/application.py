@@ -88,6 +88,11 @@ class Application:
         )
         return {key: load for key, load in found if load is not None}
 
+    async def metrics_page(self) -> str:
+        """Ours, and every instance's."""
+        own = metrics.render(self._sources.values(), self._sources.timings)
+        return await self._metrics.render(own, self._sources.instances)
+
     async def close(self) -> None:
         """Close what it has open to instances and to the overflow endpoint."""
         await self._fetcher.close()
@@ -102,8 +107,7 @@ class Application:
                 case Kind.HEALTH:
                     return self._health()
                 case Kind.METRICS:
-                    own = metrics.render(self._sources.values(), self._sources.timings)
-                    page = await self._metrics.render(own, self._sources.instances)
+                    page = await self.metrics_page()
                     return web.Response(body=page.encode(), headers={"Content-Type": TEXT})
                 case Kind.MODELS:
                     return _json({"object": "list", "data": await self._listed(request)})

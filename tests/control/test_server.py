@@ -11,7 +11,6 @@ import pwd
 import socket
 import stat
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from fake_operations import FakeOperations
 from fakes import until
 
 from launcher.control.messages import SUMMARY, Request, Verb
-from launcher.control.server import MAX_BODY_BYTES, ControlServer, Peer, group_id, may_use, peer_of
+from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, peer_of
+from launcher.control.server import MAX_BODY_BYTES, ControlServer
 from launcher.errors import LauncherError
 
 SOON_S = 20.0
@@ -206,26 +206,29 @@ def test_unknown_group() -> None:
     assert caught.value.remedy == "run: groupadd --system no-such-group"
 
 
-def someone() -> pwd.struct_passwd:
-    return next(user for user in pwd.getpwall() if user.pw_uid not in {0, os.geteuid()})
-
-
 def test_who_may_use_it() -> None:
-    other, stranger, group = someone(), 4_000_001, 4_000_002
+    stranger, group = 4_000_001, 4_000_002
     assert may_use(Peer(1, 0, 0), owner=500, group=group), "root"
     assert may_use(Peer(1, 500, 9), owner=500, group=group), "the daemon's user"
     assert may_use(Peer(1, stranger, group), owner=500, group=group), "its primary group"
-    assert may_use(Peer(1, other.pw_uid, 9), owner=-1, group=9)
-    assert not may_use(Peer(1, other.pw_uid, other.pw_gid), owner=500, group=group)
-    assert not may_use(Peer(1, stranger, stranger), owner=500, group=group), "a uid without a name"
+    assert may_use(Peer(1, stranger, 9, frozenset({7, group})), owner=500, group=group), "one of its others"
+    assert not may_use(Peer(1, stranger, 9, frozenset({7})), owner=500, group=group)
 
 
-def test_a_member_by_supplementary_group() -> None:
-    for group in grp.getgrall():
-        for name in group.gr_mem:
-            with suppress(KeyError):
-                user = pwd.getpwnam(name)
-                assert may_use(Peer(1, user.pw_uid, user.pw_gid), owner=-1, group=group.gr_gid)
+def test_groups_by_name_where_the_kernel_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.control.peers.SO_PEERGROUPS", 9999)
+    here, there = socket.socketpair()
+    with here, there:
+
+        class Transport(asyncio.BaseTransport):
+            def get_extra_info(self, name: str, default: Any = None) -> Any:
+                return here
+
+        peer = peer_of(Transport())
+    me = pwd.getpwuid(os.geteuid())
+    assert peer is not None
+    assert peer.groups == frozenset(os.getgrouplist(me.pw_name, os.getegid()))
+    assert _groups_by_name(4_000_001, 7) == frozenset()
 
 
 def test_peer_names() -> None:
@@ -237,7 +240,9 @@ async def test_the_peer_is_who_the_kernel_says() -> None:
     here, there = socket.socketpair()
     with here, there:
         _, writer = await asyncio.open_unix_connection(sock=here)
-        assert peer_of(writer.transport) == Peer(os.getpid(), os.geteuid(), os.getegid())
+        assert peer_of(writer.transport) == Peer(
+            os.getpid(), os.geteuid(), os.getegid(), frozenset(os.getgroups())
+        )
         writer.close()
         await writer.wait_closed()
     assert peer_of(None) is None
@@ -293,6 +298,52 @@ async def test_a_refused_change_is_409_and_audited(
     assert (line["peer_uid"], line["peer_pid"]) == (os.getuid(), os.getpid())
     assert "too few are left" in line["message"]
     assert (await asked(http, "POST", "/v1/slots/0/hold?force=1"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "message"),
+    [
+        ("POST", "slots/0/drain?dedline=3", "cannot use option 'dedline' of POST /v1/slots/0/drain"),
+        ("POST", "slots/0/start?force=1", "cannot use option 'force' of POST /v1/slots/0/start"),
+        ("GET", "status?verbose=1", "cannot use option 'verbose' of GET /v1/status"),
+        ("POST", "slots/0/stop?force=yes", "cannot use force='yes': it is a switch"),
+        ("GET", "slots/0/logs?follow=on", "cannot use follow='on': it is a switch"),
+        ("POST", "slots/٣/stop", "cannot use slot '٣': not a number"),
+    ],
+)
+async def test_misspelt_options_change_nothing(
+    http: aiohttp.ClientSession, operations: FakeOperations, method: str, where: str, message: str
+) -> None:
+    code, body = await asked(http, method, f"/v1/{where}")
+    assert (code, operations.asked) == (400, [])
+    assert body["error"]["message"].startswith(message)
+
+
+async def test_config_and_metrics(http: aiohttp.ClientSession) -> None:
+    assert await asked(http, "GET", "/v1/config") == (200, {"engine": {"env": {"X_TOKEN": "<redacted>"}}})
+    async with http.get("/v1/metrics") as response:
+        assert (response.status, response.content_type) == (200, "text/plain")
+        assert (await response.text()).endswith("a_total 1\n")
+
+
+async def test_redacted(http: aiohttp.ClientSession) -> None:
+    """What the daemon knows as a secret is masked in any answer that is asked for so."""
+    _, body = await asked(http, "GET", "/v1/slots/0/logs?redact=1")
+    assert [line["text"] for line in body["lines"]] == ["one", "two", "<redacted>"]
+    _, body = await asked(http, "GET", "/v1/slots/0/logs")
+    assert body["lines"][-1]["text"] == "three"
+
+
+async def test_the_audit_tells_no_secrets(
+    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "launcher.control")
+    await asked(http, "POST", "/v1/reload?set=engine.env.MY_TOKEN%3Dhush-hush-hush&set=layout.use_smt%3Dtrue")
+    assert operations.reloads[-1][0][0] == "engine.env.MY_TOKEN=hush-hush-hush"
+    (line,) = [record.__dict__ for record in caplog.records if record.name == "launcher.control"]
+    assert "hush" not in str(line)
+    assert "engine.env.MY_TOKEN=<redacted>" in line["path"]
+    assert "layout.use_smt=true" in line["message"]
 
 
 async def test_events(http: aiohttp.ClientSession) -> None:

@@ -1,0 +1,53 @@
+"""The configuration as it may be shown to others, and the secrets that it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from launcher.config.schema import Config
+from launcher.redaction import Redactor, is_secret_name
+
+# A token or a PEM file is far smaller; whatever is larger is not read.
+MAX_SECRET_BYTES: Final = 64 * 1024
+
+
+def shown(config: Config, redactor: Redactor) -> dict[str, Any]:
+    """Every key with the value that holds: file, environment and overrides taken together, secrets masked."""
+    tree: dict[str, Any] = redactor.tree(msgspec.to_builtins(config))
+    return tree
+
+
+def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Values that must not leave the host, and the secret files that could not be read (their values are missing).
+
+    Those of secret-looking variables, given to the instances or to this process, and the contents of the files
+    that hold a token, a key for another endpoint, or a private key. The file of API keys has none: only hashes.
+    """
+    values = [value for name, value in (*environ.items(), *config.engine.env.items()) if is_secret_name(name)]
+    unread = []
+    for path in _files(config):
+        try:
+            with path.open("rb") as file:
+                values.append(file.read(MAX_SECRET_BYTES).decode(errors="replace"))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            unread.append(str(path))
+    return values, unread
+
+
+def _files(config: Config) -> Iterator[Path]:
+    overflow, proxy = config.proxy.overflow, config.proxy
+    named = (
+        config.engine.hf_token_file,
+        proxy.tls_key,
+        proxy.tls_certificate if proxy.tls_key is None else None,  # then the key lies in there
+        None if overflow is None else overflow.api_key_file,
+    )
+    for name in named:
+        if name is not None:
+            yield Path(name)

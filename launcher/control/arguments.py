@@ -1,0 +1,73 @@
+"""What stands in a request's path and query, checked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from launcher.errors import LauncherError
+
+MAX_TAIL_LINES: Final = 100_000
+MAX_DEADLINE_S: Final = 86_400.0
+
+
+def verb_of(request: web.Request) -> str:
+    """The last word of the path."""
+    return request.path.rpartition("/")[2]
+
+
+def slot_of(request: web.Request) -> int:
+    """The slot in the path. Raises LauncherError."""
+    text = request.match_info["slot"]
+    if not (text.isascii() and text.isdecimal()) or len(text) > 6:
+        raise LauncherError(
+            f"cannot use slot '{text[:80]}': not a number", "give a slot number from `numa-launcher status`"
+        )
+    return int(text)
+
+
+def number(request: web.Request, name: str, default: str, digits: int = 6) -> int:
+    """A count in the query. Raises LauncherError."""
+    text = request.query.get(name, default)
+    if (
+        not (text.isascii() and text.isdecimal())
+        or len(text) > digits
+        or (digits == 6 and int(text) > MAX_TAIL_LINES)
+    ):
+        raise LauncherError(
+            f"cannot show '{text[:80]}' lines: not a number up to {MAX_TAIL_LINES}", f"give {name}={default}"
+        )
+    return int(text)
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A switch in the query. Raises LauncherError: what is meant to be one must not be taken for none."""
+    text = request.query.get(name, "0")
+    if text not in {"0", "1", "false", "true"}:
+        raise LauncherError(
+            f"cannot use {name}='{text[:80]}': it is a switch", f"give {name}=1 or leave it away"
+        )
+    return text in {"1", "true"}
+
+
+def follows(request: web.Request) -> bool:
+    """Whether the reply goes on until the client leaves."""
+    return request.method == "GET" and flag(request, "follow")
+
+
+def deadline(request: web.Request) -> float | None:
+    """Seconds, of `drain`. Raises LauncherError."""
+    text = request.query.get("deadline")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_DEADLINE_S:  # nan is neither
+        raise LauncherError(
+            f"cannot drain with deadline '{text[:80]}': not seconds from 0 to {MAX_DEADLINE_S:.0f}",
+            "give deadline=30",
+        )
+    return seconds

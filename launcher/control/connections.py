@@ -1,0 +1,102 @@
+"""Who may hold a connection to the control socket, and how many: decided before a byte is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from launcher.control.peers import peer_of
+
+# Of one user, root apart: where everybody may connect (read_group) nobody takes all of the daemon's descriptors, and
+# `top`, some `logs -f` and a monitor are far below.
+MAX_PER_USER: Final = 64
+MAX_IN_ALL: Final = 512
+# For one that is turned away to ask something and be told.
+REFUSAL_S: Final = 1.0
+
+_FULL: Final = b"""HTTP/1.1 503 Service Unavailable\r
+Content-Type: application/json\r
+Connection: close\r
+\r
+{"error":{"message":"cannot use the control socket: too many connections are open","remedy":"end some of them"}}
+"""
+
+
+class Counts:
+    """The connections that are open."""
+
+    def __init__(self) -> None:
+        self._of_user: Counter[int] = Counter()
+
+    def take(self, uid: int) -> bool:
+        """One more of this user; False: he has enough. Root may always."""
+        if uid and (self._of_user[uid] >= MAX_PER_USER or self._of_user.total() >= MAX_IN_ALL):
+            return False
+        self._of_user[uid] += 1
+        return True
+
+    def give(self, uid: int) -> None:
+        """One of his is closed."""
+        self._of_user[uid] -= 1
+
+
+class Gate(asyncio.Protocol):
+    """Stands before a server's protocol and passes on all that happens to a connection that may be there."""
+
+    def __init__(self, make: Callable[[], asyncio.Protocol], counts: Counts, stall_s: float) -> None:
+        """`stall_s`: a peer that takes nothing of what is written to it for so long is cut off."""
+        self._make, self._counts, self._stall_s = make, counts, stall_s
+        self._stalled: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._inner: asyncio.Protocol | None = None
+        self._uid = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let it in, or say why not."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  of a stream socket
+        peer = peer_of(transport)
+        self._transport = transport
+        if peer is None or not self._counts.take(peer.uid):
+            self._stalled = asyncio.get_running_loop().call_later(REFUSAL_S, transport.abort)
+            return
+        self._uid = peer.uid
+        self._inner = self._make()
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """One that is turned away is told so once it asks: closed with its request unread, it would see a reset."""
+        if self._inner is not None:
+            self._inner.data_received(data)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_FULL)
+            self._transport.close()
+
+    def eof_received(self) -> bool | None:
+        """Passed on."""
+        return None if self._inner is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The peer does not read."""
+        if self._inner is not None and self._transport is not None:
+            self._stalled = asyncio.get_running_loop().call_later(self._stall_s, self._transport.abort)
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._forget()
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Passed on, and counted."""
+        self._forget()
+        if self._inner is not None:
+            self._counts.give(self._uid)
+            self._inner.connection_lost(exc)
+
+    def _forget(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

@@ -1,0 +1,143 @@
+"""Every request is bounded in size and time: clients that are slow, silent or too big, on raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_operations import FakeOperations
+from fakes import until
+
+from launcher.control import server as control
+from launcher.control.messages import Verb
+from launcher.control.server import ControlServer
+
+# The bound in these tests, and far more than it takes to see that it holds.
+BOUND_S, SOON_S = 0.2, 20.0
+
+
+@pytest.fixture
+def operations() -> FakeOperations:
+    return FakeOperations()
+
+
+@pytest.fixture
+async def path(
+    tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[str]:
+    """A server whose times are short."""
+    monkeypatch.setattr(control, "HEADERS_S", BOUND_S)
+    monkeypatch.setattr(control, "REQUEST_S", BOUND_S)
+    monkeypatch.setattr(control, "STALL_S", BOUND_S)
+    server = ControlServer(str(tmp_path / "c.sock"), None, operations)
+    await server.start()
+    yield str(tmp_path / "c.sock")
+    await server.stop()
+
+
+async def said(path: str, data: bytes) -> bytes:
+    """Send, then wait for the daemon to end the connection; all that it answered."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        async with asyncio.timeout(SOON_S):
+            writer.write(data)
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def status(path: str) -> Any:
+    answer = await said(path, b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /v1/sta",
+        b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: 1",
+        b"POST /v1/slots/0/stop HTTP/1.1\r\nHost: x\r\n",
+    ],
+    ids=["nothing", "half a line", "half a header", "no end of headers"],
+)
+async def test_a_request_that_does_not_come_is_not_waited_for(
+    path: str, operations: FakeOperations, begun: bytes
+) -> None:
+    assert await said(path, begun) == b""
+    assert operations.asked == []
+
+
+async def test_a_body_that_does_not_come(path: str, operations: FakeOperations) -> None:
+    answer = await said(path, b'POST /v1/slots/0/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"a":')
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"it took more than" in answer
+    assert operations.asked == []
+
+
+async def test_a_body_of_a_megabyte(path: str, operations: FakeOperations) -> None:
+    head = (
+        b"POST /v1/slots/0/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\nConnection: close\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_unix_connection(path)
+    async with asyncio.timeout(SOON_S):
+        writer.write(head + b"x" * 1048576)
+        answer = await reader.readuntil(b"}}")
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert operations.asked == []
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        b"GET /v1/status?" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\nX-Huge: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(5000)) + b"\r\n",
+        b"x" * 1_000_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 100,
+    ],
+    ids=["query", "header", "headers", "a line without end", "TLS"],
+)
+async def test_what_is_no_request_is_refused(path: str, huge: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    async with asyncio.timeout(SOON_S):
+        writer.write(huge)
+        answer = await reader.read(1000)
+    writer.close()
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert (await status(path))["ready"] == 2, "and the next one is answered"
+
+
+async def test_a_reader_that_does_not_read_is_cut_off(path: str, operations: FakeOperations) -> None:
+    """A follower that sleeps holds lines, and would hold them for ever."""
+    operations.lines = ["x" * 10_000] * 2000
+    reader, writer = await asyncio.open_unix_connection(path, limit=1024)
+    writer.write(b"GET /v1/slots/0/logs?tail=2000&follow=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(SOON_S):
+        await until(lambda: operations.following == 1)
+        await until(lambda: operations.following == 0)
+        received = len(await reader.read())
+    writer.close()
+    assert received < 10_000 * 2000
+
+
+async def test_many_silent_clients_do_not_lock_others_out(path: str) -> None:
+    silent = [await asyncio.open_unix_connection(path) for _ in range(100)]
+    assert (await status(path))["ready"] == 2
+    async with asyncio.timeout(SOON_S):
+        assert [await reader.read() for reader, _ in silent] == [b""] * 100
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_requests_in_a_row_on_one_connection(path: str, operations: FakeOperations) -> None:
+    """Pipelined, as a client may: each is answered, none is bounded by the one before."""
+    one = b"POST /v1/slots/%d/stop HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = await said(path, b"".join(one % (n % 2) for n in range(20)))
+    assert answer.count(b"HTTP/1.1 200 OK") == 20
+    assert operations.asked == [(n % 2, Verb.STOP) for n in range(20)]

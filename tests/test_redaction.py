@@ -1,0 +1,158 @@
+"""Secrets are masked; what is none can still be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.redaction import MASK, MIN_SECRET, Redactor, is_secret_name
+
+SECRET = "Tr0ub4dor-and-3"
+
+# How secrets stand in what programs print: nothing of them is left, whether or not the value is known.
+PLANTED = (
+    "HF_TOKEN={}",
+    "export MY_API_KEY='{}'",
+    '{{"api_key": "{}", "port": 80}}',
+    '{{"message":"started with \\"api_key\\":\\"{}\\" set"}}',
+    "non-default args: {{'api_key': ['{}', 'other-{}'], 'port': 80}}",
+    "vllm serve m --api-key {} --port 80",
+    "vllm serve m --api-key {} second-{} --port 80",
+    "vllm serve m --api-key={}",
+    "['vllm', '--hf-token', '{}', '--port', '80']",
+    '["vllm","--api-key","{}","third-{}","--port"]',
+    "Authorization: Bearer {}",
+    '{{"Authorization":"Bearer {}"}}',
+    "{{'authorization': 'Basic {}'}}",
+    "curl -H 'X-Api-Key: {}' http://h/v1/models",
+    "Cookie: a=1; session={}",
+    "b'Set-Cookie: id={}'",
+    "db.password: {}",
+    "PASSWORD={}",
+    "client_secret={}&grant=1",
+    "https://me:{}@mirror.example/simple",
+    "GET /v1/models?api_key={}&x=1",
+    "set=engine.env.HF_TOKEN={}",
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("secret", [SECRET, "s" * 300])
+def test_a_secret_is_masked_by_what_stands_beside_it(planted: str, secret: str) -> None:
+    text = planted.replace("{}", secret).replace("{{", "{").replace("}}", "}")
+    shown = Redactor().text(f"before\n{text}\nafter")
+    assert secret not in shown
+    assert MASK in shown
+    assert shown.startswith("before\n")
+    assert shown.endswith("\nafter")
+
+
+def test_a_number_is_a_password_and_no_token() -> None:
+    assert Redactor().text("PASSWORD=82319750 --api-key 82319750") == f"PASSWORD={MASK} --api-key {MASK}"
+    assert Redactor().text("first_token: 82319750") == "first_token: 82319750"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf_abcdefghijklmnop",
+        "sk-proj-abcdefgh12345678",
+        "nl-abcdefgh-" + "a2" * 26,
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "x1" * 20,
+        "AKIAIOSFODNN7EXAMPLE",
+        "xoxb-123456789-abcdef",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\nline\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nMIIEabc\nand then the file ends",
+    ],
+)
+def test_a_secret_is_masked_by_its_form(value: str) -> None:
+    assert Redactor().text(f"found {value} there").startswith(f"found {MASK}")
+    assert value.splitlines()[-2 if "END" in value else -1] not in Redactor().text(f"found {value} there")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=4096, tokens: 5",
+        "tokenizer='/srv/models/m', tokenizer_mode=auto",
+        '"first_token_timeout_s":300.0,"keepalive_comment_s":15.0',
+        "hf_token_file = /etc/numa-launcher/secrets/hf-token",
+        '"api_keys_file":"/etc/numa-launcher/keys","api_key_file":null',
+        "eos_token_id=3 pad_token_id: 0",
+        'vllm:generation_tokens_total{model_name="m"} 51',
+        'numa_launcher_key_tokens_total{key="team-a"} 7',
+        "slot 0: generated 5 tokens in 2 s; 1 request unauthorized",
+        "POST /v1/slots/0/restart by root (uid 0, pid 7): 200",
+        "http://127.0.0.1:8000/v1 and unix:/run/x.sock:0",
+        "hf_token: None",
+        "basic training, bearer of news",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert Redactor().text(text) == text
+
+
+@given(
+    st.text(min_size=MIN_SECRET, max_size=60).map(str.strip).filter(lambda s: len(s) >= MIN_SECRET and s not in MASK),
+    st.text(max_size=30),
+    st.text(max_size=30),
+)  # fmt: skip
+def test_a_known_value_never_comes_out(secret: str, before: str, after: str) -> None:
+    """Plain, in JSON or as Python shows it, wherever it stands."""
+    redactor = Redactor([f" {secret}\n"])
+    assert secret not in redactor.text(before + secret + after).replace(MASK, "")
+    for written in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
+        assert written[1:-1] not in redactor.text(f"<{written}>").replace(MASK, "")
+    assert redactor.count > 0
+
+
+def test_each_line_of_a_known_file_is_known() -> None:
+    key = (
+        "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG\nAbCdEfGhIjKlMnOpQrSt\n-----END PRIVATE KEY-----\n"
+    )
+    shown = Redactor([key]).text("12:00:01 g1 | MIIEvQIBADANBgkqhkiG\n12:00:01 g1 | AbCdEfGhIjKlMnOpQrSt")
+    assert shown == f"12:00:01 g1 | {MASK}\n12:00:01 g1 | {MASK}"
+
+
+def test_short_values_are_left_to_their_names() -> None:
+    assert Redactor(["1", "", "  ", "abc"]).text("slot 1 abc, MY_TOKEN=abc") == f"slot 1 abc, MY_TOKEN={MASK}"
+
+
+def test_one_secret_begins_with_another() -> None:
+    assert Redactor(["abcd", "abcdefgh"]).text("abcdefgh abcd") == f"{MASK} {MASK}"
+
+
+def test_a_tree() -> None:
+    tree = {
+        "engine": {
+            "env": {"MY_TOKEN": "x", "NOTE": "quiet", "EMPTY_SECRET": ""},
+            "args": ["--api-key", "a", "b", "--port", "80", "--hf-token=c", "plain"],
+            "hf_token_file": "/etc/token",
+        },
+        "proxy": {"overflow": {"url": "https://u:p@h/v1"}, "max_body_bytes": 5, "tls_key": None},
+    }
+    assert Redactor().tree(tree) == {
+        "engine": {
+            "env": {"MY_TOKEN": MASK, "NOTE": "quiet", "EMPTY_SECRET": ""},
+            "args": ["--api-key", MASK, MASK, "--port", "80", f"--hf-token={MASK}", "plain"],
+            "hf_token_file": "/etc/token",
+        },
+        "proxy": {"overflow": {"url": f"https://{MASK}@h/v1"}, "max_body_bytes": 5, "tls_key": None},
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "openai_api_key", "AWS_SECRET_ACCESS_KEY", "DB_PASSWD", "HTTP_COOKIE"]
+)
+def test_secret_names(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "OMP_NUM_THREADS", "KEYBOARD"])
+def test_plain_names(name: str) -> None:
+    assert not is_secret_name(name)
