@@ -3,9 +3,9 @@
 The way of one request::
 
     client's bytes -> client -> http1 (is it one request, and which) -> app (route, API key)
-        -> desk (what is asked: openai) -> scheduling (which instance, and when)
-        -> relay -> links (to the instance)      and back:
-    instance's bytes -> links -> relay (sse: where events end) -> delivery -> client's transport
+        -> relay -> intake (what is asked: openai) -> moves -> fleet (scheduling: which instance, and when)
+        -> attempt -> links (to the instance)      and back:
+    instance's bytes -> links -> attempt (sse: where events end) -> relay -> delivery -> client's transport
 
 No task runs on that way, and no byte of an answer is copied into another shape: connections, scheduler and
 clock call in, each call ends at once. What the front door answers itself is an aiohttp application, which
@@ -23,10 +23,13 @@ the relay reaches as one more upstream, through a socket pair.
     E  listener      listening sockets;  tls  their certificates
     E  client        one client's connection
     E  links         connections to one instance
-    E  relay         one request's way: asked, moved on, delivered, continued, ended
-    E  delivery      the client's side of an answer: commit point, framing, honest ends
-    E  fleet         scheduler and links: which relay is on which instance
-    E  desk          admission, retries, continuation, sums
+    E  relay         one request: its body, the instance that is asked, what its client has got, its end
+    E  attempt       one asking of one instance: what comes back, and whether it is any use
+    E  delivery      the client's side of an answer: framing, honest ends
+    E  intake        what a request asks, whether its key may, what it will cost
+    E  moves         where it goes next: the queue, another instance, the rest of a cut stream, an honest end
+    E  fleet         scheduler and links: what is asked of which instance, which of them hang
+    E  desk          all requests: accepted, ticked, counted, logged
     E  application   /health, /metrics, /v1/models, and overflow to an external endpoint; catalog, instance_pages
     E  overflow      requests that leave this host
     E  keys          the API keys in force; keystore and watched: their file

@@ -27,6 +27,7 @@ from launcher.proxy.instance_pages import Instance
 from launcher.proxy.keys import OPEN_PATHS, Keys
 from launcher.proxy.links import Link, Wire
 from launcher.proxy.listener import Listener
+from launcher.proxy.moves import unavailable
 from launcher.proxy.openai import Refusal
 from launcher.proxy.relay import Relay
 from launcher.proxy.routes import GATHERED, Match, NoMethod, match, split_target
@@ -58,6 +59,7 @@ class FrontDoor:
         self.desk = Desk(proxy, models, on_idle, on_suspect, pick)
         self._keys = Keys(proxy.api_keys_file)
         self.desk.application = Application(proxy, models, self._keys, self._sources())
+        self.desk.moves.overflow = self.desk.application.overflow
         self._cors = Cors(proxy.cors_origins)
         certificate = proxy.tls_certificate
         self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
@@ -86,7 +88,7 @@ class FrontDoor:
         Raises LauncherError when an address can't be had; nothing listens then.
         """
         await self._inside.start()
-        self.desk.own = Link(self._connect_inside, self._proxy.connect_timeout_s)
+        self.desk.fleet.own = Link(self._connect_inside, self._proxy.connect_timeout_s)
         context = None if self._tls is None else self._tls.context
         self._listener = Listener(lambda: ClientConnection(self), context)
         try:
@@ -152,7 +154,7 @@ class FrontDoor:
 
     def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
-        return self.desk.fleet.progress((slot, generation))
+        return self.desk.fleet.progress(slot, generation)
 
     def read_files_again(self) -> None:
         """API keys and certificate, on an operator's word; their changes are seen without one, too."""
@@ -187,8 +189,6 @@ class FrontDoor:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
         self.desk.fleet.close()
-        if self.desk.own is not None:
-            self.desk.own.close()
         await self._inside.close()
 
     async def _connect_inside(self, make: Callable[[], Wire]) -> None:
@@ -207,7 +207,7 @@ class FrontDoor:
             values=lambda: report.values(self.desk, self._keys, len(self._clients)),
             timings=self.desk.timings,
             stopping=lambda: self.closing,
-            retry_after_s=self.desk.retry_after_s,
+            retry_after_s=fleet.retry_after_s,
         )
 
     async def _wait_quiet(self, seconds: float) -> bool:
@@ -267,7 +267,7 @@ class FrontDoor:
                 exchange.key = None if relay.key is None else relay.key.name
             self.desk.accept(relay)
             if self.closing and found.route.kind not in GATHERED:
-                raise self.desk.unavailable("the server is shutting down", close=True)
+                raise unavailable("the server is shutting down", self.desk.fleet.retry_after_s(), close=True)
             if head.length is not None and head.length > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
         except Refusal as refusal:

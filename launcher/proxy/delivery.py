@@ -2,7 +2,7 @@
 
 Nothing has been delivered until the first call of `start` or `whole`; until then the request may move to
 another instance. A `Delivery` writes to a `Client`, which is the connection; it never waits: how much may
-pile up is the relay's business (`Client.paused`).
+pile up is the relay's business (`full`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ class Delivery:
         self._chunked = False
         self.started = False  # bytes of the answer went to the client: no way back
         self.done = False
-        self.tracker: EventTracker | None = None  # of an event stream
+        self.tracker: EventTracker | None = None  # of an event stream: its last instance's
         self.lines = b""  # header lines that every answer to this request gets, each ended by CRLF
+
+    @property
+    def full(self) -> bool:
+        """The client takes no more for now."""
+        return self._client.paused
 
     @property
     def raw(self) -> bool:

@@ -1,7 +1,8 @@
-"""The instances behind the front door: scheduler, links, and which relay is on which instance.
+"""The instances behind the front door: scheduler, links, and what is asked of which instance.
 
-Each attempt enters and leaves the scheduler exactly once, whichever way it ends, on the very upstream (slot
-and generation) that it was bound to.
+Each attempt enters and leaves the scheduler exactly once, whichever way it ends, on the very upstream that it
+was bound to. What is kept of an upstream (`Target`) is of that object: an instance that is removed and comes
+again under the same slot and generation is another one.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from launcher.config.schema import Proxy
+from launcher.proxy.attempt import Attempt
 from launcher.proxy.exchange import Tally
 from launcher.proxy.links import Link, connector
-from launcher.proxy.relay import Phase, Relay
 from launcher.proxy.scheduling.demand import Key, Ticket
 from launcher.proxy.scheduling.policies import Pick
 from launcher.proxy.scheduling.scheduler import Scheduler
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.telemetry.engine_load import EngineLoad
+
+if TYPE_CHECKING:
+    from launcher.proxy.relay import Relay
 
 STORED_RESPONSES = 65536  # ids of stored responses whose instance is remembered; the oldest are forgotten
 GONE_GRACE_S = 0.2  # what a dead instance had sent already may still be read
@@ -31,6 +36,33 @@ OnSuspect = Callable[[int, int, str], None]
 _LOG = logging.getLogger(__name__)
 
 
+class Target:
+    """An upstream, the way to it, and what is asked of it."""
+
+    __slots__ = ("attempts", "left_lately", "link", "reads", "upstream")
+
+    def __init__(self, upstream: Upstream, link: Link) -> None:
+        self.upstream = upstream
+        self.link = link
+        self.attempts: dict[Attempt, Relay] = {}
+        self.reads = 0  # by attempts that have left
+        self.left_lately: deque[tuple[float, Relay]] = deque()  # because their connections broke, and when
+
+    def progress(self) -> int:
+        """Reads so far; rises while any of its answers moves."""
+        return self.reads + sum(attempt.reads for attempt in self.attempts)
+
+    def moved_at(self) -> float | None:
+        """When the last of its streams moved; None while none flows."""
+        flowing = (a.moved_at for a in self.attempts if a.delivering and not a.held_back)
+        return max(flowing, default=None)
+
+    def forget(self, now: float) -> None:
+        """What left long ago is not this instance's death."""
+        while self.left_lately and now - self.left_lately[0][0] > DEATH_MEMORY_S:
+            self.left_lately.popleft()
+
+
 class Fleet:
     """Owner of the scheduler and the links."""
 
@@ -39,20 +71,19 @@ class Fleet:
     ) -> None:
         self._connect_timeout_s = proxy.connect_timeout_s
         self._hung_timeout_s = proxy.hung_timeout_s
+        self._eject_s = proxy.eject_s
         self._slow_start_s = proxy.slow_start_s
         self._tally = tally
         self._on_idle = on_idle
         self._on_suspect = on_suspect
         self._clock = asyncio.get_running_loop().time
-        self._links: dict[Key, Link] = {}
-        self._relays: dict[Key, set[Relay]] = {}
+        self._targets: dict[Key, Target] = {}
         self._waiting: dict[Ticket, Relay] = {}
         self._stored: OrderedDict[str, Key] = OrderedDict()
-        self._broken_on: deque[tuple[float, Key, Relay]] = deque()
-        self._relayed: dict[Key, int] = {}  # reads by relays that have left
         self._seen: set[str] = set()  # models that had a ready instance
         self._pump_timer: asyncio.TimerHandle | None = None
         self.over: str | None = None  # why nothing is sent any more
+        self.own: Link | None = None  # to our own pages and the way out, one more upstream
         self.scheduler = Scheduler(
             proxy.policy,
             pick,
@@ -71,9 +102,9 @@ class Fleet:
         known = self.scheduler.add(upstream, self._clock())
         if known is None:
             return
-        if known.key not in self._links:
-            self._links[known.key] = Link(connector(known.address), self._connect_timeout_s)
-            self._relays[known.key] = set()
+        if known.key not in self._targets:
+            link = Link(connector(known.address), self._connect_timeout_s)
+            self._targets[known.key] = Target(known, link)
         self._seen.add(known.model)
         self._tally.slot(known.slot, known.model)
         self.pump()
@@ -89,25 +120,25 @@ class Fleet:
         upstream = self.scheduler.remove(slot, generation, reason)
         if upstream is None:
             return
-        now = self._clock()
-        key = upstream.key
-        for when, broken, relay in self._broken_on:
-            if broken == key and now - when < DEATH_MEMORY_S:
-                relay.deaths += 1
-        link = self._links.pop(key, None)
-        if link is not None:
-            link.close()
-        for relay in tuple(self._relays.get(key, ())):
+        now, target = self._clock(), self._targets.pop(upstream.key)
+        target.link.close()
+        target.forget(now)
+        for _, relay in target.left_lately:
+            relay.deaths += 1
+        for attempt, relay in tuple(target.attempts.items()):
             if relay.committed:
-                asyncio.get_running_loop().call_later(GONE_GRACE_S, _gone, relay, upstream, reason)
+                asyncio.get_running_loop().call_later(GONE_GRACE_S, attempt.broken, reason)
             else:
                 relay.deaths += 1
-                relay.instance_gone(reason)
-        self._forget_if_idle(upstream)
+                attempt.broken(reason)
 
     def was_ready(self, model: str | None) -> bool:
         """Some instance of the model has been ready: it may come back."""
         return bool(self._seen) if model is None else model in self._seen
+
+    def retry_after_s(self) -> int:
+        """When a client may try again."""
+        return self.scheduler.retry_after_s(self._clock())
 
     def keeper(self, response_id: str | None) -> Key | None:
         """The instance that keeps a stored response, as far as we know."""
@@ -155,30 +186,35 @@ class Fleet:
         """The relays that wait."""
         return self._waiting.values()
 
+    def send_inside(self, relay: Relay, now: float) -> bool:
+        """Ask our own application. False: it is not there yet."""
+        if self.own is None:
+            return False
+        relay.send(Attempt(relay, None, now), self.own, now)
+        return True
+
     def _send(self, relay: Relay, upstream: Upstream, now: float) -> None:
+        target = self._targets[upstream.key]
         self._tally.slot(upstream.slot, upstream.model).sent += 1
-        self._relays[upstream.key].add(relay)
-        relay.send(upstream, self._links[upstream.key], now)
+        attempt = Attempt(relay, target, now)
+        target.attempts[attempt] = relay
+        relay.send(attempt, target.link, now)
 
     def left(
-        self, relay: Relay, ticket: Ticket, upstream: Upstream, broken: str | None, answered: int | None
+        self, attempt: Attempt, target: Target, ticket: Ticket, broken: str | None, answered: int | None
     ) -> None:
-        """A relay has left its upstream; `broken` says why that could not be used."""
-        now = self._clock()
-        self._relays.get(upstream.key, set()).discard(relay)
-        moved = relay.taken + relay.reads - relay.before
-        self._relayed[upstream.key] = self._relayed.get(upstream.key, 0) + moved
+        """An attempt is over; `broken`: why its instance could not be used, `answered`: its own status."""
+        now, upstream = self._clock(), target.upstream
+        relay = target.attempts.pop(attempt)
+        target.reads += attempt.reads
         self.scheduler.release(ticket, now, good=broken is None)
         if broken is not None:
             self._tally.slot(upstream.slot, upstream.model).broken += not relay.committed
+            self._suspect(upstream, broken)
             if answered is None:
                 self.blame(upstream, now)
-                self._broken_on.append((now, upstream.key, relay))
-                while self._broken_on and now - self._broken_on[0][0] > DEATH_MEMORY_S:
-                    self._broken_on.popleft()
-            self._suspect(upstream, broken)
+                target.left_lately.append((now, relay))
         self._tell_if_idle(upstream)
-        self._forget_if_idle(upstream)
         self.pump()
 
     def blame(self, upstream: Upstream, now: float) -> None:
@@ -189,13 +225,10 @@ class Fleet:
         others = (u for u in self.table.ready(upstream.model) if u is not upstream)
         if upstream.draining or self.over is not None or all(u.health.ejected_until for u in others):
             return
+        if _is_out(upstream, now):
+            return  # it was asked before it was ejected
         if self.scheduler.failed(upstream, now):
             self._tally.slot(upstream.slot, upstream.model).ejected += 1
-
-    def say(self) -> None:
-        """Log what the scheduler has found out of instances."""
-        for note in self.scheduler.notes():
-            _LOG.warning("%s", note)
 
     def weight(self, upstream: Upstream, now: float) -> float:
         """Its share of a sibling's load: less than 1 for a straggler or a fresh one."""
@@ -222,29 +255,38 @@ class Fleet:
                 self.scheduler.holds(upstream, load.kv_tokens)
         self.pump()
 
-    def progress(self, key: Key) -> int:
+    def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
-        running = sum(relay.taken + relay.reads - relay.before for relay in self._relays.get(key, ()))
-        return self._relayed.get(key, 0) + running
+        target = self._targets.get((slot, generation))
+        return 0 if target is None else target.progress()
 
-    def find_hung(self, now: float) -> list[tuple[Upstream, list[Relay]]]:
+    def tick(self, now: float) -> None:
+        """Called a few times a second."""
+        for target in self._targets.values():
+            target.forget(now)
+        for target in self._find_hung(now):
+            self._give_up(target, now)
+        self.pump()
+        for note in self.scheduler.notes():
+            _LOG.warning("%s", note)
+
+    def _find_hung(self, now: float) -> list[Target]:
         """Instances none of whose streams moved for the time set, while some other's did."""
-        latest: dict[Key, float] = {}
-        for key, relays in self._relays.items():
-            moves = [
-                relay.moved_at for relay in relays if relay.phase is Phase.DELIVERING and not relay.held_back
-            ]
-            if moves:
-                latest[key] = max(moves)
-        if len(latest) < 2 or now - min(latest.values()) <= self._hung_timeout_s:
+        moved = {t: at for t in self._targets.values() if (at := t.moved_at()) is not None}
+        if len(moved) < 2 or now - max(moved.values()) >= self._hung_timeout_s / 2:
             return []
-        alive = now - max(latest.values()) < self._hung_timeout_s / 2
-        found = []
-        for key, moved in latest.items():
-            upstream = self.table.get(*key)
-            if alive and upstream is not None and now - moved > self._hung_timeout_s:
-                found.append((upstream, list(self._relays[key])))
-        return found
+        return [target for target, at in moved.items() if now - at > self._hung_timeout_s]
+
+    def _give_up(self, target: Target, now: float) -> None:
+        """It hangs: said once, and what is on it moves."""
+        upstream = target.upstream
+        reason = f"it hangs: none of its streams has moved for {self._hung_timeout_s:g} s"
+        self._suspect(upstream, reason)
+        self.scheduler.eject(upstream.key, now + self._eject_s)
+        self._tally.slot(upstream.slot, upstream.model).ejected += 1
+        _LOG.warning("slot %d: ejected for %g s", upstream.slot, self._eject_s, extra={"slot": upstream.slot})
+        for attempt in tuple(target.attempts):
+            attempt.broken(reason)
 
     def _arm(self, now: float) -> None:
         """Some waits end by time alone: the scheduler says when."""
@@ -261,24 +303,22 @@ class Fleet:
         """Close every connection."""
         if self._pump_timer is not None:
             self._pump_timer.cancel()
-        for link in self._links.values():
+        links = [target.link for target in self._targets.values()]
+        for link in links if self.own is None else [*links, self.own]:
             link.close()
-        self._links.clear()
+        self._targets.clear()
 
     def _tell_if_idle(self, upstream: Upstream) -> None:
         if self.table.became_idle(upstream):
             self._on_idle(upstream.slot, upstream.generation)
 
-    def _forget_if_idle(self, upstream: Upstream) -> None:
-        if upstream.gone is not None and not self._relays.get(upstream.key):
-            self._relays.pop(upstream.key, None)
-            self._relayed.pop(upstream.key, None)
-
     def _suspect(self, upstream: Upstream, reason: str) -> None:
-        if not upstream.draining and self.over is None:  # a draining instance may refuse
+        """Once it is out, or drains (it may refuse then), a failure tells nothing new."""
+        if not upstream.draining and self.over is None and not _is_out(upstream, self._clock()):
             self._on_suspect(upstream.slot, upstream.generation, reason)
 
 
-def _gone(relay: Relay, upstream: Upstream, reason: str) -> None:
-    if relay.upstream is upstream:
-        relay.instance_gone(reason)
+def _is_out(upstream: Upstream, now: float) -> bool:
+    """Ejected."""
+    until = upstream.health.ejected_until
+    return until is not None and now < until

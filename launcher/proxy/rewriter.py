@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,6 +13,14 @@ from launcher.proxy.transcript import EVENT_END, UNREADABLE, Pattern, Transcript
 
 class Diverged(Exception):  # noqa: N818 - it is a finding, not a fault
     """The next instance did not repeat the end of what the client has; the stream must end in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The rest of a cut stream: what the next instance is asked, and how its answer joins what was said."""
+
+    body: bytes
+    rewriter: ContinuationRewriter
 
 
 class ContinuationRewriter:

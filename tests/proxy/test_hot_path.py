@@ -9,19 +9,19 @@ from proxy.front_house import House
 from proxy.scripted_engine import DONE, Call
 from proxy.test_continued import chunk_of
 
-from launcher.proxy.exchange import Outcome
 from launcher.proxy.relay import Relay
 
 
 async def test_ordinary_events_take_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    end = Relay._end
+    leave = Relay._leave
 
-    def note(self: Relay, outcome: Outcome) -> None:
-        taken.append(self.taken)
-        end(self, outcome)
+    def note(self: Relay, broken: str | None, answered: int | None = None) -> None:
+        if self.attempt is not None:
+            taken.append(self.attempt.taken[0])
+        leave(self, broken, answered)
 
-    monkeypatch.setattr(Relay, "_end", note)
+    monkeypatch.setattr(Relay, "_leave", note)
     sent = [chunk_of("a", {"content": f" w{number}"}) for number in range(60)]
 
     async def script(call: Call) -> None:

@@ -1,0 +1,117 @@
+"""What a whole request asks, whether its key may have it, and what it will cost: everything before the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from launcher.config.schema import Proxy
+from launcher.proxy.continuation import CHAT, COMPLETIONS
+from launcher.proxy.moves import Moves, unavailable
+from launcher.proxy.openai import Names, Peek, Refusal, peek_form, peek_json
+from launcher.proxy.routes import GATHERED, Kind, Match
+from launcher.proxy.scheduling.demand import Demand, Ticket
+from launcher.proxy.scheduling.prefixes import fingerprint
+from launcher.proxy.transcript import Transcript
+
+if TYPE_CHECKING:
+    from launcher.proxy.fleet import Fleet
+    from launcher.proxy.relay import Relay
+
+OWN_TIMEOUT_S = 30.0  # for a page of our own
+
+_PROMPTS = logging.getLogger("launcher.prompts")
+
+
+class Intake:
+    """Admission."""
+
+    def __init__(self, proxy: Proxy, names: Names, fleet: Fleet, moves: Moves) -> None:
+        self._proxy = proxy
+        self._names = names
+        self._fleet = fleet
+        self._moves = moves
+        self._clock = asyncio.get_running_loop().time
+        self._session_header = proxy.session_header.lower().encode()
+
+    def admit(self, relay: Relay, found: Match) -> None:
+        """Find out what is asked, and queue it. Raises Refusal."""
+        kind, exchange = found.route.kind, relay.exchange
+        if relay.body and relay.head.method in {"GET", "HEAD"}:
+            raise Refusal(400, f"{relay.head.method} takes no body here", close=True)
+        if kind in GATHERED:
+            self._answer_inside(relay)
+            return
+        peek = self._peek(kind, relay)
+        if kind in {Kind.JSON, Kind.FORM}:
+            exchange.model = self._names.resolve(peek.model)
+        streamed = peek.stream and found.route.ends_in_done
+        if relay.key is not None:
+            self._take_from_key(relay, peek)
+        stored = found.item if kind is Kind.STORED else peek.previous_response_id
+        demand = self._demand(relay, peek, stored, streamed=streamed)
+        relay.first_byte_timeout_s = self._first_byte_timeout_s(demand)
+        wait = self._proxy.queue_timeout_s
+        if not self._fleet.table.ready(exchange.model):
+            if not self._fleet.was_ready(exchange.model):
+                message = f"no instance of {exchange.model or 'any model'} is ready"
+                self._moves.turn_away(relay, unavailable(message, self._fleet.retry_after_s()))
+                return
+            wait = min(wait, self._proxy.park_timeout_s)
+        relay.ticket = Ticket(demand, exchange.started, self._clock() + wait)
+        if streamed and exchange.path in {CHAT, COMPLETIONS}:
+            relay.transcript = Transcript()
+        self._moves.enter(relay, relay.ticket)
+
+    def _answer_inside(self, relay: Relay) -> None:
+        relay.first_byte_timeout_s = OWN_TIMEOUT_S
+        if not self._fleet.send_inside(relay, self._clock()):
+            raise unavailable("the server is starting", self._fleet.retry_after_s())
+
+    def _take_from_key(self, relay: Relay, peek: Peek) -> None:
+        """Take it from what the API key may have. Raises Refusal."""
+        key, model, scheduler = relay.key, relay.exchange.model, self._fleet.scheduler
+        if key is None:
+            return
+        tokens = scheduler.prompt_tokens(len(peek.prompt) or len(relay.body))
+        tokens += scheduler.output_tokens(peek.max_tokens, peek.n)
+        names = () if model is None else self._names.all_of(model)
+        relay.grant = key.limits.admit(names, self._clock(), tokens)
+
+    def _first_byte_timeout_s(self, demand: Demand) -> float:
+        """An answer that is not streamed comes whole, so it takes as long as all of it."""
+        if not demand.stream:
+            return self._proxy.answer_timeout_s
+        more = self._proxy.first_token_timeout_per_1k_s * demand.prompt_tokens / 1000
+        return self._proxy.first_token_timeout_s + more
+
+    def _peek(self, kind: Kind, relay: Relay) -> Peek:
+        if self._proxy.log_prompts and relay.body:
+            request_id = relay.exchange.request_id
+            text = bytes(relay.body).decode("utf-8", "backslashreplace")
+            _PROMPTS.debug("%s %s", request_id, text, extra={"request_id": request_id})
+        if kind is Kind.JSON:
+            return peek_json(relay.body)
+        if kind is Kind.FORM:
+            return peek_form(relay.body, relay.head.get(b"content-type") or "")
+        return Peek()
+
+    def _demand(self, relay: Relay, peek: Peek, stored: str | None, *, streamed: bool) -> Demand:
+        scheduler = self._fleet.scheduler
+        prompt = memoryview(peek.prompt)
+        tools = bytes(peek.tools)
+        relay.prompt_bytes = len(prompt) + len(tools)
+        return Demand(
+            model=relay.exchange.model,
+            prompt_tokens=scheduler.prompt_tokens(relay.prompt_bytes) if prompt else 0,
+            output_tokens=scheduler.output_tokens(peek.max_tokens, peek.n),
+            max_tokens=peek.max_tokens,
+            prefix=fingerprint(prompt, hash(tools) if tools else 0) if prompt else (),
+            body_bytes=len(relay.body),
+            session=relay.head.get(self._session_header) or peek.cache_key,
+            key=relay.exchange.key,
+            priority=peek.priority,
+            pinned=self._fleet.keeper(stored),
+            stream=streamed,
+        )
