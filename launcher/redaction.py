@@ -105,7 +105,7 @@ class Redactor:
         """A JSON value: texts masked, and what stands under a secret name or behind an option of one."""
         match value:
             case Mapping():
-                return {key: self._named(str(key), inner) for key, inner in value.items()}
+                return {self._key(key): self._named(str(key), inner) for key, inner in value.items()}
             case str():
                 return self.text(value)
             case Sequence():
@@ -113,15 +113,17 @@ class Redactor:
             case _:
                 return value
 
+    def _key(self, key: Any) -> Any:
+        return self._sub(self._known, MASK, key) if self._known is not None and isinstance(key, str) else key
+
     def _named(self, name: str, value: Any) -> Any:
-        if (
-            isinstance(value, str)
-            and value
-            and is_secret_name(name)
-            and not name.endswith(("_file", "_path"))
-        ):
+        if not is_secret_name(name) or name.endswith(("_file", "_path")):
+            return self.tree(value)
+        if isinstance(value, str) and value:
             self.count += 1
             return MASK
+        if isinstance(value, list | tuple):
+            return [self._named(name, inner) for inner in value]
         return self.tree(value)
 
     def _items(self, items: Sequence[Any]) -> list[Any]:

@@ -44,7 +44,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Verbs talk through control.client, but for the offline ones and serve.
     "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns"},
     "cli.serve": {"daemon", "assembly", "host", "cli", "errors"},
-    **{f"cli.{verb}": OFFLINE for verb in ("options", "machine", "topology", "plan", "doctor", "quickstart")},
+    **{
+        f"cli.{verb}": OFFLINE
+        for verb in ("options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts")
+    },
     "cli.key": {"cli", "config.load", "proxy.keyfile", "proxy.keystore", "errors"},
     "__main__": {"cli"},
 }  # fmt: skip

@@ -37,6 +37,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "logs": ("logs", "print the last lines of a slot's instance"),
     "verify": ("verify", "look where a slot's threads and pages really are"),
     "key": ("key", "make, list and revoke the API keys of applications"),
+    "bundle": ("bundle", "pack what a bug report needs into one file, without secrets"),
     "doctor": ("doctor", "look at the host and the software before anything starts"),
     "quickstart": ("quickstart", "plan, start, show progress, answer one chat, show the result"),
 }

@@ -31,9 +31,13 @@ class ControlClient:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """One reply. Raises LauncherError."""
-        return self._call("GET", path)
+        return self._call("GET", path, timeout_s)
+
+    def text(self, path: str, timeout_s: float = TIMEOUT_S) -> str:
+        """One reply that is a page of text. Raises LauncherError."""
+        return self._read("GET", path, timeout_s).decode(errors="replace")
 
     def post(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """One reply to a change. Raises LauncherError."""
@@ -54,16 +58,25 @@ class ControlClient:
             connection.close()
 
     def _call(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = json.loads(self._read(method, path, timeout_s))
+        except ValueError as error:
+            raise self._unreadable(error) from None
+        return reply
+
+    def _read(self, method: str, path: str, timeout_s: float) -> bytes:
         connection, response = self._request(method, path, timeout=timeout_s)
         try:
-            reply: dict[str, Any] = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise LauncherError(
-                f"cannot read the daemon's answer on '{self._path}': {error}", "look at the daemon's log"
-            ) from None
+            return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreadable(error) from None
         finally:
             connection.close()
-        return reply
+
+    def _unreadable(self, error: Exception) -> LauncherError:
+        return LauncherError(
+            f"cannot read the daemon's answer on '{self._path}': {error}", "look at the daemon's log"
+        )
 
     def _request(
         self, method: str, path: str, timeout: float | None

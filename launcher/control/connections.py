@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from launcher.control.peers import peer_of
 
@@ -55,9 +55,8 @@ class Gate(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let it in, or say why not."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  of a stream socket
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
         peer = peer_of(transport)
-        self._transport = transport
         if peer is None or not self._counts.take(peer.uid):
             self._stalled = asyncio.get_running_loop().call_later(REFUSAL_S, transport.abort)
             return

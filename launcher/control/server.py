@@ -30,6 +30,8 @@ SHARED_MODE: Final = 0o666
 REQUEST_S: Final = 60.0
 # From a connection, or an answer, to the next whole request line with its headers.
 HEADERS_S: Final = 15.0
+# To read on, after an answer, what is left of a body that was refused.
+LINGER_S: Final = 1.0
 # Nobody sends a body here but by mistake.
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_OVERRIDES: Final = 64
@@ -131,7 +133,7 @@ class ControlServer:
             await self._check_free()
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0,
-            keepalive_timeout=HEADERS_S,
+            keepalive_timeout=HEADERS_S, lingering_time=LINGER_S,
         )  # fmt: skip
         await self._runner.setup()
         mask = os.umask(0o777 - (SOCKET_MODE if self._readers is None else SHARED_MODE))
@@ -278,8 +280,7 @@ class ControlServer:
         redactor = await self._operations.redactor()
         body = response.body
         assert isinstance(body, bytes)  # noqa: S101  ours are
-        text = await asyncio.to_thread(redactor.text, body.decode())
-        response.body = text.encode()
+        response.body = await asyncio.to_thread(_redacted, redactor, body, response.content_type)
 
     def _refusal(self, peer: Peer | None, *, change: bool) -> web.Response | None:
         if peer is not None and may_use(peer, os.geteuid(), self._allowed_group):
@@ -364,6 +365,13 @@ class ControlServer:
         finally:
             self._followers -= 1
         return response
+
+
+def _redacted(redactor: Redactor, body: bytes, content_type: str) -> bytes:
+    """JSON stays JSON."""
+    if content_type != "application/json":
+        return redactor.text(body.decode()).encode()
+    return msgspec.json.encode(redactor.tree(msgspec.json.decode(body))) + b"\n"
 
 
 def _ask(group: str) -> str:

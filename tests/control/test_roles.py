@@ -78,11 +78,17 @@ async def private(folder: Path, operations: FakeOperations) -> AsyncIterator[str
     await server.stop()
 
 
+def as_user(who: Who) -> tuple[str, ...]:
+    """The start of a command line that runs as somebody: setpriv(1)."""
+    groups = f"--groups={','.join(map(str, who.groups))}" if who.groups else "--clear-groups"
+    return "setpriv", f"--reuid={who.uid}", f"--regid={who.gid}", groups
+
+
 async def ask(path: str, who: Who, method: str, where: str) -> tuple[int, Any]:
     """As `who`; (curl's exit code, the reply)."""
     curl = await asyncio.create_subprocess_exec(
-        "curl", "--silent", "--unix-socket", path, "-X", method, f"http://localhost/v1/{where}",
-        user=who.uid, group=who.gid, extra_groups=who.groups, stdout=asyncio.subprocess.PIPE, cwd="/",
+        *as_user(who), "curl", "--silent", "--unix-socket", path, "-X", method, f"http://localhost/v1/{where}",
+        stdout=asyncio.subprocess.PIPE, cwd="/",
     )  # fmt: skip
     out, _ = await curl.communicate()
     return curl.returncode or 0, json.loads(out) if out else None
@@ -143,7 +149,7 @@ async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pyt
     held = []
     for _ in range(2):
         curl = await asyncio.create_subprocess_exec(
-            *follow, where, user=READER.uid, group=READER.gid, extra_groups=(), stdout=asyncio.subprocess.PIPE, cwd="/",
+            *as_user(READER), *follow, where, stdout=asyncio.subprocess.PIPE, cwd="/",
         )  # fmt: skip
         assert curl.stdout is not None
         assert json.loads(await curl.stdout.readline())["text"] == "three"

@@ -1,0 +1,93 @@
+"""`numa-launcher bundle`: one file for a bug report, without secrets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli import options
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.cli.bundle_parts import Bundle
+    from launcher.control.client import ControlClient
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which daemon, and where to."""
+    options.add_socket(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help='where to write, a tar.gz; "-" is standard output (default: numa-launcher-bundle-TIME.tar.gz here)',
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", "--lines", type=options.slot_number, default=2000, metavar="N",
+        help="last N lines of each log (default 2000)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect, pack, and say what is inside and what is not. Works without a daemon, too."""
+    from launcher.cli.bundle_parts import collect  # noqa: PLC0415  heavy
+
+    now = time.time()
+    name = args.output or time.strftime("numa-launcher-bundle-%Y%m%d-%H%M%S.tar.gz", time.localtime(now))
+    if name != "-":
+        _check_free(Path(name))
+    bundle = collect(_client(args), args.config or options.DEFAULT_CONFIG, args.lines, now)
+    data = bundle.pack(now)
+    if name == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        _write(Path(name), data)
+    print(to_text(bundle, name, len(data)), file=sys.stderr if name == "-" else sys.stdout)
+    return 0
+
+
+def _client(args: argparse.Namespace) -> ControlClient:
+    """A configuration that can't be used is no reason to make no bundle."""
+    try:
+        return options.client_of(args)
+    except LauncherError:
+        return options.client_of(argparse.Namespace(socket=options.DEFAULT_SOCKET))
+
+
+def _check_free(file: Path) -> None:
+    if file.exists():
+        raise LauncherError(f"cannot write '{file}': it is there already", "name another file with -o")
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        # For its owner alone, and never over another file: a bundle holds log lines.
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(data)
+    except OSError as error:
+        raise LauncherError(
+            f"cannot write '{file}': {error.strerror}", "name a file in a folder that is there and writable"
+        ) from None
+
+
+def to_text(bundle: Bundle, name: str, size: int) -> str:
+    """What a person checks before it is sent."""
+    from launcher.columns import counted, table  # noqa: PLC0415
+    from launcher.sizes import format_size  # noqa: PLC0415
+
+    rows = [("INSIDE", "SIZE", "WHAT")]
+    rows += [(part.name, format_size(len(part.data)), part.what) for part in bundle.parts]
+    lines = [*table(rows), ""]
+    lines += [f"missing: {name}: {why}" for name, why in bundle.missing]
+    lines.append(f"masked: {counted(bundle.masked, 'place')} that held or looked like a secret")
+    lines += [f"warning: {note}" for note in bundle.notes]
+    lines += ["", f"wrote {'standard output' if name == '-' else name}: {format_size(size)}"]
+    if name != "-":
+        lines += [
+            "Check it before you send it: names of models, users and files, and addresses are not masked.",
+            f"    mkdir look && tar -xzf {name} -C look && less look/*/*.txt",
+        ]
+    return "\n".join(lines)

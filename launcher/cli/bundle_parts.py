@@ -1,0 +1,250 @@
+"""What goes into a bundle, and how each part is got: from the daemon where it answers, else from this host.
+
+Every text passes a `Redactor` that knows the secrets which the configuration leads to; what the daemon gives has passed
+its own, which may read files that this user may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import gzip
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import launcher
+from launcher.assembly import assemble
+from launcher.cli import status as status_text
+from launcher.cli import why
+from launcher.config.load import load_config
+from launcher.config.schema import Config, Engine
+from launcher.config.shown import secret_values, shown
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
+from launcher.redaction import Redactor, is_secret_name
+
+# For one answer of the daemon: a bundle is made when things hang.
+ANSWER_S: Final = 10.0
+# Of one part; of a longer one the end is kept.
+MAX_PART_BYTES: Final = 8 * 1024**2
+JOURNAL_S: Final = 20.0
+# The daemon's unit and those of its instances.
+_UNITS: Final = ("numa-launcher.service", "numa-launcher-slot*.service")
+# Is a folder where systemd runs: sd_booted(3).
+SYSTEMD_RUNS: Final = Path("/run/systemd/system")
+_DISTRIBUTIONS: Final = ("aiohttp", "dbus-fast", "msgspec", "numpy", "psutil", "systemd-python", "uvloop")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file inside."""
+
+    name: str
+    what: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Bundle:
+    """All parts."""
+
+    parts: list[Part] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    """(part, why)"""
+    notes: list[str] = field(default_factory=list)
+    redactor: Redactor = field(default_factory=Redactor)
+
+    @property
+    def masked(self) -> int:
+        """Masks in what is packed."""
+        return sum(part.data.count(b"<redacted>") for part in self.parts)
+
+    def add(self, name: str, what: str, make: Callable[[], Any]) -> None:
+        """One more part, of bytes, text, or a value that becomes JSON; what fails is missing, and says why."""
+        try:
+            made = make()
+        except LauncherError as error:
+            self.missing.append((name, self.redactor.text(error.message)))
+            return
+        except Exception as error:  # whatever is broken here is why the bundle is made
+            self.missing.append((name, self.redactor.text(f"{type(error).__name__}: {error}")))
+            return
+        if isinstance(made, str):
+            made = self.redactor.text(made).encode()[-MAX_PART_BYTES:]
+        elif not isinstance(made, bytes):
+            made = json.dumps(self.redactor.tree(made), indent=1).encode() + b"\n"
+        self.parts.append(Part(name, what, made))
+
+    def pack(self, now: float) -> bytes:
+        """A tar.gz with all in one folder, for its owner alone; no user or host is named."""
+        folder = time.strftime("numa-launcher-bundle-%Y%m%d-%H%M%S", time.localtime(now))
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for part in (self._contents(now), *self.parts):
+                info = tarfile.TarInfo(f"{folder}/{part.name}")
+                info.size, info.mtime, info.mode = len(part.data), int(now), 0o600
+                tar.addfile(info, io.BytesIO(part.data))
+        return gzip.compress(raw.getvalue(), mtime=int(now))
+
+    def _contents(self, now: float) -> Part:
+        at = dt.datetime.fromtimestamp(now, tz=dt.UTC).isoformat(timespec="seconds")
+        lines = [f"numa-launcher {launcher.__version__}: a bundle for a bug report, made at {at}", ""]
+        lines += [f"{part.name}: {part.what}" for part in self.parts]
+        lines += ["", *(f"missing: {name}: {why}" for name, why in self.missing)]
+        lines += [f"warning: {note}" for note in self.notes]
+        return Part("README.txt", "what is inside", ("\n".join(lines) + "\n").encode())
+
+
+def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle:
+    """Everything. `path`: the configuration file, where the daemon does not say what it runs with."""
+    bundle = Bundle()
+    config = _config(bundle, path)
+    bundle.add("versions.json", "numa-launcher, Python, kernel and libraries", _versions)
+    bundle.add("doctor.txt", "host and software, as `doctor` sees them", lambda: _doctor(config))
+    bundle.add("topology.txt", "the machine, as `topology` prints it", _topology)
+    bundle.add("topology-snapshot.tar.gz", "the machine, for `plan --snapshot FILE`", lambda: _snapshot(now))
+    status = _from_daemon(bundle, client, lines, now)
+    if status is None and config is not None:
+        _from_file(bundle, config, path)
+    if config is None and path.exists():
+        read = lambda: tomllib.loads(path.read_text())  # noqa: E731
+        bundle.add("config-file.json", f"{path} as it is, secrets masked", read)
+    bundle.add(
+        "journal.txt",
+        "the last lines of the daemon and its instances in the journal",
+        lambda: _journal(lines),
+    )
+    return bundle
+
+
+def _config(bundle: Bundle, path: Path) -> Config | None:
+    """Learn the secrets that must not come out, as far as this user may read them."""
+    values = [value for name, value in os.environ.items() if is_secret_name(name)]
+    unread: list[str] = []
+    try:
+        config = load_config(path, environ=os.environ)
+    except LauncherError as error:
+        why_not = Redactor().text(error.message)
+        bundle.notes.append(f"{why_not}: secrets in what is not the daemon's are known by their form alone")
+        config = None
+    if config is not None:
+        values, unread = secret_values(config, os.environ)
+    bundle.notes += [f"cannot read '{name}': its content is known by its form alone" for name in unread]
+    bundle.redactor = Redactor(values)
+    return config
+
+
+def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) -> dict[str, Any] | None:
+    """What the daemon says; its status, or None where it does not answer."""
+    try:
+        status = client.get("/status?redact=1", ANSWER_S)
+    except LauncherError as error:
+        parts = "status, running plan and configuration, events, causes, metrics, logs of the instances"
+        bundle.missing.append((parts, error.message))
+        return None
+    slots = [slot["slot"] for slot in status["slots"]]
+
+    def ask(path: str) -> dict[str, Any]:
+        return client.get(path, ANSWER_S)
+
+    bundle.add("status.txt", "as `status` prints it", lambda: status_text.to_text(status, now) + "\n")
+    bundle.add("status.json", "as `status --json` prints it", lambda: status)
+    bundle.add("config.json", "the configuration in force, secrets masked", lambda: ask("/config?redact=1"))
+    bundle.add("plan.json", "the plan that runs", lambda: ask("/plan?redact=1"))
+    bundle.add("reload.json", "how far the last reload came", lambda: ask("/reload?redact=1"))
+    bundle.add("events.json", "what was done and asked for", lambda: ask("/events?tail=1000&redact=1"))
+    bundle.add("metrics.txt", "the metrics page", lambda: client.text("/metrics?redact=1", ANSWER_S))
+    logs: dict[int, list[dict[str, Any]]] = {}
+
+    def log_of(slot: int) -> str:
+        logs[slot] = ask(f"/slots/{slot}/logs?tail={lines}&redact=1")["lines"]
+        return "".join(map(_line, logs[slot]))
+
+    for slot in slots:
+        bundle.add(f"logs/slot-{slot}.txt", "the instance's last lines", lambda slot=slot: log_of(slot))  # type: ignore[misc]
+    bundle.add("causes.txt", "why instances ended, as `why` prints it", lambda: _causes(status, logs, now))
+    return status
+
+
+def _line(line: dict[str, Any]) -> str:
+    at = dt.datetime.fromtimestamp(line["time"], tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{at} g{line['generation']} | {line['text']}\n"
+
+
+def _causes(status: dict[str, Any], logs: dict[int, list[dict[str, Any]]], now: float) -> str:
+    def of(slot: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        found = logs.get(slot["slot"], [])
+        return (line for line in found if line["generation"] == slot["last_cause_generation"])
+
+    return "\n\n".join(why.to_text(slot, list(of(slot))[-50:], now) for slot in status["slots"]) + "\n"
+
+
+def _versions() -> dict[str, Any]:
+    uname = platform.uname()  # its `node` is the host's name: left out
+    found: dict[str, Any] = {
+        "numa-launcher": launcher.__version__,
+        "python": sys.version,
+        "kernel": f"{uname.system} {uname.release} {uname.version} {uname.machine}",
+        "libc": " ".join(platform.libc_ver()),
+    }
+    with contextlib.suppress(OSError):
+        found["os"] = platform.freedesktop_os_release().get("PRETTY_NAME")
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _doctor(config: Config | None) -> str:
+    from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
+    from launcher.doctor.report import to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.rules import examine  # noqa: PLC0415  heavy
+
+    return to_text(examine(gather(Engine() if config is None else config.engine), read_matrix())) + "\n"
+
+
+def _topology() -> str:
+    from launcher.topology import render, sysfs  # noqa: PLC0415  heavy
+
+    return render.to_text(sysfs.read()) + "\n"
+
+
+def _snapshot(now: float) -> bytes:
+    from launcher.topology import snapshot  # noqa: PLC0415  heavy
+
+    today = dt.datetime.fromtimestamp(now, tz=dt.UTC).date().isoformat()
+    return snapshot.capture(Path("/"), date=today, version=launcher.__version__).data
+
+
+def _from_file(bundle: Bundle, config: Config, path: Path) -> None:
+    what = f"the configuration that {path} makes, secrets masked"
+    bundle.add("config.json", what, lambda: shown(config, bundle.redactor))
+    bundle.add("plan.json", "what `serve` would do now", lambda: assemble(config).to_json())
+
+
+def _journal(lines: int) -> str:
+    """Under systemd; elsewhere the daemon's lines go where its standard error goes."""
+    program = shutil.which("journalctl")
+    if program is None or not SYSTEMD_RUNS.is_dir():
+        raise LauncherError("systemd does not run here; add what the daemon has printed", "")
+    units = [word for unit in _UNITS for word in ("--unit", unit)]
+    done = subprocess.run(
+        [program, *units, f"--lines={lines}", "--no-pager", "--no-hostname", "--utc", "--output=short-iso"],
+        capture_output=True, text=True, errors="replace", timeout=JOURNAL_S, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise LauncherError(f"journalctl ended with {done.returncode}: {done.stderr.strip()[:200]}", "")
+    return done.stdout
