@@ -50,6 +50,8 @@ def _size_lines() -> list[bytes | None]:
 
 
 _SIZE_LINES = _size_lines()
+_CHUNK_SIZES = {line: size for size, line in enumerate(_SIZE_LINES) if line is not None}
+_LINE_BYTES = 5  # the longest of them
 
 
 class Pattern:
@@ -122,11 +124,11 @@ class Transcript:
 
     def quick(self, write: Callable[[bytes], None], moved: list[int]) -> Quick:
         """The hot path: a function that passes on one read from the instance, to `write`, if it is exactly one
-        chunk (RFC 9112 7.1, size in lower-case hex) with exactly one ordinary event in it; it returns False, and
-        has done nothing, if it is anything else.
+        chunk (RFC 9112 7.1, size in lower-case hex) with exactly one ordinary event in it, or several such chunks;
+        it returns False, and has done nothing, if it is anything else.
 
-        `moved` are its sums: events and bytes. One call, two comparisons of bytes and a copy of the text: each
-        further call or attribute on this path is seen in the proxy's CPU time.
+        `moved` are its sums: events and bytes. For one chunk it is one call, two comparisons of bytes and a copy of
+        the text: each further call or attribute on this path is seen in the proxy's CPU time.
         """
         if self._quick is None:
             self._quick = self._make_quick(write, moved)
@@ -137,6 +139,7 @@ class Transcript:
         limit, prefix = self._limit, self._prefix
         end = self._suffix + b"\r\n"
         tail = 1 - len(end)  # the piece has the quotation mark that ends it
+        two = 2 * (len(prefix) + len(end))
         starts: dict[int, bytes] = {}  # by a read's length: its size line and the prefix
 
         def start_of(size: int) -> bytes:
@@ -147,13 +150,18 @@ class Transcript:
         def quick(raw: bytes) -> bool:
             size = len(raw)
             start = starts.get(size) or start_of(size)
-            if not raw.startswith(start) or not raw.endswith(end):
-                return False
-            piece = raw[len(start) : tail]
-            if not piece or piece.find(b'"') != len(piece) - 1:
-                return False
-            keep(piece)
-            moved[0] += 1
+            if raw.startswith(start) and raw.endswith(end):
+                piece = raw[len(start) : tail]
+                if not piece or piece.find(b'"') != len(piece) - 1:
+                    return False
+                keep(piece)
+                moved[0] += 1
+            else:
+                pieces = _pieces(raw, prefix, end) if size > two and self.odd is None else None
+                if not pieces:
+                    return False
+                keep(b"".join(pieces))
+                moved[0] += len(pieces)
             moved[1] += size
             write(raw)
             if len(text) > limit:
@@ -262,6 +270,24 @@ class Transcript:
             self._prefix, self._suffix = self.pattern.prefix, self.pattern.suffix
             self._skip, self._tail = len(self._prefix), 1 - len(self._suffix)
             self._quick = None
+
+
+def _pieces(raw: bytes, prefix: bytes, end: bytes) -> list[bytes]:
+    """Of several chunks that came in one read: what to keep of each; none unless all are whole and ordinary."""
+    size, at = len(raw), 0
+    skip, tail = len(prefix), 1 - len(end)
+    found: list[bytes] = []
+    while at < size:
+        event = raw.find(b"\n", at, at + _LINE_BYTES) + 1
+        till = at + _CHUNK_SIZES.get(raw[at:event], size + 1)
+        if till > size or not raw.startswith(prefix, event) or not raw.endswith(end, event + skip, till):
+            return []
+        piece = raw[event + skip : till + tail]
+        if piece.find(b'"') != len(piece) - 1:
+            return []
+        found.append(piece)
+        at = till
+    return found
 
 
 def event_data(event: bytes) -> bytes | None:

@@ -115,6 +115,24 @@ def test_a_chunk_with_one_ordinary_event_is_taken_as_it_came() -> None:
     assert transcript.pieces() == [b"a", b"b", b""]
 
 
+def test_several_whole_chunks_in_one_read_are_taken_too() -> None:
+    transcript = fed(chunk({"content": "a"}))
+    assert take(transcript, b"".join(framed(chunk({"content": word})) for word in ("b", "", "cde" * 50)))
+    assert transcript.pieces() == [b"a", b"b", b"", b"cde" * 50]
+
+
+def test_several_are_counted_one_by_one_and_end_at_the_limit() -> None:
+    transcript = Transcript(limit_bytes=8)
+    transcript.feed(chunk({"content": "a"}))
+    sent: list[bytes] = []
+    moved = [0, 0]
+    quick = transcript.quick(sent.append, moved)
+    raw = framed(chunk({"content": "bcd"})) * 2
+    assert quick(raw)
+    assert (sent, moved, transcript.pieces()) == ([raw], [2, len(raw)], [])
+    assert not quick(raw)
+
+
 def test_what_is_taken_is_sent_and_counted() -> None:
     transcript = fed(chunk({"content": "a"}))
     sent: list[bytes] = []
@@ -133,7 +151,12 @@ def test_what_is_taken_is_sent_and_counted() -> None:
     [
         framed(chunk({"content": 'a "quoted" word'})),
         framed(chunk({"content": "b"}) * 2),
-        framed(chunk({"content": "b"})) * 2,
+        framed(chunk({"content": "b"})) * 2 + framed(chunk({"content": "b"}))[:-1],
+        framed(chunk({"content": "b"})) + framed(chunk({"content": "b"}, finish_reason="stop")),
+        framed(chunk({"content": "b"})) + framed(chunk({"content": 'a "quoted" word'})),
+        framed(chunk({"content": "b"})) + chunk({"content": "b"}) + b"\r\n",
+        framed(chunk({"content": "b"})) + b"0" + framed(chunk({"content": "b"})),
+        framed(chunk({"content": "b"})) + framed(chunk({"content": "b"})).upper(),
         framed(chunk({"role": "assistant", "content": "b"})),
         framed(chunk({"content": "b"}, finish_reason="stop")),
         framed(chunk({"content": "b", "reasoning": "c"})),
