@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp.client import _RequestContextManager
+from fakes import SOON_S
 from proxy.scripted_engine import FakeEngine, Script, answer_chat
 
 from launcher.proxy.app import FrontDoor
@@ -61,8 +62,8 @@ class House:
 Build = Callable[..., Awaitable[House]]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for what another task will do; the time is for a hang, not for a pace."""
-    async with asyncio.timeout(seconds):
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another task will do."""
+    async with asyncio.timeout(SOON_S):
         while not condition():  # noqa: ASYNC110 - nothing to await in what is watched
             await asyncio.sleep(0.002)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from fakes import SOON_S
+
 from launcher.address import UnixAddress
 
-DEADLINE_S = 60.0  # a hang, not a pace
+HELD_S = 3 * SOON_S  # longer than any client waits here
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Call:
         self.cut()
 
     async def until_left(self) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(HELD_S):
             await self.left.wait()
 
 

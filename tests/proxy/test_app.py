@@ -9,6 +9,7 @@ import random
 
 import aiohttp
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House, until
 from proxy.scripted_engine import Call, Script, answer_chat, event
 
@@ -37,7 +38,7 @@ async def test_administration_is_404_and_reaches_no_instance(house: House, targe
     reader, _ = await house.raw(
         f"POST {target} HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode()
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         answer = await reader.read()
     assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 405"))
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] in {
@@ -156,7 +157,7 @@ async def test_an_announced_body_over_the_limit_is_refused_before_it_comes(build
     reader, _ = await house.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n"
     )
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON_S):
         head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in head.lower()
@@ -167,7 +168,7 @@ async def test_100_continue_comes_when_the_body_will_be_read(house: House) -> No
     reader, writer = await house.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     )
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON_S):
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"{}")
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
@@ -194,7 +195,7 @@ async def test_the_limit_of_a_body(build: Build, size: int, status: int, chunked
 async def test_a_silent_body_is_408(build: Build) -> None:
     house = await build(body_timeout_s=0.1)
     reader, _ = await house.raw(b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON_S):
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
 
 
@@ -419,7 +420,7 @@ async def test_stop_waits_for_what_is_in_flight(house: House) -> None:
     engine = await house.engine(0, script)
     asked = asyncio.create_task(read(house, stream=True))
     await until(lambda: bool(engine.calls))
-    stopping = asyncio.create_task(house.door.stop(5))
+    stopping = asyncio.create_task(house.door.stop(10 * SOON_S))
     await asyncio.sleep(0.02)
     with pytest.raises(aiohttp.ClientConnectorError):
         async with aiohttp.ClientSession() as other, other.get(house.door.endpoint + "/health"):
@@ -428,7 +429,7 @@ async def test_stop_waits_for_what_is_in_flight(house: House) -> None:
     status, body = await asked
     assert status == 200
     assert body.endswith(b"data: [DONE]\n\n")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON_S):
         await stopping
 
 
@@ -444,7 +445,7 @@ async def test_stop_ends_the_rest_honestly(house: House, stream: bool) -> None:
     asked = asyncio.create_task(read(house, stream=stream))
     await until(lambda: any(engine.calls for engine in engines))
     await asyncio.sleep(0.02)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(SOON_S):
         await house.door.stop(0.05)
         status, body = await asked
     assert b"shutting down" in body

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fakes import SOON_S
 from prometheus_client.parser import text_string_to_metric_families
 from proxy.scripted_engine import Call, FakeEngine, Script, answer_chat
 from proxy.test_keys import make, put
@@ -18,7 +19,7 @@ from proxy.test_keys import make, put
 from launcher.config.schema import Model, Proxy
 from launcher.proxy import catalog, instance_pages
 from launcher.proxy.application import Application, InProcess, Sources
-from launcher.proxy.catalog import describe
+from launcher.proxy.catalog import describe, read_list
 from launcher.proxy.instance_pages import Instance
 from launcher.proxy.keys import Keys
 from launcher.telemetry import metrics
@@ -68,7 +69,7 @@ class Backroom:
         head = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *lines]
         head += [f"Content-Length: {len(body)}"] if body else []
         writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             raw = await reader.read()
         writer.close()
         top, _, rest = raw.partition(b"\r\n\r\n")
@@ -240,10 +241,13 @@ async def test_a_key_with_an_allow_list_sees_its_models(open_room: Open, tmp_pat
 
 
 def test_describe() -> None:
-    assert describe("m", b'{"data":[{"id":"lora"},{"id":"m","y":2}]}') == {"id": "m", "y": 2}
-    assert describe("m", b'{"data":[{"id":"other","y":2}]}') == {"id": "m", "y": 2}
+    def described(body: bytes) -> dict[str, object] | None:
+        return describe("m", read_list(body))
+
+    assert described(b'{"data":[{"id":"lora"},{"id":"m","y":2}]}') == {"id": "m", "y": 2}
+    assert described(b'{"data":[{"id":"other","y":2}]}') == {"id": "m", "y": 2}
     for bad in (b"", b"{}", b'{"data":[]}', b"[]", b"\xff"):
-        assert describe("m", bad) is None
+        assert described(bad) is None
 
 
 # --- metrics ------------------------------------------------------------------------------------

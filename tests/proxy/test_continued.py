@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House, until
 from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, Script
 
@@ -79,7 +80,7 @@ def told(body: bytes) -> tuple[str, set[str], list[dict[str, object]]]:
 
 async def stream(house: House, **more: object) -> bytes:
     asked = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, **more}
-    async with asyncio.timeout(10), house.chat(stream=True, **asked) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **asked) as answer:
         assert answer.status == 200
         return await answer.read()
 

@@ -6,19 +6,21 @@ import asyncio
 import json
 import socket
 import time
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.errors import LauncherError
 from launcher.proxy.listener import bind
 
 
-async def answer_to(house: House, request: bytes, seconds: float = 3.0) -> bytes:
+async def answer_to(house: House, request: bytes) -> bytes:
     """All that comes back until the connection is closed."""
     reader, writer = await house.raw(request)
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(SOON_S):
         answer = await reader.read()
     writer.close()
     return answer
@@ -59,25 +61,26 @@ async def test_a_head_that_does_not_end_is_given_up(build: Build) -> None:
     reader, writer = await house.raw(b"")
     answer = asyncio.create_task(reader.readuntil(b"\r\n"))
     started = time.monotonic()
-    for byte in b"GET /health HTTP/1.1\r\nHost: h\r\nX: " + b"y" * 100:  # a byte every 10 ms, for ever
-        if answer.done():
-            break
-        writer.write(bytes([byte]))
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(SOON_S):
+        for byte in chain(b"GET /health HTTP/1.1\r\nHost: h\r\nX: ", repeat(ord("y"))):  # as long as it takes
+            if answer.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
     assert (await answer).startswith(b"HTTP/1.1 408 ")
-    assert 0.1 < time.monotonic() - started < 1.0
+    assert time.monotonic() - started > 0.1
 
 
 async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
-    house = await build(header_timeout_s=0.1)
+    house = await build(header_timeout_s=0.5)
     await house.engine(0)
     reader, writer = await house.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 13\r\n\r\n"
     )
     for byte in b'{"model":"m"}':
         writer.write(bytes([byte]))
-        await asyncio.sleep(0.02)
-    async with asyncio.timeout(3):
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(SOON_S):
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 
 
@@ -89,7 +92,7 @@ async def test_huge_heads_are_given_up_while_they_come(house: House) -> None:
             writer.write(line % n)
             await writer.drain()
             await asyncio.sleep(0.001)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(SOON_S):
             assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
     except ConnectionError:
         pass  # it was closed while we wrote, which is the point
@@ -129,7 +132,7 @@ async def test_absolute_form_is_taken(house: House) -> None:
 )
 async def test_odd_targets_are_not_there(house: House, request_: bytes) -> None:
     reader, _ = await house.raw(request_)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(SOON_S):
         assert (await reader.readuntil(b"\r\n")).startswith(
             (b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 405")
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fakes import SOON_S
 from proxy.test_application import Backroom, Open, open_room  # noqa: F401 - a fixture
 from proxy.test_keys import make, put
 
@@ -146,7 +147,7 @@ async def test_a_stream_comes_as_it_is_made(room_with: Make, cloud: Cloud) -> No
     reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
     sent = body(model="m", stream=True)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"text/event-stream" in head
         assert b"X-Served-By: overflow" in head
@@ -165,7 +166,7 @@ async def test_a_client_that_leaves_ends_it(room_with: Make, cloud: Cloud) -> No
     reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
     sent = body(model="m", stream=True)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         await reader.readuntil(b"data: 1")
         writer.close()
         await cloud.left.wait()
@@ -190,7 +191,7 @@ async def test_an_answer_that_breaks_is_broken_off(
     reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
     sent = body(model="m", stream=True)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         await reader.readuntil(b"data: 1\n\n")
         cloud.hold.set()
         try:

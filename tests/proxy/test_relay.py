@@ -9,6 +9,7 @@ import random
 
 import aiohttp
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House, until
 from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, answer_chat, event
 from yarl import URL
@@ -44,7 +45,7 @@ async def test_each_event_leaves_when_it_comes(house: House) -> None:
         await call.end_stream()
 
     await house.engine(0, script)
-    async with house.chat(stream=True) as answer, asyncio.timeout(3):
+    async with house.chat(stream=True) as answer, asyncio.timeout(SOON_S):
         for text in ("one", "two"):  # the engine sends no further event before this one is here
             assert await answer.content.readuntil(b"\n\n") == event(text)
             go.release()
@@ -150,7 +151,7 @@ async def test_a_cut_stream_ends_in_an_error_event(house: House, how: str, half:
 
     await house.engine(0, script)
     await house.engine(1, script)
-    async with asyncio.timeout(4), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         first = await answer.content.readuntil(b"\n\n")
         seen.set()
         body = first + await answer.content.read()  # the chunked body ends well
@@ -172,7 +173,7 @@ async def test_a_silent_stream_ends_in_an_error_event(build: Build) -> None:
         await call.until_left()
 
     await house.engine(0, script)
-    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         assert "within 0.1 s" in str(last_error(await answer.read())["message"])
 
 
@@ -187,7 +188,7 @@ async def test_bad_chunk_framing_is_no_end(build: Build) -> None:
         await call.until_left()
 
     await house.engine(0, script)
-    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         body = await answer.read()
     assert last_error(body)["type"] == "upstream_error"
 
@@ -269,7 +270,7 @@ async def test_what_breaks_before_the_first_byte_moves_on(house: House, break_: 
         await house.engine(slot, break_)  # type: ignore[arg-type]
     await house.engine(3)
     for _ in range(8):
-        async with asyncio.timeout(4), house.chat(stream=stream) as answer:
+        async with asyncio.timeout(SOON_S), house.chat(stream=stream) as answer:
             assert answer.status == 200
             assert await answer.read()
     sums = house.sums()
@@ -309,7 +310,7 @@ async def test_removed_before_the_first_byte_moves_on(house: House, stream: bool
     await house.engine(0, script)
     await house.engine(1)
     for _ in range(4):
-        async with asyncio.timeout(2), house.chat(stream=stream) as answer:
+        async with asyncio.timeout(SOON_S), house.chat(stream=stream) as answer:
             assert answer.status == 200
             await answer.read()
 
@@ -373,7 +374,7 @@ async def test_a_large_plain_answer_that_breaks_has_no_clean_end(house: House) -
 
     await house.engine(0, script)
     with pytest.raises(aiohttp.ClientError):
-        async with asyncio.timeout(5), house.chat() as answer:
+        async with asyncio.timeout(SOON_S), house.chat() as answer:
             await answer.read()
     await until(lambda: house.sums()["failed"] == 1)
 
@@ -474,7 +475,7 @@ async def test_a_client_that_leaves_aborts_its_request(house: House, stream: boo
         await until(lambda: bool(engine.calls))
     assert house.door.in_flight(0, 1) == 1
     writer.close()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON_S):
         await engine.calls[0].left.wait()
     await until(lambda: house.door.in_flight(0, 1) == 0)
     assert house.sums()["client_aborted"] == 1
@@ -507,9 +508,9 @@ async def test_a_slow_client_slows_its_instance_and_nobody_else(house: House) ->
         before = sent
         await asyncio.sleep(0.2)
     assert sent < 20_000_000
-    async with asyncio.timeout(2), house.chat() as answer:
+    async with asyncio.timeout(SOON_S), house.chat() as answer:
         assert answer.status == 200
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON_S):
         rest = 0
         while chunk := await reader.read(1 << 20):
             rest += len(chunk)
@@ -531,7 +532,7 @@ async def test_a_client_that_takes_nothing_is_given_up(build: Build) -> None:
     body = b'{"model":"m"}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
     await house.raw(head.encode() + body)
-    await until(lambda: house.sums()["client_aborted"] == 1, 5)
+    await until(lambda: house.sums()["client_aborted"] == 1)
     assert house.suspects == []
 
 

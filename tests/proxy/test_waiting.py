@@ -8,6 +8,7 @@ import json
 
 import aiohttp
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House, until
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
@@ -32,7 +33,7 @@ async def test_what_an_instance_can_not_start_waits_here(house: House) -> None:
     go = asyncio.Semaphore(0)
     engine = await house.engine(0, gated(go))  # 8 at once
     asked = [asyncio.create_task(ask(house)) for _ in range(12)]
-    await until(lambda: len(engine.calls) == 8)
+    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 4)
     await asyncio.sleep(0.05)
     assert len(engine.calls) == 8
     assert house.door.stats()["waiting"] == 4
@@ -67,7 +68,7 @@ async def test_a_wait_that_is_too_long_is_429(build: Build) -> None:
     go = asyncio.Semaphore(0)
     await house.engine(0, gated(go))
     asked = [asyncio.create_task(ask(house)) for _ in range(9)]
-    done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=3)
+    done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=SOON_S)
     (late,) = done
     assert late.result()[0] == 429
     for _ in range(9):
@@ -134,7 +135,7 @@ async def test_a_stream_that_waits_shows_that_it_lives(build: Build) -> None:
         await answer_chat(call)
 
     await house.engine(0, script)
-    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         go.set()
@@ -151,7 +152,7 @@ async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:
         await call.json({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400)
 
     await house.engine(0, script)
-    async with asyncio.timeout(3), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         body = await answer.read()
     assert DONE not in body
     last = body[:-2].split(b"\n\n")[-1]
@@ -209,7 +210,7 @@ async def test_a_request_that_kills_is_given_up(house: House) -> None:
 
 
 async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
-    house = await build(hung_timeout_s=0.3)
+    house = await build(hung_timeout_s=1.0)
 
     async def hangs(call: Call) -> None:
         await call.start_stream()
@@ -220,7 +221,7 @@ async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
         await call.start_stream()
         for number in range(100):
             await call.chunk(event(str(number)))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.04)
         await call.chunk(DONE)
         await call.end_stream()
 
@@ -230,7 +231,7 @@ async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
     house.door.drain_upstream(0, 1)
     await house.engine(1, flows)
     second = asyncio.create_task(ask(house, stream=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         _, body, _ = await first
     assert DONE in body or b"it hangs" in body
     assert (await second)[1].endswith(DONE)
@@ -240,7 +241,7 @@ async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
 async def test_idle_connections_cost_little(house: House, count: int) -> None:
     await house.engine(0)
     writers = [(await house.raw(b""))[1] for _ in range(count)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         assert (await ask(house))[0] == 200
     for writer in writers:
         writer.close()
@@ -251,7 +252,7 @@ async def test_too_many_connections_are_closed(build: Build) -> None:
     await house.engine(0)
     one, two = await house.raw(b""), await house.raw(b"")
     reader, _ = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON_S):
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
     one[1].close()
