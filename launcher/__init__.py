@@ -21,7 +21,7 @@ Rooms, and what each may import of ours (the table in tests/test_imports.py hold
     control      errors, redaction
     telemetry    nothing
     host         cpuset, errors
-    status       a slot's owner -> the operator's view of it: engines.stack, instances
+    status       a slot's owner -> the operator's view of it: engines.stack, instances, telemetry, cpuset
     doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
     assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
     changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan

@@ -19,3 +19,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def fitted(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most `width` characters: longer ones end in an ellipsis."""
+    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]

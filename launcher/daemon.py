@@ -298,7 +298,10 @@ class Daemon:
         """The whole state."""
         slots = tuple(
             slot_status(
-                keeper, self.door.in_flight(keeper.slot.id, keeper.seat.generation), self._assembly.stack
+                keeper,
+                self.door.in_flight(keeper.slot.id, keeper.seat.generation),
+                self._assembly.stack,
+                self.door.first_token(keeper.slot.id),
             )
             for keeper in self.supervisor.keepers.values()
         )

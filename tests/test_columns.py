@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.columns import counted, table
+from launcher.columns import counted, fitted, table
 
 
 def test_one_is_no_plural() -> None:
@@ -19,3 +19,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 def test_a_row_that_is_not_like_the_others_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="shorter"):
         table([("A", "B"), ("a",)])
+
+
+def test_fitted() -> None:
+    assert fitted(["abc", "abcdef", ""], 4) == ["abc", "abc…", ""]

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": set(),
     "host": {"cpuset", "errors"},
     "doctor": {"config", "topology", "planning", "engines", "host", *LEAVES},
-    "status": {"engines.stack", "instances"},
+    "status": {"cpuset", "engines.stack", "instances", "telemetry"},
     "assembly": {"config.schema", "engines", "host", "planning", "topology", *LEAVES},
     "changes": {"assembly", "config.schema", "engines", "planning.plan"},
     "verbs": {"control.messages", "errors", "instances"},
@@ -63,6 +63,7 @@ PURE = {
     "control.messages", "proxy.exchange",
     *(f"proxy.scheduling.{name.stem}" for name in (ROOT / "proxy" / "scheduling").glob("[a-z]*.py")),
     "proxy.keyfile", "proxy.key_limits", "proxy.cors", "proxy.server_timing", "telemetry.merge", "telemetry.engine_load",
+    "telemetry.recent",
     "doctor.report", "doctor.facts", "doctor.rules", "doctor.compatibility",
     *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py") if name.stem != "model_profile"),
 }  # fmt: skip

@@ -27,8 +27,7 @@ from typing import Any, Final
 
 import launcher
 from launcher.assembly import assemble
-from launcher.cli import status as status_text
-from launcher.cli import why
+from launcher.cli import status_table, why
 from launcher.config.load import load_config
 from launcher.config.schema import Config, Engine
 from launcher.config.shown import secret_values, shown
@@ -160,7 +159,7 @@ def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) 
     def ask(path: str) -> dict[str, Any]:
         return client.get(path, ANSWER_S)
 
-    bundle.add("status.txt", "as `status` prints it", lambda: status_text.to_text(status, now) + "\n")
+    bundle.add("status.txt", "as `status` prints it", lambda: status_table.to_text(status, now, None) + "\n")
     bundle.add("status.json", "as `status --json` prints it", lambda: status)
     bundle.add("config.json", "the configuration in force, secrets masked", lambda: ask("/config?redact=1"))
     bundle.add("plan.json", "the plan that runs", lambda: ask("/plan?redact=1"))

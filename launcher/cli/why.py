@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
-from launcher.cli.status import duration
+from launcher.cli.status_table import duration
 from launcher.errors import NotFoundError
 
 # What the daemon keeps at least of a slot; the dead life's lines are searched in them.

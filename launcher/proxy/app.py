@@ -33,6 +33,7 @@ from launcher.proxy.relay import Relay
 from launcher.proxy.routes import GATHERED, Match, NoMethod, match, split_target
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.tls import ServerTls
+from launcher.telemetry.recent import Quantiles
 
 LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events to be written
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
@@ -165,6 +166,10 @@ class FrontDoor:
     def stats(self) -> dict[str, object]:
         """The sums, for `status --json`."""
         return report.stats(self.desk)
+
+    def first_token(self, slot: int) -> Quantiles | None:
+        """How long clients of a slot waited lately for a stream's first token, time in the queue included."""
+        return self.desk.timings.first_token.quantiles(slot, self._loop.time())
 
     async def metrics_page(self) -> str:
         """What `GET /metrics` answers."""

@@ -259,6 +259,8 @@ class Relay:
         if not self.committed:
             self.committed = True
             self.exchange.first_byte = now  # comments do not count
+            if self.streamed and attempt.tracker is not None:
+                self._desk.timings.first_token.take(self.exchange.slot, now - self.exchange.started, now)
             self._desk.moves.settle(self, now)
             if self.transcript is None:
                 self.body = b""  # it is not needed again

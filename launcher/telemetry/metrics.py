@@ -13,6 +13,8 @@ from enum import StrEnum
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from launcher.telemetry.recent import Recent
+
 
 class MetricKind(StrEnum):
     """How a metric behaves."""
@@ -159,7 +161,7 @@ Values = Mapping[str, Mapping[tuple[str, ...], float]]  # metric -> label values
 
 
 class Timings:
-    """The histograms."""
+    """The histograms, and the last times to the first token."""
 
     def __init__(self) -> None:
         self.first_byte = Histogram(
@@ -180,6 +182,8 @@ class Timings:
             buckets=_DURATION_BUCKETS,
             registry=None,
         )
+        self.first_token = Recent()
+        """By slot, of streams: what `status` shows, no metric."""
 
     def all(self) -> tuple[Histogram, ...]:
         """Each of them, in the order of the page."""

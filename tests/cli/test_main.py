@@ -8,21 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
+from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
-from launcher.cli.status import CLEAR, duration, to_text
 from launcher.control.messages import SUMMARY, Request, Verb
 from launcher.errors import LauncherError
-from launcher.instances.progress import Counters
-from launcher.instances.verify import Difference
-from launcher.status import Zentorch
 
 Run = Any
 
@@ -171,59 +166,6 @@ def test_which_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", "/from/env")
     assert options.client_of(parse("status"))._path == "/from/env"
     assert options.client_of(parse("status", "--socket", "/from/flag"))._path == "/from/flag"
-
-
-# --- status --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0s"), (0, "0s"), (59.9, "59s"), (60, "1m00s"), (192, "3m12s"), (3600, "1h00m"), (14_700, "4h05m"),
-     (183_600, "2d03h")],
-)  # fmt: skip
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def shown(operations: FakeOperations) -> str:
-    return to_text(msgspec.to_builtins(operations.status()), now=160.0)
-
-
-def test_status_text(operations: FakeOperations) -> None:
-    operations.slots = {
-        0: slot_status(0, verified=VERIFIED, zentorch=Zentorch(found="2.13", active=True), cpus="0,2," * 20),
-        1: slot_status(1, state="backoff", pid=None, last_cause=CAUSE, next_start=163.0, node=None),
-        2: slot_status(2, state="starting", phase="loading weights", zentorch=Zentorch(found="2.13", active=None)),
-    }  # fmt: skip
-    text = shown(operations)
-    lines = text.splitlines()
-    assert lines[0] == "1/3 ready at http://127.0.0.1:8000 · memory membind · vllm 0.32.0, torch 2.13.0"
-    assert lines[1] == "requests: accepted 3 · completed 2"
-    rows = {line.split()[0]: line for line in lines[3:7]}
-    assert "1m00s" in rows["0"]
-    assert rows["0"].endswith("verified   on")
-    assert "..." in rows["0"]
-    assert "backoff (3 s)" in rows["1"]
-    assert rows["1"].endswith("not installed")
-    assert "starting (loading weights)" in rows["2"]
-    assert rows["2"].endswith("?")
-    assert "slot 1: oom: it died\n  buy memory\n  | last words" in text
-    assert text.endswith("warning: mind the gap")
-
-
-def test_status_says_what_differs(operations: FakeOperations) -> None:
-    wrong = replace(VERIFIED, differences=(Difference("vllm (pid 7)", "here", "stray"),))
-    operations.slots = {0: slot_status(verified=wrong)}
-    assert "DIFFERS" in shown(operations)
-    assert "slot 0: vllm (pid 7): stray" in shown(operations)
-
-
-def test_status(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status"]) == 0
-    assert "2/2 ready" in capsys.readouterr().out
-    operations.slots = {0: slot_status(state="failed")}
-    assert main(["status", "--json"]) == 1, "no slot is ready"
-    assert json.loads(capsys.readouterr().out)["slots"][0]["state"] == "failed"
 
 
 # --- verbs ----------------------------------------------------------------------------------------
@@ -394,6 +336,13 @@ def test_events(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("words", [["start", "0", "--force"], ["stop", "0", "--deadline", "3"]])
+def test_an_option_of_another_verb_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"unrecognized arguments: {words[2]}" in capsys.readouterr().err
+
+
 def test_options_reach_the_daemon(daemon: Backstage, operations: FakeOperations) -> None:
     assert main(["drain", "0", "--force", "--deadline", "3", "--no-wait"]) == 0
     assert operations.requests == [Request(Verb.DRAIN, force=True, deadline_s=3.0)]
@@ -405,28 +354,6 @@ def test_a_refusal_is_two_lines(
     operations.refused = True
     assert main(["restart", "0"]) == 2
     assert two_lines(capsys) == ["cannot restart slot '0': too few are left", "add --force"]
-
-
-def test_status_shows_the_load_and_watches(
-    daemon: Backstage,
-    operations: FakeOperations,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    load = Counters(
-        running=2, waiting=7, generated=100, steps=50, kv_usage=0.256, prefix_queries=50, prefix_hits=20
-    )
-    operations.slots = {0: slot_status(load=load, tokens_per_s=41.7, stalled_s=12.0, intent="quarantine")}
-    text = shown(operations)
-    assert "quarantined (no progress for 12 s)" in text
-    assert "  7       42     26 %  40 %  -  " in text
-
-    def enough(_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("launcher.cli.status.time.sleep", enough)
-    assert main(["status", "--watch"]) == 130
-    assert capsys.readouterr().out.startswith(CLEAR)
 
 
 CHANGES: dict[str, Any] = {

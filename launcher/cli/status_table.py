@@ -1,0 +1,254 @@
+"""The state of all slots as one screen of text: a line in short, a table, and what needs words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launcher.columns import fitted, table
+from launcher.sizes import GIB, MIB
+
+Slot = dict[str, Any]
+Status = dict[str, Any]
+
+# A width that everything asked for on call fits into.
+WIDTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table."""
+
+    head: str
+    cell: Callable[[Slot, float], str]
+
+
+def summary(status: Status, now: float) -> str:
+    """All of it in one line, for a pager: ASCII, the worst first."""
+    slots = status["slots"]
+    word = {0: "DOWN", len(slots): "OK"}.get(status["ready"], "DEGRADED") if slots else "DOWN"
+    parts = [f"{word} {status['ready']}/{len(slots)} ready"]
+    parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
+    parts += [f"slot {slot['slot']} stands still" for slot in slots if slot["stalled_s"]]
+    requests = status["requests"]
+    parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
+    speeds = [slot["tokens_per_s"] for slot in slots if slot["tokens_per_s"] is not None]
+    parts += [f"{sum(speeds):.0f} tok/s"] * bool(speeds)
+    slowest = max((slot["first_token"]["p99_s"] for slot in slots if slot["first_token"]), default=None)
+    parts += [] if slowest is None else [f"TTFT p99 {seconds(slowest)}s"]
+    return "; ".join(parts)
+
+
+def level(status: Status) -> int:
+    """0: every slot is ready. 1: some are. 2: none is."""
+    ready, slots = status["ready"], len(status["slots"])
+    return 2 if not ready else int(ready < slots)
+
+
+def _trouble(slot: Slot, now: float) -> str:
+    text = f"slot {slot['slot']} {_state(slot)} {duration(now - slot['since'])}"
+    return f"{text} ({slot['last_cause']['name']})" if slot["last_cause"] else text
+
+
+def to_text(status: Status, now: float, width: int | None = WIDTH) -> str:
+    """One screen for a person. `width`: columns of the terminal; None shows every column in full."""
+    return "\n".join([*head(status, now), "", *rows(status, now, width), *notes(status, now)])
+
+
+def head(status: Status, now: float) -> list[str]:
+    """What holds for all slots."""
+    versions = [
+        f"{name} {version}" for name, version in status["stack"].items() if version and name != "tcmalloc"
+    ]
+    models = {slot["model"] for slot in status["slots"]}
+    about = [
+        *([f"model {next(iter(models))}"] if len(models) == 1 else []),
+        status["endpoint"] or "no endpoint yet",
+        f"memory {status['binding']}",
+        *versions,
+        f"up {duration(now - status['since'])}",
+    ]
+    requests = status["requests"]
+    names = ("accepted", "completed", "client_aborted", "rejected", "failed", "retried", "continued")
+    counts = [f"{name.replace('_', ' ')} {requests[name]}" for name in names if name in requests]
+    return [summary(status, now), " · ".join(about), f"requests: {' · '.join(counts)}"]
+
+
+def rows(status: Status, now: float, width: int | None = WIDTH) -> list[str]:
+    """The table. What is wanted least goes first where the terminal is narrow; the last cause is cut to what is left."""
+    slots = status["slots"]
+    several = len({slot["model"] for slot in slots}) > 1
+    columns = [column for column in COLUMNS if several or column.head != "MODEL"]
+    spared = iter(SPARED)
+    while True:
+        lines = _table(columns, slots, now)
+        if width is None or max(map(len, lines)) - _spare(columns, slots) <= width:
+            break
+        head = next(spared, None)
+        if head is None:
+            break
+        columns = [column for column in columns if column.head != head]
+    return lines if width is None else fitted(lines, width)
+
+
+def _spare(columns: list[Column], slots: list[Slot]) -> int:
+    """Signs of the last causes that may be cut, where they stand at the end."""
+    if columns[-1].head != "LAST CAUSE":
+        return 0
+    longest = max((len(slot["last_cause"]["name"]) for slot in slots if slot["last_cause"]), default=0)
+    return max(0, longest - len("LAST CAUSE"))
+
+
+def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
+    return table(
+        [[column.head for column in columns], *([c.cell(slot, now) for c in columns] for slot in slots)]
+    )
+
+
+def notes(status: Status, now: float) -> list[str]:
+    """What a table has no room for: what is under way, what is wrong and what to do, one slot after the other."""
+    lines: list[str] = []
+    for slot in status["slots"]:
+        about = list(_of_slot(slot, now))
+        lines += [""] * bool(about) + about
+    lines += [""] * bool(status["warnings"])
+    return [*lines, *(f"warning: {warning}" for warning in status["warnings"])]
+
+
+def _of_slot(slot: Slot, now: float) -> Iterator[str]:
+    name, state = f"slot {slot['slot']}", slot["state"]
+    if slot["phase"]:
+        yield f"{name}: {slot['phase']}{_eta(slot, now)}"
+    elif slot["eta"] is not None and state in {"draining", "stopping"}:
+        yield f"{name}: {state}{_eta(slot, now)}"
+    if slot["next_start"]:
+        yield f"{name}: starts again in {max(0.0, slot['next_start'] - now):.0f} s"
+    if slot["stalled_s"]:
+        yield f"{name}: has work and has made no progress for {slot['stalled_s']:.0f} s"
+    cause = slot["last_cause"]
+    if cause and state in {"failed", "backoff", "held"}:
+        yield f"{name}: {cause['name']}: {cause['message']}"
+        yield f"  {cause['remedy']}"
+        yield from (f"  | {line}" for line in cause["evidence"])
+    verified = slot["verified"] or {}
+    yield from (f"{name}: not as planned: {problem}" for problem in verified.get("problems", ()))
+    strangers = verified.get("foreign", ())
+    if strangers:
+        first = strangers[0].partition(", of which")[0]
+        more = f", and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+        yield f"{name}: not ours on its cpus: {first}{more} (numa-launcher verify {slot['slot']})"
+
+
+def _eta(slot: Slot, now: float) -> str:
+    return (
+        "" if slot["eta"] is None or slot["eta"] <= now else f", likely over in {duration(slot['eta'] - now)}"
+    )
+
+
+# --- the cells ------------------------------------------------------------------------------------------
+
+
+def _state(slot: Slot) -> str:
+    return "quarantine" if slot["intent"] == "quarantine" else str(slot["state"])
+
+
+def _where(slot: Slot, _now: float) -> str:
+    """Cores and node: 63@0."""
+    count = _count(slot["cpus"])
+    return f"{count}" if slot["node"] is None else f"{count}@{slot['node']}"
+
+
+def _count(cpus: str) -> int:
+    """Of a cpulist: "0-3,8" has 5."""
+    ends = [part.partition("-") for part in cpus.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+
+
+def _zentorch(slot: Slot, _now: float) -> str:
+    zentorch = slot["zentorch"]
+    if zentorch["found"] is None:
+        return "-"
+    return {True: "on", False: "OFF", None: "?"}[zentorch["active"]]
+
+
+def _requests(slot: Slot, _now: float) -> str:
+    load = slot["load"]
+    return f"{slot['in_flight']}/{'-' if load is None else load['waiting']}"
+
+
+def _speed(slot: Slot, _now: float) -> str:
+    return "-" if slot["tokens_per_s"] is None else f"{slot['tokens_per_s']:.0f}"
+
+
+def _first_token(slot: Slot, _now: float) -> str:
+    found = slot["first_token"]
+    return "-" if found is None else f"{seconds(found['p50_s'])}/{seconds(found['p99_s'])}"
+
+
+def _kv(slot: Slot, _now: float) -> str:
+    load = slot["load"]
+    return "-" if load is None or load["kv_usage"] is None else f"{load['kv_usage'] * 100:.0f}%"
+
+
+def _hits(slot: Slot, _now: float) -> str:
+    load = slot["load"]
+    asked = 0 if load is None else load["prefix_queries"]
+    return f"{load['prefix_hits'] / asked * 100:.0f}%" if load is not None and asked else "-"
+
+
+def _resident(slot: Slot, _now: float) -> str:
+    found = slot["resident"]
+    if found is None or not found["total_bytes"]:
+        return "-"
+    size = found["on_node_bytes"] if found["share"] is not None else found["total_bytes"]
+    text = f"{size / GIB:.3g}G" if size >= GIB else f"{size / MIB:.0f}M"
+    return text if found["share"] is None else f"{text} {found['share'] * 100:.0f}%"
+
+
+def _placement(slot: Slot, _now: float) -> str:
+    verified = slot["verified"]
+    return "-" if verified is None else ("verified" if verified["ok"] else "DIFFERS")
+
+
+def seconds(value: float) -> str:
+    """0.04, 0.31, 2.5, 31: two digits that count, no more than four signs up to an hour."""
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A span for people: 5s, 3m12s, 4h05m, 2d03h."""
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if not minutes:
+        return f"{whole}s"
+    if not hours:
+        return f"{minutes}m{whole % 60:02}s"
+    return f"{hours}h{minutes % 60:02}m" if not days else f"{days}d{hours % 24:02}h"
+
+
+COLUMNS: Final = (
+    Column("SLOT", lambda slot, _: str(slot["slot"])),
+    Column("MODEL", lambda slot, _: slot["model"]),
+    Column("STATE", lambda slot, _: _state(slot)),
+    Column("SINCE", lambda slot, now: duration(now - slot["since"])),
+    Column("CPUS", _where),
+    Column("ZEN", _zentorch),
+    Column("REQ/Q", _requests),
+    Column("TOK/S", _speed),
+    Column("TTFT 50/99", _first_token),
+    Column("KV", _kv),
+    Column("HIT", _hits),
+    Column("RSS ON NODE", _resident),
+    Column("RST", lambda slot, _: str(slot["restarts"])),
+    Column("LAST CAUSE", lambda slot, _: slot["last_cause"]["name"] if slot["last_cause"] else "-"),
+    Column("PLACEMENT", _placement),
+    Column("PID", lambda slot, _: str(slot["pid"] or "-")),
+    Column("CPU LIST", lambda slot, _: slot["cpus"]),
+)
+"""`head` as it is printed. docs/control.md explains them."""
+
+SPARED: Final = (
+    "CPU LIST", "PID", "PLACEMENT", "RSS ON NODE", "HIT", "KV", "ZEN", "CPUS", "RST", "TTFT 50/99", "TOK/S",
+)  # fmt: skip
+"""What goes first where there is no room. At WIDTH columns only the first three do."""
