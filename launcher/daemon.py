@@ -19,6 +19,7 @@ from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
 from launcher.control.server import ControlServer
 from launcher.drift import drift, look
+from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError, RefusedError
 from launcher.host import activation, notify
@@ -223,6 +224,7 @@ class Daemon:
                     event.address,
                     event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
+                    adapters=lora_adapters(self._assembly.config, event.model),
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Final
 
+from launcher.config.schema import Config, EngineKind
 from launcher.errors import LauncherError
 
 # Short spellings of flags that we pass too (vllm/engine/arg_utils.py, 0.32).
@@ -84,3 +86,46 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
         following = arguments[index + 1 : index + 2]
         value = text if equals else following[0] if following and flag_of(following[0]) is None else None
     return value
+
+
+def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
+    """What clients call the LoRA adapters of one of our models: --lora-modules in engine.args.
+
+    One that names no base model is of the only model; where there are several it is of none. What vLLM could not
+    read is left out: it says so itself when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
+    0.32).
+    """
+    if config.engine.kind is not EngineKind.VLLM:
+        return ()
+    names = {name, *(alias for model in config.models if model.name == name for alias in model.aliases)}
+    if all(model.name == name for model in config.models):
+        names.add("")
+    modules = (_lora_module(value) for value in _values_of(config.engine.args, "--lora-modules"))
+    return tuple(adapter for adapter, base in filter(None, modules) if base in names)
+
+
+def _values_of(arguments: Sequence[str], flag: str) -> list[str]:
+    """All values of a flag that takes several; given again, it begins anew."""
+    values: list[str] = []
+    ours = False
+    for argument in arguments:
+        found = flag_of(argument)
+        if found is not None:
+            ours = found == flag
+            if ours:
+                _, equals, text = argument.partition("=")
+                values = [text] if equals else []
+        elif ours:
+            values.append(argument)
+    return values
+
+
+def _lora_module(value: str) -> tuple[str, str] | None:
+    """Name and base model ("" for none) of "name=path" or {"name": .., "path": .., "base_model_name": ..}."""
+    if "=" in value and "," not in value:
+        return value.partition("=")[0], ""
+    try:
+        module = json.loads(value)
+        return str(module["name"]), str(module.get("base_model_name") or "")
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None

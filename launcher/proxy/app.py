@@ -30,7 +30,7 @@ from launcher.proxy.listener import Listener
 from launcher.proxy.moves import unavailable
 from launcher.proxy.openai import Refusal
 from launcher.proxy.relay import Relay
-from launcher.proxy.routes import GATHERED, Match, NoMethod, match, split_target
+from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.tls import ServerTls
 from launcher.telemetry.recent import Quantiles
@@ -132,12 +132,15 @@ class FrontDoor:
         max_num_seqs: int,
         *,
         numa_node: str = "",
+        adapters: Sequence[str] = (),
     ) -> None:
         """The instance may get requests; a drain of this very generation is taken back.
 
-        `numa_node`: the list of nodes that its memory is on, a label of its metrics.
+        `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
+        adapters that it serves.
         """
         self._nodes[slot] = numa_node
+        self.desk.know(adapters, model)
         self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
 
     def drain_upstream(self, slot: int, generation: int) -> None:
@@ -211,6 +214,7 @@ class FrontDoor:
             ],
             values=lambda: report.values(self.desk, self._keys, len(self._clients)),
             timings=self.desk.timings,
+            adapters=self.desk.adapters,
             stopping=lambda: self.closing,
             retry_after_s=fleet.retry_after_s,
         )
@@ -265,7 +269,7 @@ class FrontDoor:
             if isinstance(found, NoMethod):
                 raise _no_method(path, found)
             if found is None:
-                raise Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
+                raise _no_route(path)
             if path not in OPEN_PATHS and self._keys.required:
                 key = head.get(b"authorization"), head.get(b"x-api-key")
                 relay.key = self._keys.check(*key, exchange.started)
@@ -325,6 +329,18 @@ def _tick_interval(proxy: Proxy) -> float:
         proxy.client_keepalive_s,
     )
     return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))
+
+
+def _no_route(path: str) -> Refusal:
+    if path == REALTIME:
+        return Refusal(
+            501,
+            f"cannot open {path}: WebSockets are not served here; POST the audio to /v1/audio/transcriptions",
+            type_="not_implemented_error",
+            code="websocket_not_served",
+            close=True,
+        )
+    return Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
 
 
 def _no_method(path: str, found: NoMethod) -> Refusal:

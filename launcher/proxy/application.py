@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -53,6 +53,8 @@ class Sources:
     stopping: Callable[[], bool]
     retry_after_s: Callable[[], int]
     """How long a client that finds no instance ready should wait."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Models by the names of their LoRA adapters, as instances bring them."""
 
 
 class Application:
@@ -66,7 +68,7 @@ class Application:
         self._sources = sources
         self._fetcher = PageFetcher()
         self._metrics = MetricsPage(self._fetcher, clock)
-        self._models = ModelList(models, self._fetcher, clock)
+        self._models = ModelList(models, sources.adapters, self._fetcher, clock)
         self.overflow = (
             None if proxy.overflow is None else Overflow(proxy.overflow, proxy, self._models.own_name)
         )

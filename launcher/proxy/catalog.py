@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -60,13 +60,17 @@ def _labels(instance: Instance) -> dict[str, str]:
 
 class ModelList:
     """/v1/models: one entry per configured model, as its instances describe it (max_model_len and all), and
-    one per alias.
+    one per alias and LoRA adapter.
 
     A model whose instances restart keeps its last entry: clients build menus from this list, and asking for
     the model gets an honest 503 with Retry-After. One that was never ready is not listed.
     """
 
-    def __init__(self, models: Sequence[Model], fetcher: PageFetcher, clock: Clock) -> None:
+    def __init__(
+        self, models: Sequence[Model], adapters: Mapping[str, str], fetcher: PageFetcher, clock: Clock
+    ) -> None:
+        """`adapters`: models by the names of their adapters; it may grow."""
+        self._adapters = adapters
         self._fetcher = fetcher
         self._clock = clock
         self._aliases: dict[str, tuple[str, ...]] = {}
@@ -79,11 +83,11 @@ class ModelList:
         self._known: dict[str, Entry] = {}
 
     def names_of(self, wanted: str) -> tuple[str, ...]:
-        """A model's own name and its aliases, by any of them; () when none of ours is called so."""
+        """A model's own name and its aliases, by any of them; an adapter's own; () when none of ours is called so."""
         for name, aliases in self._aliases.items():
             if wanted == name or wanted in aliases:
                 return (name, *aliases)
-        return ()
+        return (wanted,) if wanted in self._adapters else ()
 
     def own_name(self, wanted: str | None) -> str | None:
         """A model's own name by any of its names; the only model's by none."""
@@ -92,15 +96,18 @@ class ModelList:
         return next(iter(self.names_of(wanted)), None)
 
     async def entries(self, instances: Sequence[Instance]) -> list[Entry]:
-        """The entries, in the order of the configuration, aliases after their model."""
+        """The entries, in the order of the configuration, a model's aliases and adapters after it."""
         async with self._lock:
             await asyncio.gather(*(self._refresh(name, instances) for name in self._aliases))
-        return [
-            entry if alias == name else {**entry, "id": alias}
-            for name, aliases in self._aliases.items()
-            if (entry := self._known.get(name)) is not None
-            for alias in (name, *aliases)
-        ]
+        found: list[Entry] = []
+        for name, aliases in self._aliases.items():
+            if (entry := self._known.get(name)) is not None:
+                found += (entry, *({**entry, "id": alias} for alias in aliases))
+                found += (self._known[other] for other in self._adapters_of(name) if other in self._known)
+        return found
+
+    def _adapters_of(self, model: str) -> list[str]:
+        return [adapter for adapter, base in self._adapters.items() if base == model]
 
     async def _refresh(self, name: str, instances: Sequence[Instance]) -> None:
         """Ask the model's ready instances in turn until one describes it."""
@@ -116,9 +123,13 @@ class ModelList:
             ):
                 return
             (body,) = await self._fetcher.fetch((instance,), "/v1/models")
-            entry = describe(name, body) if body is not None else None
+            listed = [] if body is None else read_list(body)
+            entry = describe(name, listed)
             if entry is not None:
                 self._known[name] = entry
+                self._known |= {
+                    other: own for other in self._adapters_of(name) if (own := _own(other, listed))
+                }
                 self._asked[name] = (now, life)
                 return
 
@@ -127,13 +138,19 @@ class _List(msgspec.Struct):
     data: list[Entry]
 
 
-def describe(name: str, body: bytes) -> Entry | None:
-    """An instance's entry for `name`: its own of that id, else its first under our name."""
+def read_list(body: bytes) -> list[Entry]:
+    """The entries of an instance's /v1/models; none where it can't be read."""
     try:
-        listed = msgspec.json.decode(body, type=_List).data
+        return msgspec.json.decode(body, type=_List).data
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    own = next((entry for entry in listed if entry.get("id") == name), None)
-    if own is None and listed:
-        own = {**listed[0], "id": name}
-    return own
+        return []
+
+
+def describe(name: str, listed: Sequence[Entry]) -> Entry | None:
+    """An instance's entry for `name`: its own of that id, else its first under our name."""
+    own = _own(name, listed)
+    return {**listed[0], "id": name} if own is None and listed else own
+
+
+def _own(name: str, listed: Sequence[Entry]) -> Entry | None:
+    return next((entry for entry in listed if entry.get("id") == name), None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.config.schema import Model, Proxy
@@ -50,13 +50,19 @@ class Desk:
         names = tuple(dict.fromkeys(model.name for model in models))
         aliases = {alias: model.name for model in models for alias in model.aliases}
         self.names = Names(names, aliases)
+        self.adapters: dict[str, str] = {}  # models by the names of their LoRA adapters
         self.tally = Tally()
         self.timings = Timings()
         self.fleet = Fleet(proxy, self.tally, on_idle, on_suspect, pick)
         self.moves = Moves(proxy, self.fleet, self.tally)
-        self.intake = Intake(proxy, self.names, self.fleet, self.moves)
+        self.intake = Intake(proxy, self.names, self.adapters, self.fleet, self.moves)
         self.application: Application | None = None  # pages of our own, and the way out
         self._relays: set[Relay] = set()
+
+    def know(self, adapters: Iterable[str], model: str) -> None:
+        """Instances of the model serve these LoRA adapters; a model's own name and its aliases come first."""
+        taken = {*self.names.names, *self.names.aliases}
+        self.adapters.update((adapter, model) for adapter in adapters if adapter not in taken)
 
     # --- in ----------------------------------------------------------------------------------------
 

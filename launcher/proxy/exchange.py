@@ -27,6 +27,7 @@ class Exchange:
     counted: bool = False  # accepted: on an application route
     status: int = 0
     model: str | None = None
+    adapter: str | None = None  # the LoRA adapter of the model that was asked for
     slot: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
@@ -48,6 +49,7 @@ class Exchange:
             "path": self.path,
             "status": self.status,
             "model": self.model,
+            "adapter": self.adapter,
             "slot": self.slot,
             "duration_s": round(now - self.started, 6),
             "queued_s": None if self.bound is None else round(self.bound - self.started, 6),

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING
 from launcher.config.schema import Proxy
 from launcher.proxy.continuation import CHAT, COMPLETIONS
 from launcher.proxy.moves import Moves, unavailable
-from launcher.proxy.openai import Names, Peek, Refusal, peek_form, peek_json
+from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_form, peek_json
 from launcher.proxy.routes import GATHERED, Kind, Match
 from launcher.proxy.scheduling.demand import Demand, Ticket
 from launcher.proxy.scheduling.prefixes import fingerprint
 from launcher.proxy.transcript import Transcript
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.proxy.exchange import Exchange
     from launcher.proxy.fleet import Fleet
+    from launcher.proxy.http1 import RequestHead
     from launcher.proxy.relay import Relay
 
 OWN_TIMEOUT_S = 30.0  # for a page of our own
+PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's own (entrypoints/generate/base/serving.py, 0.32)
 
 _PROMPTS = logging.getLogger("launcher.prompts")
 
@@ -27,9 +32,13 @@ _PROMPTS = logging.getLogger("launcher.prompts")
 class Intake:
     """Admission."""
 
-    def __init__(self, proxy: Proxy, names: Names, fleet: Fleet, moves: Moves) -> None:
+    def __init__(
+        self, proxy: Proxy, names: Names, adapters: Mapping[str, str], fleet: Fleet, moves: Moves
+    ) -> None:
+        """`adapters`: models by the names of their LoRA adapters; instances bring them."""
         self._proxy = proxy
         self._names = names
+        self._adapters = adapters
         self._fleet = fleet
         self._moves = moves
         self._clock = asyncio.get_running_loop().time
@@ -45,7 +54,7 @@ class Intake:
             return
         peek = self._peek(kind, relay)
         if kind in {Kind.JSON, Kind.FORM}:
-            exchange.model = self._names.resolve(peek.model)
+            self._resolve(exchange, peek.model)
         streamed = peek.stream and found.route.ends_in_done
         if relay.key is not None:
             self._take_from_key(relay, peek)
@@ -64,6 +73,14 @@ class Intake:
             relay.transcript = Transcript()
         self._moves.enter(relay, relay.ticket)
 
+    def _resolve(self, exchange: Exchange, wanted: str | None) -> None:
+        """Which model it goes to. Raises Refusal when we have none of that name."""
+        base = None if wanted is None else self._adapters.get(wanted)
+        if base is None:
+            exchange.model = self._names.resolve(wanted)
+        else:
+            exchange.model, exchange.adapter = base, wanted
+
     def _answer_inside(self, relay: Relay) -> None:
         relay.first_byte_timeout_s = OWN_TIMEOUT_S
         if not self._fleet.send_inside(relay, self._clock()):
@@ -71,12 +88,16 @@ class Intake:
 
     def _take_from_key(self, relay: Relay, peek: Peek) -> None:
         """Take it from what the API key may have. Raises Refusal."""
-        key, model, scheduler = relay.key, relay.exchange.model, self._fleet.scheduler
+        key, exchange, scheduler = relay.key, relay.exchange, self._fleet.scheduler
         if key is None:
             return
         tokens = scheduler.prompt_tokens(len(peek.prompt) or len(relay.body))
         tokens += scheduler.output_tokens(peek.max_tokens, peek.n)
-        names = () if model is None else self._names.all_of(model)
+        names: tuple[str, ...] = ()
+        if exchange.adapter is not None:  # a model of its own, for a key
+            names = (exchange.adapter,)
+        elif exchange.model is not None:
+            names = self._names.all_of(exchange.model)
         relay.grant = key.limits.admit(names, self._clock(), tokens)
 
     def _first_byte_timeout_s(self, demand: Demand) -> float:
@@ -100,18 +121,30 @@ class Intake:
     def _demand(self, relay: Relay, peek: Peek, stored: str | None, *, streamed: bool) -> Demand:
         scheduler = self._fleet.scheduler
         prompt = memoryview(peek.prompt)
-        tools = bytes(peek.tools)
+        tools, adapter = bytes(peek.tools), relay.exchange.adapter
         relay.prompt_bytes = len(prompt) + len(tools)
         return Demand(
             model=relay.exchange.model,
             prompt_tokens=scheduler.prompt_tokens(relay.prompt_bytes) if prompt else 0,
             output_tokens=scheduler.output_tokens(peek.max_tokens, peek.n),
             max_tokens=peek.max_tokens,
-            prefix=fingerprint(prompt, hash(tools) if tools else 0) if prompt else (),
+            prefix=fingerprint(prompt, hash((tools, adapter)) if tools or adapter else 0) if prompt else (),
             body_bytes=len(relay.body),
             session=relay.head.get(self._session_header) or peek.cache_key,
             key=relay.exchange.key,
-            priority=peek.priority,
+            priority=_priority(relay.head, peek),
             pinned=self._fleet.keeper(stored),
             stream=streamed,
         )
+
+
+def _priority(head: RequestHead, peek: Peek) -> int:
+    """The header's before the body's, as vLLM takes them; one that is no integer counts as none."""
+    sent = head.get(PRIORITY_HEADER)
+    if sent is None:
+        return peek.priority
+    try:
+        wanted = int(sent)
+    except ValueError:
+        return peek.priority
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, wanted))

@@ -88,7 +88,7 @@ class Moves:
         """Send it out, where that is wanted and allowed."""
         local_only = relay.key is not None and not relay.key.may_overflow
         exchange = relay.exchange
-        if self.overflow is None or relay.delivery.started:
+        if self.overflow is None or relay.delivery.started or exchange.adapter is not None:
             return False
         if not self.overflow.takes(exchange.path, exchange.model, local_only=local_only):
             return False

@@ -2,7 +2,7 @@
 
 vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so
 paths are compared as they came, undecoded: no spelling of an administration route can match.
-Left out on purpose: /invocations and /ping (SageMaker's second names), /v1/realtime (WebSocket), /load,
+Left out on purpose: /invocations and /ping (SageMaker's second names), REALTIME (a WebSocket), /load,
 /server_info, /kv_event_sources, /inference/v1/abort_requests.
 """
 
@@ -27,6 +27,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
 
 
+REALTIME = "/v1/realtime"  # known, and refused by its name
 GATHERED = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # answered by us
 
 
