@@ -32,6 +32,7 @@ class Resident:
     """Anonymous memory of an instance's processes (weights, KV cache, heap), when its placement was last looked at."""
 
     total_bytes: int
+    """On all nodes."""
     on_node_bytes: int
     """On the nodes that the plan binds it to."""
     share: float | None
@@ -83,7 +84,9 @@ class SlotStatus:
     last_cause: Cause | None
     """Why an instance ended that nobody had ended: `name`, `message`, `remedy`, `retry`, `evidence`."""
     verified: Verification | None
-    """Where its threads and pages were when they were last looked at: `ok`, `differences`, `problems`, `foreign`, ..."""
+    """Where its threads and pages were when they were last looked at: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
+    (that have a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
+    `planned`, `found`), `problems` (the same as text), `foreign` (processes of others on its cpus)."""
     zentorch: Zentorch
     """Whether AMD's kernels do the work: `found` (version), `active`."""
     eta: float | None = None
@@ -93,7 +96,8 @@ class SlotStatus:
     last_cause_generation: int | None = None
     """The life that it ended; `logs` names the life of each line."""
     load: Counters | None = None
-    """What the engine counted when it was last looked at: `running`, `waiting`, `generated`, `kv_usage`, ..."""
+    """What the engine counted when it was last looked at: `running` and `waiting` requests, `generated` tokens, `steps`,
+    `kv_usage` (0 to 1), `prefix_queries` and `prefix_hits` (tokens); null for an engine without metrics."""
     tokens_per_s: float | None = None
     """Generated, between the last two looks."""
     stalled_s: float | None = None

@@ -22,8 +22,8 @@ class Verb(StrEnum):
     STOP = "stop"
     START = "start"
     HOLD = "hold"
-    QUARANTINE = "quarantine"
     RELEASE = "release"
+    QUARANTINE = "quarantine"
 
 
 SUMMARY: Final[dict[Verb, str]] = {
