@@ -22,7 +22,7 @@ from launcher.drift import drift, look
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError, RefusedError
-from launcher.host import activation, notify
+from launcher.host import activation, collector, notify
 from launcher.host.events import EventRing
 from launcher.instances.choose_spawner import choose_spawner
 from launcher.instances.compile_cache import CompileCaches
@@ -122,6 +122,7 @@ class Daemon:
             if activation.HTTP not in ready:
                 await self._open(())
             _pin_to(self._assembly.plan.reserved)
+            collector.settle()
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
             await self.door.stop(0)

@@ -56,6 +56,20 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
             self.handleError(record)
 
 
+class SecondsFormatter(logging.Formatter):
+    """Lines with the time of day; it is made once a second, not once a line."""
+
+    _second = -1
+    _text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  logging's
+        """The time of the record."""
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._text = second, super().formatTime(record, datefmt)
+        return self._text
+
+
 def set_up(level: str, form: str) -> None:
     """Route the root logger. `form` is "auto", "journal" or "text"."""
     with contextlib.suppress(OSError, ValueError):  # stderr is no file
@@ -67,7 +81,7 @@ def set_up(level: str, form: str) -> None:
         handler.setFormatter(logging.Formatter())
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(SecondsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
         # A terminal shows what instances print only at level "debug"; `numa-launcher logs` has it always.
         logging.getLogger("launcher.output").setLevel(logging.INFO if level == "debug" else logging.WARNING)
     root.handlers[:] = [handler]

@@ -11,7 +11,7 @@ import uvloop
 
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.config.schema import Model, Policy, Proxy
-from launcher.host import journal
+from launcher.host import collector, journal
 from launcher.proxy.app import FrontDoor
 
 
@@ -38,6 +38,7 @@ async def _serve(args: argparse.Namespace) -> None:
     await door.start()
     for slot, upstream in enumerate(args.upstreams):
         door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs)
+    collector.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
