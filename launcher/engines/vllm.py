@@ -129,6 +129,12 @@ class VllmEngine:
             # (vLLM 0.32, torch 2.13). Can go when vLLM starts with both.
             if self.stack.has(AOT_COMPILE_SINCE):
                 env["VLLM_USE_AOT_COMPILE"] = "0"
+            # Frozen scalars become numbers in the code, and the key of Inductor's graph cache does not look at them
+            # (torch 2.13, _inductor: GraphLowering.get_attr, FxGraphCachePickler). One of vLLM's is an address: that
+            # of oneDNN's packed weights (vllm/_custom_ops.py, create_onednn_mm). So a second start from a warm
+            # cache died of SIGSEGV in onednn_mm, on all CPUs without AMX or zentorch. Compiled kernels are
+            # cached all the same. Can go when a second start lives without it.
+            env["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
         if slot.kv_cache_bytes is not None and not self.stack.has(KV_CACHE_BYTES_SINCE):
             env[KV_SPACE] = str(max(1, slot.kv_cache_bytes // GIB))
         if self.ld_preload is not None:

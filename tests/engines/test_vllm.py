@@ -48,6 +48,7 @@ def test_one_epyc_9755_socket_starts_as_amd_published_it(make_slot: MakeSlot) ->
         "TORCHINDUCTOR_CACHE_DIR": "/cache/vllm0.32.0-torch2.13.0+cpu/slot0/inductor",
         "TORCHINDUCTOR_FREEZING": "1",
         "VLLM_USE_AOT_COMPILE": "0",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "VLLM_ENGINE_READY_TIMEOUT_S": "1800",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -96,6 +97,7 @@ def test_eager_execution_needs_no_freezing(make_slot: MakeSlot) -> None:
     env = engine(args=("--enforce-eager",)).launch(make_slot(), 1).env
     assert "TORCHINDUCTOR_FREEZING" not in env
     assert "VLLM_USE_AOT_COMPILE" not in env
+    assert "TORCHINDUCTOR_FX_GRAPH_CACHE" not in env
 
 
 def test_engine_env_wins(make_slot: MakeSlot) -> None:
