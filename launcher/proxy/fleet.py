@@ -306,7 +306,6 @@ class Fleet:
         links = [target.link for target in self._targets.values()]
         for link in links if self.own is None else [*links, self.own]:
             link.close()
-        self._targets.clear()
 
     def _tell_if_idle(self, upstream: Upstream) -> None:
         if self.table.became_idle(upstream):

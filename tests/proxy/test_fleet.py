@@ -56,6 +56,15 @@ async def test_an_instance_that_comes_again_under_its_name_is_another_one(house:
     assert house.balanced()
 
 
+async def test_instances_that_end_after_the_door_was_closed_are_let_go(house: House) -> None:
+    """As at the daemon's end: first the front door, then the instances."""
+    await house.engine(0)
+    assert await read(house)
+    await house.door.stop(0.0)
+    house.door.remove_upstream(0, 1, "stopped")
+    assert house.door.in_flight(0, 1) == 0
+
+
 async def test_that_an_instance_hangs_is_said_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
     house = await build(hung_timeout_s=0.3)
     await house.engine(0, hangs)
