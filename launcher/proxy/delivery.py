@@ -41,7 +41,9 @@ class Client(Protocol):
 class Delivery:
     """One answer on its way to the client."""
 
-    __slots__ = ("_chunked", "_client", "_exchange", "_head", "_keep", "done", "lines", "started", "tracker")
+    __slots__ = (
+        "_begin", "_chunked", "_client", "_exchange", "_head", "_keep", "done", "lines", "started", "tracker",
+    )  # fmt: skip
 
     def __init__(self, client: Client, head: RequestHead, exchange: Exchange) -> None:
         self._client = client
@@ -49,6 +51,7 @@ class Delivery:
         self._exchange = exchange
         self._keep = head.keep_alive and not head.http_1_0
         self._chunked = False
+        self._begin = b""  # the head until the body's first bytes go with it: one packet, one system call
         self.started = False  # bytes of the answer went to the client: no way back
         self.done = False
         self.tracker: EventTracker | None = None  # of an event stream: its last instance's
@@ -69,7 +72,8 @@ class Delivery:
         self._keep = False
 
     def start(self, head: ResponseHead, now: float, *, length: int | None = None, extra: bytes = b"") -> None:
-        """Commit: send the answer's head. Without `length` the body is chunked, or ends with the connection."""
+        """Commit: the answer's head, sent with what follows. Without `length` the body is chunked, or ends with
+        the connection."""
         if self.started:
             raise AssertionError("an answer starts once")
         framing = b""
@@ -84,22 +88,27 @@ class Delivery:
         exchange = self._exchange
         exchange.status = head.status
         exchange.first_byte = now
-        self._client.write(
-            client_head(
-                head, exchange.request_id, framing=framing, keep_alive=self._keep, extra=extra + self.lines
-            )
+        self._begin = client_head(
+            head, exchange.request_id, framing=framing, keep_alive=self._keep, extra=extra + self.lines
         )
+
+    def _write(self, data: bytes) -> None:
+        if self._begin:
+            data, self._begin = self._begin + data, b""
+        if data:
+            self._client.write(data)
 
     def pass_on(self, raw: bytes) -> None:
         """Send whole chunks as the instance framed them."""
         self._exchange.bytes_out += len(raw)
-        self._client.write(raw)
+        self._write(raw)
 
     def send(self, data: bytes) -> None:
         """Send a part of the body."""
         self._exchange.bytes_out += len(data)
-        if self._head.method != "HEAD":
-            self._client.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if self._head.method == "HEAD":
+            data = b""
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, last: bytes = b"") -> None:
         """The body is complete; `last` is its last part."""
@@ -110,8 +119,7 @@ class Delivery:
             last = b"%x\r\n%b\r\n" % (len(last), last) if self._chunked else last
         if self._chunked:
             last += _LAST_CHUNK
-        if last and self._head.method != "HEAD":
-            self._client.write(last)
+        self._write(b"" if self._head.method == "HEAD" else last)
         self.done = True
         self._client.answered(keep=self._keep)
 
