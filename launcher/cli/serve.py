@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from launcher.cli import options
@@ -30,10 +31,12 @@ def run(args: argparse.Namespace) -> int:
 
     from launcher import daemon  # noqa: PLC0415  heavy
     from launcher.assembly import assemble  # noqa: PLC0415  heavy
-    from launcher.host import journal  # noqa: PLC0415  heavy
+    from launcher.host import journal, open_files  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
     journal.set_up(config.logging.level, config.logging.format.value)
+    if warning := open_files.too_few(open_files.raise_limit(), config.proxy.max_connections):
+        logging.getLogger(__name__).warning("%s", warning)
     assembly = assemble(config)
 
     def reread(overrides: Sequence[str]) -> Assembly:

@@ -1,0 +1,32 @@
+"""How many files this process may have open: each client's connection is one, and so is each way to an instance."""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+ENOUGH: Final = 65536  # LimitNOFILE in systemd/numa-launcher.service
+SPARE: Final = 1024  # for connections to instances, logs and sockets of our own
+
+
+def raise_limit() -> int:
+    """As many as we need, where the hard limit lets us: what is allowed then.
+
+    A login's soft limit is 1,024, because select() can't count further (systemd.exec(5), LimitNOFILE); we poll.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def too_few(limit: int, max_connections: int) -> str | None:
+    """What to say when clients may not be able to connect though the configuration lets them."""
+    if limit >= max_connections + SPARE:
+        return None
+    return (
+        f"at most {limit} files may be open, so fewer than proxy.max_connections = {max_connections} clients "
+        f"can connect; raise the hard limit (`ulimit -Hn {max_connections + SPARE}`, LimitNOFILE) or lower it"
+    )

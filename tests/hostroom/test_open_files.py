@@ -1,0 +1,34 @@
+"""The limit of open files, in a process of its own: it can't be taken back by one that is not root."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.host.open_files import ENOUGH, SPARE, too_few
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"), [(256, 2000, 2000), (2000, 2000, 2000), (1024, 1024, 1024)]
+)
+def test_the_soft_limit_goes_up_to_the_hard_one(soft: int, hard: int, after: int) -> None:
+    code = (
+        "import resource\n"
+        "from launcher.host.open_files import raise_limit\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(after), str(after), str(hard)]
+
+
+def test_it_is_said_when_clients_could_not_connect() -> None:
+    assert too_few(ENOUGH, 16384) is None
+    assert too_few(16384 + SPARE, 16384) is None
+    said = too_few(1024, 16384)
+    assert said is not None
+    assert "1024 files" in said
+    assert "proxy.max_connections = 16384" in said
+    assert "17408" in said

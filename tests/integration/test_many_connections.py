@@ -1,0 +1,133 @@
+"""10,000 clients that are connected and say nothing, beside one that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import cast
+
+import aiohttp
+import psutil
+import pytest
+import uvloop
+from integration.conftest import DaemonProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+COUNT = 10_000
+SPARE = 500  # files of the test itself
+AT_ONCE = 200
+BYTES_EACH = 4096  # of the daemon's memory; 1,500 were measured
+PROMPT_S = 0.25  # median of an answer beside them; under 10 ms on an idle machine
+ASK = b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+@pytest.fixture
+def low_limit() -> Iterator[Callable[[], None]]:
+    """A login's soft limit of open files for what is started, and a call that lifts the test's own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < COUNT + SPARE:
+        pytest.skip(f"the hard limit of open files is {hard}: too few for {COUNT} connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Client(asyncio.Protocol):
+    """One connection, which may ask."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        self.answer: asyncio.Future[bytes] | None = None
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+
+    async def ask(self) -> bytes:
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(ASK)
+        return await self.answer
+
+    def data_received(self, data: bytes) -> None:
+        assert self.answer is not None
+        self.answer.set_result(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(ConnectionResetError("closed by the front door"))
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
+    """So many clients; every second one has asked something and kept its connection."""
+    loop = asyncio.get_running_loop()
+    clients: list[Client] = []
+
+    async def one(number: int) -> None:
+        _, client = await loop.create_connection(Client, "127.0.0.1", port)
+        clients.append(client)
+        if number % 2:
+            assert (await client.ask()).startswith(b"HTTP/1.1 404 ")
+
+    try:
+        for first in range(0, count, AT_ONCE):
+            await asyncio.gather(*(one(number) for number in range(first, min(first + AT_ONCE, count))))
+        yield clients
+    finally:
+        for client in clients:
+            client.transport.abort()
+
+
+async def answer_s(session: aiohttp.ClientSession) -> float:
+    """How long one small completion takes on a new connection."""
+    body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 1})
+    began = time.monotonic()
+    async with session.post("/v1/completions", data=body, headers={"Connection": "close"}) as answer:
+        assert answer.status == 200
+        await answer.read()
+    return time.monotonic() - began
+
+
+def test_10_000_idle_connections(
+    low_limit: Callable[[], None],
+    start: Callable[..., DaemonProcess],
+    record_property: Callable[[str, object], None],
+) -> None:
+    daemon = start(instances=1)
+    daemon.wait_ready(1)
+    low_limit()
+    process = psutil.Process(daemon.process.pid)
+
+    async def run() -> None:
+        async with aiohttp.ClientSession(daemon.url) as session:
+            await answer_s(session)
+            async with connected(daemon.port, 500):  # what the first ones cost is not theirs
+                pass
+            before = process.memory_info().rss
+            async with connected(daemon.port, COUNT) as clients:
+                each = (process.memory_info().rss - before) / COUNT
+                took = statistics.median([await answer_s(session) for _ in range(21)])
+                page = await (await session.get("/metrics")).text()
+                print(
+                    f"\n{each:.0f} bytes per idle connection, {took * 1000:.1f} ms for an answer beside them"
+                )
+                (line,) = (
+                    line for line in page.splitlines() if line.startswith("numa_launcher_connections ")
+                )
+                assert float(line.split()[1]) >= COUNT
+                assert each < BYTES_EACH
+                assert took < PROMPT_S
+                assert not any(client.lost for client in clients)
+                for client in clients[:: COUNT // 100]:
+                    assert (await client.ask()).startswith(b"HTTP/1.1 404 ")
+        record_property("bytes_per_idle_connection", round(each))
+        record_property("answer_beside_them_ms", round(took * 1000, 1))
+
+    uvloop.run(run())
