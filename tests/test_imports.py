@@ -46,7 +46,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.serve": {"daemon", "assembly", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE
-        for verb in ("options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts")
+        for verb in (
+            "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top", "top_frame",
+        )
     },
     "cli.key": {"cli", "config.load", "proxy.keyfile", "proxy.keystore", "errors"},
     "__main__": {"cli"},

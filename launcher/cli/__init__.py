@@ -19,6 +19,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("plan", "print what `serve` would do on this machine"),
     "topology": ("topology", "print what the machine is"),
     "status": ("status", "print what the daemon and its slots are doing"),
+    "top": ("top", "watch all that on the whole terminal, with a picture of the machine"),
     "restart": ("slot_verbs", "take a slot out of rotation, wait for its requests, stop and start it again"),
     "drain": ("slot_verbs", "take a slot out of rotation and keep its instance alive"),
     "resume": ("slot_verbs", "put a drained slot back into rotation"),

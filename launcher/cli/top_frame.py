@@ -1,0 +1,201 @@
+"""One frame of `top`: the lines of `status`, and the machine with every core coloured by what it does. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.style import Style
+from rich.text import Text
+
+from launcher.cli import status_table
+from launcher.columns import fitted
+from launcher.cpuset import CpuSet
+from launcher.topology.draw import sign
+from launcher.topology.model import Core, Topology
+from launcher.topology.picture import Mark, NodeBox, Picture, Seat, make_picture
+
+Times = Mapping[int, tuple[int, int]]
+"""cpu -> (busy, all) since the machine started, in ticks."""
+
+# Shares of its time that a cpu works, from which on it is shown so.
+WORKING: Final = 0.15
+BUSY: Final = 0.70
+
+_GOOD: Final = "green"
+_WAITS: Final = "yellow"
+_BAD: Final = "red"
+_COLOUR: Final = {
+    "ready": _GOOD, "starting": _WAITS, "draining": _WAITS, "stopping": _WAITS, "backoff": _BAD, "failed": _BAD,
+}  # fmt: skip
+# Least rows that are left for words about what is wrong, where there are any and the machine would take them.
+_WORDS: Final = 6
+_INDENT: Final = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a frame shows."""
+
+    status: dict[str, Any]
+    now: float
+    topology: Topology | None = None
+    reserved: CpuSet | None = None
+    busy: Mapping[int, float] | None = None
+    """Share of its time that each cpu worked since the last frame."""
+    trouble: str = ""
+    """Why the status is old: the daemon does not answer."""
+
+
+def compose(view: View, width: int, height: int) -> list[Text]:
+    """At most `height` lines of at most `width` signs. What is wrong comes before the picture of the machine."""
+    lines = [_plain(line, width) for line in status_table.head(view.status, view.now)]
+    lines[0].stylize(_summary_style(view.status))
+    if view.trouble:
+        lines.insert(0, Text(_cut(view.trouble, width), style=Style(color="red", reverse=True)))
+    lines += [Text(), *_table(view, width)]
+    words = [_plain(line, width) for line in status_table.notes(view.status, view.now)]
+    room = height - len(lines) - min(len(words), _WORDS)
+    lines += _machine(view, width, room)
+    for line in lines:
+        line.truncate(width)  # where it is narrower than a core
+    return [*lines, *words][:height]
+
+
+def _plain(line: str, width: int) -> Text:
+    return Text(_cut(line, width))
+
+
+def _cut(line: str, width: int) -> str:
+    return fitted([line], width)[0]
+
+
+def _summary_style(status: dict[str, Any]) -> Style:
+    return Style(color=(_GOOD, _WAITS, _BAD)[status_table.level(status)], bold=True)
+
+
+def _table(view: View, width: int) -> Iterator[Text]:
+    rows = status_table.rows(view.status, view.now, width)
+    yield Text(rows[0], style="bold")
+    for row, slot in zip(rows[1:], view.status["slots"], strict=True):
+        yield Text(row, style=Style(color=None if slot["state"] == "ready" else _COLOUR.get(slot["state"])))
+
+
+# --- the machine ----------------------------------------------------------------------------------------
+
+
+def _machine(view: View, width: int, room: int) -> list[Text]:
+    """As much of it as there is room for: with titles, without, or a word that there is none."""
+    if view.topology is None:
+        return []
+    seats = [Seat(f"slot {slot['slot']}", CpuSet.parse(slot["cpus"])) for slot in view.status["slots"]]
+    picture = make_picture(view.topology, seats, view.reserved)
+    cells = _Cells(view, picture)
+    legend = _legend(picture)
+    shapes = [
+        [Text(), *_nodes(picture, cells, width, titles=titles), Text(_cut(legend, width), style="dim")]
+        for titles in (True, False)
+    ]
+    fits = next((lines for lines in shapes if len(lines) <= room), None)
+    if fits is not None:
+        return fits
+    missing = f"(the machine's picture needs {len(shapes[-1]) - room} more lines)"
+    return [Text(_cut(missing, width), style="dim")] if room > 0 else []
+
+
+def _nodes(picture: Picture, cells: _Cells, width: int, *, titles: bool) -> Iterator[Text]:
+    for socket in picture.sockets:
+        for box in socket.nodes:
+            name = "-" if box.node is None else str(box.node.id)
+            prefix = _INDENT if titles else f"n{name} "
+            if titles:
+                yield Text(_cut(f"{socket.title} · {box.title}", width))
+            yield from _rows(box, cells, prefix, width)
+
+
+def _rows(box: NodeBox, cells: _Cells, prefix: str, width: int) -> Iterator[Text]:
+    """The cores, those that share an L3 side by side; broken where the terminal ends."""
+    line = Text(prefix)
+    for block in box.blocks:
+        wide = sum(cells.width(core) for core in block.cores)
+        if len(line) > len(prefix) and len(line) + wide > width:
+            line = yield from _next(line, prefix)
+        for core in block.cores:
+            if len(line) + cells.width(core) > width and len(line) > len(prefix):
+                line = yield from _next(line, prefix)
+            cells.draw(core, line)
+        line.append(" ")
+    yield from _next(line, prefix)
+
+
+def _next(line: Text, prefix: str) -> Generator[Text, None, Text]:
+    """Give a line that is full; the one below it."""
+    line.rstrip()
+    if line.plain.strip():
+        yield line
+    return Text(" " * len(prefix))
+
+
+class _Cells:
+    """A sign for each core: which slot it works for, coloured by the slot's state, stronger the more it works."""
+
+    def __init__(self, view: View, picture: Picture) -> None:
+        self._slots: Sequence[dict[str, Any]] = view.status["slots"]
+        self._busy, self._marks = view.busy, picture.marks
+        # SMT siblings have signs of their own where a slot runs on them.
+        self._all = any(
+            sum(isinstance(picture.marks[cpu], int) for cpu in core.cpus) > 1
+            for socket in picture.sockets for node in socket.nodes for block in node.blocks for core in block.cores
+        )  # fmt: skip
+
+    def width(self, core: Core) -> int:
+        """Signs of a core."""
+        return len(core.cpus) if self._all else 1
+
+    def draw(self, core: Core, line: Text) -> None:
+        """Put them at the end of a line."""
+        for cpu in tuple(core.cpus)[: self.width(core)]:
+            mark = self._marks[cpu]
+            line.append(self._sign(mark), self._style(cpu, mark))
+
+    def _sign(self, mark: int | Mark) -> str:
+        return sign(mark) if isinstance(mark, Mark) else sign(int(self._slots[mark]["slot"]))
+
+    def _style(self, cpu: int, mark: int | Mark) -> Style:
+        if isinstance(mark, Mark):
+            return Style(dim=True)
+        colour = _COLOUR.get(self._slots[mark]["state"])
+        if self._busy is None:  # the first look: nobody knows yet
+            return Style(color=colour)
+        share = self._busy.get(cpu, 0.0)
+        return Style(color=colour, dim=share < WORKING or None, reverse=share >= BUSY or None)
+
+
+def _legend(picture: Picture) -> str:
+    marks = [f"{sign(mark)} {mark.value}" for mark in picture.used_marks]
+    return " · ".join(["a digit: the slot; dim: idle, reversed: busy", *marks])
+
+
+# --- what the cpus do -------------------------------------------------------------------------------------
+
+
+def read_times(stat: str) -> dict[int, tuple[int, int]]:
+    """From /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal; guest is in user."""
+    found = {}
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdecimal() and len(fields) >= 5:
+            ticks = [int(field) for field in fields[:8]]
+            found[int(name[3:])] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
+    return found
+
+
+def busy_shares(before: Times, after: Times) -> dict[int, float]:
+    """Share of the time between two looks; a cpu that was not there, or whose clock stood, is left out."""
+    found = {}
+    for cpu, (busy, total) in after.items():
+        was = before.get(cpu)
+        if was is not None and total > was[1]:
+            found[cpu] = max(0.0, min(1.0, (busy - was[0]) / (total - was[1])))
+    return found
