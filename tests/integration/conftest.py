@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,24 +20,33 @@ import aiohttp
 import psutil
 import pytest
 
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
+
 FAKE_ENGINE = Path(__file__).parent.parent / "fake_engine.py"
 
 
+# The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
+SOON_S = 60.0
+
+
 def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that is free now, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32768)  # noqa: S311
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
-def eventually(check: Callable[[], Any], within_s: float = 20.0, what: str = "") -> Any:
+def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "") -> Any:
     """The first true value of `check`, asked again and again; fails the test when time is over."""
     deadline = time.monotonic() + within_s
     while True:
         value = check()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what or check}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or check}"
         time.sleep(0.05)
 
 
@@ -65,7 +75,7 @@ class DaemonProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def cli(self, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
         """Run one verb against this daemon."""
         verb, *rest = words
         return subprocess.run(
@@ -74,16 +84,16 @@ class DaemonProcess:
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        """`status --json`; {} while nobody answers."""
-        done = self.cli("status", "--json")
-        if done.returncode == 2:
+        """What `status --json` prints; {} while nobody answers."""
+        try:
+            return ControlClient(str(self.socket)).get("/status")
+        except LauncherError:
             return {}
-        return json.loads(done.stdout)
 
     def slot(self, slot: int) -> dict[str, Any]:
         return self.status()["slots"][slot]
 
-    def wait_ready(self, count: int, within_s: float = 30.0) -> dict[str, Any]:
+    def wait_ready(self, count: int, within_s: float = SOON_S) -> dict[str, Any]:
         """Status once `count` slots are ready."""
 
         def ready() -> dict[str, Any] | None:
@@ -132,12 +142,17 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(30)
+                self.process.wait(SOON_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
                 raise AssertionError(f"the daemon did not end: {self.log.read_text()[-3000:]}") from None
-        eventually(lambda: not self.left_over(), 10, f"left over: {self.left_over()}")
+            assert self.process.returncode == 0, self.log.read_text()[-3000:]
+        self.nothing_left()
+
+    def nothing_left(self) -> None:
+        """Every process below it ends."""
+        eventually(lambda: not self.left_over(), what=f"left over: {self.left_over()}")
 
 
 def fake_config(*arguments: str, instances: int = 2, more: str = "", where: str = "--uds") -> str:

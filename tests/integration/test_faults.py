@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
 from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
+
+pytestmark = pytest.mark.timeout(300)
 
 Start = Callable[..., DaemonProcess]
 QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 0.3"
@@ -21,8 +22,8 @@ def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
         for slot in ("0", "1", "0", "1"):
             done = daemon.cli("restart", slot)
             assert done.returncode == 0, done.stderr
+        eventually(lambda: load.tally.completed > 50, what="answers")
     assert load.tally.failures == []
-    assert load.tally.completed > 50
     assert [slot["generation"] for slot in daemon.status()["slots"]] == [3, 3]
     requests = daemon.status()["requests"]
     assert requests["accepted"] == requests["completed"] == load.tally.completed
@@ -35,11 +36,11 @@ def test_an_instance_that_dies_comes_back(start: Start, fault: str) -> None:
     with Load(daemon.url, "fake", workers=8) as load:
         daemon.post(0, "/fault", {"kind": fault})
         eventually(
-            lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", 20, "slot 0 back"
+            lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back"
         )
+        eventually(lambda: load.tally.completed > 20, what="answers")
     # Only streams with bytes already delivered may fail, and each says so.
     assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
-    assert load.tally.completed > 20
     assert daemon.slot(0)["last_cause"]["name"] in {"unknown", "unhealthy"}
     requests = daemon.status()["requests"]
     assert requests["accepted"] == sum(
@@ -52,10 +53,10 @@ def test_an_instance_that_refuses_is_passed_by(start: Start) -> None:
     daemon.wait_ready(2)
     daemon.post(1, "/fault", {"kind": "refuse"})
     with Load(daemon.url, "fake", workers=8) as load:
-        time.sleep(2)
+        eventually(
+            lambda: load.tally.completed > 20 and daemon.status()["requests"]["retried"] > 0, what="retries"
+        )
     assert load.tally.failures == []
-    assert load.tally.completed > 20
-    assert daemon.status()["requests"]["retried"] > 0
 
 
 def test_streams_that_are_cut_end_honestly(start: Start) -> None:
@@ -63,15 +64,14 @@ def test_streams_that_are_cut_end_honestly(start: Start) -> None:
     daemon.wait_ready(1)
     daemon.post(0, "/fault", {"kind": "cut"})
     with Load(daemon.url, "fake", workers=4) as load:
-        time.sleep(1.5)
-    assert load.tally.failures
+        eventually(lambda: load.tally.failures, what="a cut stream")
     assert len(load.tally.failures) == load.tally.honest
 
 
 def test_a_crash_loop_ends_in_failed_with_the_cause(start: Start) -> None:
     daemon = start("--fail", "strange words", more=QUICK)
     slot = eventually(
-        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, 30, "failed"
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, what="failed"
     )
     assert slot["restarts"] == 4
     assert slot["last_cause"]["evidence"] == ["strange words"]
@@ -84,7 +84,7 @@ def test_a_crash_loop_ends_in_failed_with_the_cause(start: Start) -> None:
 def test_a_cause_that_a_restart_cannot_cure_fails_at_once(start: Start) -> None:
     daemon = start("--fail", "vllm: error: unrecognized arguments: --max-sequins", more=QUICK)
     slot = eventually(
-        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, 20, "failed"
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, what="failed"
     )
     assert slot["restarts"] == 0
     assert slot["last_cause"]["name"] == "bad-argument"
@@ -96,7 +96,7 @@ def test_a_cause_that_a_restart_cannot_cure_fails_at_once(start: Start) -> None:
 def test_not_ready_in_time_is_killed_and_tried_again(start: Start) -> None:
     daemon = start("--startup-s", "600", more=QUICK + "\nready_timeout_s = 1")
     slot = eventually(
-        lambda: daemon.status() and (s := daemon.slot(0))["generation"] >= 2 and s, 20, "a second try"
+        lambda: daemon.status() and (s := daemon.slot(0))["generation"] >= 2 and s, what="a second try"
     )
     assert slot["last_cause"]["name"] == "not-ready-in-time"
 
@@ -106,6 +106,5 @@ def test_an_engine_on_a_port(start: Start) -> None:
     status = daemon.wait_ready(2)
     assert all(slot["address"].startswith("127.0.0.1:") for slot in status["slots"])
     with Load(daemon.url, "fake", workers=4) as load:
-        time.sleep(1)
+        eventually(lambda: load.tally.completed, what="an answer")
     assert load.tally.failures == []
-    assert load.tally.completed

@@ -17,13 +17,15 @@ import pytest
 import uvloop
 from integration.conftest import DaemonProcess
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 COUNT = 10_000
 SPARE = 500  # files of the test itself
 AT_ONCE = 200
 BYTES_EACH = 4096  # of the daemon's memory; 1,500 were measured
-PROMPT_S = 0.25  # median of an answer beside them; under 10 ms on an idle machine
+PROMPT_S = 0.25  # median of an answer beside them, more than without them; under 10 ms on an idle machine
+# However long it takes to connect them all: they stay.
+PATIENT = {"NUMA_LAUNCHER_PROXY__HEADER_TIMEOUT_S": "600", "NUMA_LAUNCHER_PROXY__CLIENT_KEEPALIVE_S": "600"}
 ASK = b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
@@ -100,14 +102,14 @@ def test_10_000_idle_connections(
     start: Callable[..., DaemonProcess],
     record_property: Callable[[str, object], None],
 ) -> None:
-    daemon = start(instances=1)
+    daemon = start(instances=1, environ=PATIENT)
     daemon.wait_ready(1)
     low_limit()
     process = psutil.Process(daemon.process.pid)
 
     async def run() -> None:
         async with aiohttp.ClientSession(daemon.url) as session:
-            await answer_s(session)
+            alone = statistics.median([await answer_s(session) for _ in range(21)])
             async with connected(daemon.port, 500):  # what the first ones cost is not theirs
                 pass
             before = process.memory_info().rss
@@ -123,7 +125,7 @@ def test_10_000_idle_connections(
                 )
                 assert float(line.split()[1]) >= COUNT
                 assert each < BYTES_EACH
-                assert took < PROMPT_S
+                assert took - alone < PROMPT_S
                 assert not any(client.lost for client in clients)
                 for client in clients[:: COUNT // 100]:
                     assert (await client.ask()).startswith(b"HTTP/1.1 404 ")

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from integration.conftest import DaemonProcess, eventually
+from integration.conftest import SOON_S, DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 Start = Callable[..., DaemonProcess]
 BRISK = "[supervision]\nprobe_interval_s = 0.2\nprobe_timeout_s = 0.5\nbackoff_initial_s = 0.1\nstop_timeout_s = 3\n"
@@ -32,8 +32,8 @@ def test_hold_survives_everything_but_release(start: Start) -> None:
         assert daemon.slot(0)["pid"] is None
         released = daemon.cli("release", "0")
         assert (released.returncode, released.stdout.strip()) == (0, "slot 0 is ready"), released.stderr
+        eventually(lambda: load.tally.completed, what="an answer")
     assert load.tally.failures == []
-    assert load.tally.completed > 0
 
 
 def test_a_second_disruption_is_refused_and_forced(start: Start) -> None:
@@ -56,12 +56,12 @@ def test_quarantine_keeps_a_sick_instance_alive_for_a_look(start: Start) -> None
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     assert daemon.cli("quarantine", "0").returncode == 0
     daemon.post(0, "/fault", {"kind": "unhealthy"})
-    eventually(lambda: daemon.slot(0)["last_cause"], 10, "the probes' verdict")
-    time.sleep(0.5)
+    eventually(lambda: daemon.slot(0)["last_cause"], what="the probes' verdict")
+    time.sleep(0.5)  # for what should not happen to happen
     slot = daemon.slot(0)
     assert (slot["pid"], slot["intent"], slot["state"]) == (pid, "quarantine", "draining")
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: daemon.slot(0)["state"] == "held", 10, "held once it has died")
+    eventually(lambda: daemon.slot(0)["state"] == "held", what="held once it has died")
     assert daemon.cli("release", "0").returncode == 0
 
 
@@ -69,11 +69,11 @@ def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
     daemon = start("--token-s", "0.2", more=BRISK)
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=4, max_tokens=100) as load:
-        eventually(lambda: daemon.slot(0)["in_flight"] > 0, 10, "work on slot 0")
+        eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
         began = time.monotonic()
         done = daemon.cli("drain", "0", "--deadline", "1")
         assert done.returncode == 0, done.stderr
-        assert 0.5 < time.monotonic() - began < 10
+        assert 0.5 < time.monotonic() - began < 15, "not the 20 s that a stream takes"
         slot = daemon.slot(0)
         assert (slot["state"], slot["in_flight"], slot["deadline"]) == ("draining", 0, None)
         assert slot["pid"] is not None
@@ -83,7 +83,7 @@ def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
 
 def test_why_after_a_crash(start: Start) -> None:
     daemon = start("--fail", "vllm: error: unrecognized arguments: --blok-size 32", instances=1, more=BRISK)
-    eventually(lambda: daemon.status() and daemon.slot(0)["state"] == "failed", 20, "failed")
+    eventually(lambda: daemon.status() and daemon.slot(0)["state"] == "failed", what="failed")
     done = daemon.cli("why", "0")
     assert done.returncode == 0
     assert "bad-argument: the engine does not know one of its arguments (exit code 1)" in done.stdout
@@ -98,7 +98,7 @@ def test_somebody_kills_an_instance_and_it_comes_back_at_once(start: Start) -> N
     daemon = start(more=BRISK)
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, 10, "back")
+    eventually(lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, what="back")
     cause = daemon.slot(0)["last_cause"]
     assert (cause["name"], cause["retry"]) == ("killed-by-operator", "now")
 
@@ -107,9 +107,11 @@ def test_an_instance_that_hangs_with_work_is_killed_and_comes_back(start: Start)
     daemon = start("--token-s", "0.05", more=BRISK + "stall_timeout_s = 2\n")
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     with Load(daemon.url, "fake", workers=4, max_tokens=40) as load:
-        eventually(lambda: daemon.slot(0)["in_flight"] > 0, 10, "work on slot 0")
+        eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
         os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, 60, "back")
+        eventually(
+            lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 2, 2 * SOON_S, "back"
+        )
     assert daemon.slot(0)["last_cause"]["name"] == "hung"
     evidence = daemon.slot(0)["last_cause"]["evidence"]
     assert "requests in flight and no progress for" in evidence[0]
@@ -219,5 +221,5 @@ def test_sighup_reloads_and_scale_takes_a_slot_away_and_back(start: Start) -> No
     assert len(daemon.status()["slots"]) == 1
     os.kill(daemon.process.pid, signal.SIGHUP)  # the file still says two
     daemon.wait_ready(2)
-    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, 20, "the reload's end")
+    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, what="the reload's end")
     assert daemon.process.poll() is None

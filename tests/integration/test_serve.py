@@ -13,9 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from integration.conftest import DaemonProcess, eventually, fake_config, free_port
+from integration.conftest import SOON_S, DaemonProcess, eventually, fake_config, free_port
+
+pytestmark = pytest.mark.timeout(300)
 
 Start = Callable[..., DaemonProcess]
+# Well below supervision.stop_timeout_s (30): it did not wait for that.
+STOP_S = 25.0
 
 
 def test_two_instances_are_pinned_and_served(start: Start) -> None:
@@ -86,7 +90,7 @@ def test_a_second_daemon_on_the_same_socket_starts_nothing(start: Start, tmp_pat
     config.write_text(daemon.config.read_text().replace(str(daemon.port), str(free_port())))
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
-        check=False, capture_output=True, text=True, timeout=30,
+        check=False, capture_output=True, text=True, timeout=SOON_S,
     )  # fmt: skip
     assert done.returncode == 2
     assert "another numa-launcher answers there" in done.stderr
@@ -105,7 +109,7 @@ def test_a_taken_port_starts_nothing(tmp_path: Path) -> None:
         )
         done = subprocess.run(
             [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
-            check=False, capture_output=True, text=True, timeout=30,
+            check=False, capture_output=True, text=True, timeout=SOON_S,
         )  # fmt: skip
     assert done.returncode == 2
     *_, message, remedy = done.stderr.strip().splitlines()
@@ -120,7 +124,7 @@ def test_sigkill_of_the_daemon_leaves_nothing(start: Start) -> None:
     assert len(daemon.family()) >= 2 * 5  # keeper, engine, three children, per slot
     daemon.process.kill()
     daemon.process.wait()
-    eventually(lambda: not daemon.left_over(), 10, "everything to die with the daemon")
+    daemon.nothing_left()
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
@@ -128,11 +132,9 @@ def test_a_signal_while_loading_ends_all_at_once(start: Start, name: signal.Sign
     daemon = start("--startup-s", "600", "--children", "2")
     eventually(lambda: "loading" in daemon.log.read_text(), what="the engines to load")
     daemon.family()
-    began = time.monotonic()
     daemon.process.send_signal(name)
-    assert daemon.process.wait(10) == 0
-    assert time.monotonic() - began < 10
-    assert not daemon.left_over()
+    assert daemon.process.wait(STOP_S) == 0
+    daemon.nothing_left()
 
 
 def test_a_second_signal_does_not_wait_for_requests(start: Start) -> None:
@@ -148,8 +150,8 @@ def test_a_second_signal_does_not_wait_for_requests(start: Start) -> None:
     eventually(lambda: "stopping:" in daemon.log.read_text())
     assert daemon.process.poll() is None
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(10) == 0
-    answer, _ = request.communicate(timeout=10)
+    assert daemon.process.wait(STOP_S) == 0
+    answer, _ = request.communicate(timeout=SOON_S)
     assert '"error"' in answer
     assert "[DONE]" not in answer
 
@@ -166,21 +168,20 @@ def test_systemd_is_told(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(path))
-        listener.settimeout(20)
+        listener.settimeout(SOON_S)
         daemon = start(environ={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "1000000"})
         said: list[str] = []
         while not any("READY=1" in word for word in said):
             said.append(listener.recv(4096).decode())
         assert "1 ready" in said[-1] or "2 ready" in said[-1]
-        kicks = 0
-        deadline = time.monotonic() + 5
-        while kicks < 4:
-            kicks += "WATCHDOG=1" in listener.recv(4096).decode()
-            assert time.monotonic() < deadline
+        kicks: list[float] = []
+        while len(kicks) < 4 or kicks[-1] - kicks[-4] > 3.0:  # in time, once nobody else has the cpus
+            if "WATCHDOG=1" in listener.recv(4096).decode():
+                kicks.append(time.monotonic())
         daemon.process.send_signal(signal.SIGTERM)
         while "STOPPING=1" not in listener.recv(4096).decode():
             continue
-        assert daemon.process.wait(20) == 0
+        assert daemon.process.wait(SOON_S) == 0
 
 
 def test_plan_json_is_what_runs(start: Start) -> None:
@@ -223,5 +224,5 @@ def test_shell_lines_start_the_engine(tmp_path: Path) -> None:
         [sys.executable, "-m", "launcher", "plan", "--shell", "-c", str(config)],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    done = subprocess.run(["sh", "-c", lines], check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", lines], check=False, capture_output=True, text=True, timeout=SOON_S)
     assert done.stdout.count("started by hand") == 2
