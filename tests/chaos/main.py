@@ -32,7 +32,7 @@ from launcher.errors import LauncherError
 
 TESTS = Path(__file__).resolve().parents[1]
 INSTANCES = 8
-READY_S = 60.0
+READY_S = 180.0
 CONFIG = """
 [[models]]
 name = "chaos"

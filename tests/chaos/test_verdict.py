@@ -55,6 +55,15 @@ def test_what_is_broken(
     assert readable(report).splitlines()[-1].startswith("BROKEN: ")
 
 
+def test_a_slow_machine_is_slow_after_a_fail_over_too() -> None:
+    usual = [result("exact", f"u{number}", (2.5,)) for number in range(9)]
+    late = [Fault("a", "reset", 1.0, 0, "x")]
+    report = judge([*usual, result("exact", arrivals=(4.0,))], late, sums(accepted=10, completed=10), FLAT)
+    assert report["first_token_without_fault_s"]["p99"] == 2.5
+    assert report["first_token_after_failover_s"]["max"] == 3.0
+    assert report["broken"] == []
+
+
 def test_a_fault_before_the_first_word_cuts_no_stream() -> None:
     report = judge([result("exact")], [Fault("a", "kill", 1.0, 0, "x")], sums(accepted=1, completed=1), [])
     assert report["cut_plain_streams"] == 0

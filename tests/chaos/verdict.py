@@ -14,7 +14,7 @@ CUTS = {"fin", "rst", "early", "stall", "garbage", "kill", "freeze", "stopped"}
 SHOWN_AT_ONCE = {"fin", "rst", "early", "garbage", "kill", "reset", "500", "503", "nonsense", "error"}
 DISHONEST = {"wrong", "silent", "unframed", "lost"}
 CONTINUED_SHARE = 0.99
-FIRST_TOKEN_S = 1.0
+FIRST_TOKEN_S = 1.0  # more than a first token takes in the same run without a fault
 RSS_GROWTH = 1.10
 EXAMPLES = 12
 _NO_RSS = {"start": 0.0, "end": 0.0}
@@ -73,6 +73,7 @@ def judge(
         ),
         "honest_errors": outcomes["told"] + outcomes["dropped"],
         "first_token_after_failover_s": _spread([gap for gap, *_ in late]),
+        "first_token_without_fault_s": _spread(_first_tokens(results, hits)),
         "slowest_failovers": [f"{gap:.3f} s {name}: {_story(faults)}" for gap, name, faults in late[-3:]],
         "accounting": {
             "daemon": {key: value for key, value in requests.items() if isinstance(value, int)},
@@ -111,6 +112,13 @@ def _gaps(result: Result, faults: Sequence[Fault]) -> Iterable[float]:
             hidden = [other for other in faults if other.kind not in SHOWN_AT_ONCE and other.at >= fault.at]
             if around and not hidden:
                 yield max(around)
+
+
+def _first_tokens(results: Sequence[Result], hits: dict[str, list[Fault]]) -> list[float]:
+    """What a first event takes in this run where no fault is: the machine's share of one after a fail-over."""
+    return sorted(
+        result.arrivals[0] - result.begun for result in results if result.arrivals and result.name not in hits
+    )
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
@@ -167,13 +175,15 @@ def _broken(report: dict[str, Any]) -> list[str]:
         report["first_token_after_failover_s"],
     )
     late = gaps["p99"] if gaps else 0.0
+    usual = report["first_token_without_fault_s"]
+    bound = FIRST_TOKEN_S + (usual["p99"] if usual else 0.0)
     bounds = {
         f"{report['failed_before_commit']} requests failed before their first byte": report["failed_before_commit"] == 0,
         f"{report['dishonest']} dishonest answers": report["dishonest"] == 0,
         f"{share} of the cut streams continued, not {CONTINUED_SHARE}": share is None or share >= CONTINUED_SHARE,
         f"accounts do not add up: {'; '.join(report['accounting']['wrong'])}": not report["accounting"]["wrong"],
         f"RSS grew from {rss['start']} to {rss['end']} MiB": rss["end"] <= rss["start"] * RSS_GROWTH,
-        f"p99 of the first token after a fail-over is {late} s": late <= FIRST_TOKEN_S,
+        f"p99 of the first token after a fail-over is {late} s, not {bound:.3f}": late <= bound,
         "no request was made": report["requests"] > 0,
     }  # fmt: skip
     return [text for text, holds in bounds.items() if not holds]
@@ -182,6 +192,7 @@ def _broken(report: dict[str, Any]) -> list[str]:
 def readable(report: dict[str, Any]) -> str:
     """For a person."""
     gaps, rss = report["first_token_after_failover_s"] or {}, report["rss_mib"] or {}
+    usual = report["first_token_without_fault_s"] or {}
     daemon = report["accounting"]["daemon"]
     lines = [
         f"{report['requests']} requests, {report['requests_hit']} of them hit by faults: {report['faults']}",
@@ -193,6 +204,7 @@ def readable(report: dict[str, Any]) -> str:
         f"continued exactly              {report['continued_exactly']}",
         f"honest errors                  {report['honest_errors']}",
         f"first token after a fail-over  p50 {gaps.get('p50')} s, p99 {gaps.get('p99')} s, max {gaps.get('max')} s",
+        f"first token without a fault    p50 {usual.get('p50')} s, p99 {usual.get('p99')} s",
         *(f"  {story}" for story in report["slowest_failovers"]),
         f"accounting                     {daemon}: {report['accounting']['wrong'] or 'adds up'}",
         f"RSS of the daemon              {rss.get('start')} -> {rss.get('end')} MiB",
