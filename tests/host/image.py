@@ -35,7 +35,7 @@ PACKAGES: Final = (
     *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libsystemd0"),
 )
 # Beside the project's own dependencies, for tests that run inside.
-TEST_WHEELS: Final = ("pytest>=8.3", "pytest-asyncio>=1.5", "pytest-timeout>=2.3")
+TEST_WHEELS: Final = ("hypothesis>=6.100", "pytest>=8.3", "pytest-asyncio>=1.5", "pytest-timeout>=2.3")
 # Folders and files below the kernel's modules that reach the disk and the shared folder.
 MODULES: Final = (
     *(
