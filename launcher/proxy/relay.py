@@ -172,12 +172,12 @@ class Relay:
             if self.exchange.path == "/v1/responses" and self.exchange.stored is None:
                 self.exchange.stored = response_id(passed)
         delivery, transcript = self.delivery, self.transcript
-        if transcript is not None:
-            transcript.feed(passed)
         if clean and raw is not None and delivery.raw:
             delivery.pass_on(raw)
         else:
             delivery.send(passed)
+        if transcript is not None:
+            transcript.feed(passed)
         if not attempt.spoke:
             self._listen(attempt)
         if clean and transcript is not None and attempt.spoke and delivery.raw:
@@ -230,6 +230,8 @@ class Relay:
         self._leave(None)
         if self.committed:
             self._from_the_start(f"the rest of the answer can't be had: an instance answered {status}")
+        elif self.delivery.started and status < _CLIENT_ERROR:  # by comments, which promised a stream
+            self.fail("an instance answered with something that is no stream")
         elif status == 404 and self.found is not None and self.found.route.kind is Kind.STORED:
             self._desk.moves.elsewhere(self, "it does not have it", answer, fault=False)
         else:
@@ -367,7 +369,7 @@ class Relay:
         attempt, desk = self.attempt, self._desk
         if attempt is None:
             return 0
-        if not attempt.delivering or self.stalled_at is None:
+        if self.stalled_at is None:
             reads = attempt.watch(now, self.first_byte_timeout_s, desk.idle_timeout_s)
             return reads if self.attempt is attempt else 0
         if now - self.stalled_at > desk.client_stall_timeout_s:
