@@ -26,6 +26,9 @@ STAMP: Final = "stamp.json"
 # Folders of other stacks that no engine has come up with for so long are removed.
 FORGOTTEN_S: Final = 30 * 86400.0
 
+# vLLM's word for compiling nothing: nobody needs to wait for a copy of that.
+EAGER: Final = "--enforce-eager"
+
 # What tells one slot's launch from its siblings', and has no part in what is compiled.
 _PLACE: Final = ("--physcpubind", "--membind", "--preferred", "--interleave", "--cpunodebind")
 _OWN: Final = frozenset(
@@ -40,9 +43,9 @@ class CompileCaches:
         self._wall = wall
 
     def warm(self, slot: int, launch: Launch) -> bool:  # noqa: ARG002
-        """Whether this start finds everything compiled: in its own folder, or in one of its kind's."""
+        """Whether this start finds everything compiled: in its own folder, or in one of its kind's, or has nothing to."""
         folder = _folder(launch)
-        if folder is None:
+        if folder is None or EAGER in launch.argv:
             return True
         wanted = _kind(launch)
         return _stamped(folder) == wanted or next(_siblings(folder, wanted), None) is not None

@@ -58,6 +58,10 @@ def test_another_number_of_threads_or_another_stack_compiles_for_itself(
     assert not caches.warm(1, launch(tmp_path, 1, "--max-num-seqs", "8"))
 
 
+def test_who_compiles_nothing_waits_for_nobody(tmp_path: Path) -> None:
+    assert CompileCaches().warm(1, launch(tmp_path, 1, "--enforce-eager"))
+
+
 def test_what_was_compiled_for_something_else_is_emptied(tmp_path: Path) -> None:
     caches, first = CompileCaches(), launch(tmp_path, 0)
     file = compile_into(first)
