@@ -120,6 +120,11 @@ has_command openssl|openssl|openssl
 has_command unshare|util-linux|util-linux
 has_command ps|procps|procps-ng
 has_command shellcheck|shellcheck|ShellCheck
+has_command setpriv|util-linux|util-linux
+has_command man|man-db|man-db
+has_command mandoc|mandoc|mandoc
+has_command zsh|zsh|zsh
+has_command fish|fish|fish
 '
 
 # And these only the virtual hosts.

@@ -52,9 +52,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"numa-launcher {launcher.__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in VERBS.items():
-        sub = verbs.add_parser(verb, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        text = f"{summary[:1].upper()}{summary[1:]}."
+        sub = verbs.add_parser(verb, help=summary, description=text, allow_abbrev=False)
         if only in {None, verb}:
             importlib.import_module(f"launcher.cli.{module}").add_arguments(sub)
     return parser

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--short", action="store_true",
         help="one line for a pager; exit code 0: all slots are ready, 1: some are, 2: none is, or nobody answers",
     )  # fmt: skip
+    form.add_argument("--slots", action="store_true", help="only the slots' numbers, one a line, for scripts")
     form.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.add_argument(
         "--watch",
@@ -44,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the state. Exit code 1 when no slot is ready."""
     client = options.client_of(args)
     status = client.get("/status")
+    if args.slots:
+        print("\n".join(str(slot["slot"]) for slot in status["slots"]))
+        return 0
     if args.watch is None:
         print(_shown(args, status))
         return level(status) if args.short else int(not status["ready"])

@@ -16,6 +16,15 @@ UNITS = (
 )
 
 
+# What man and the shells look for below /usr/local/share.
+SHELL_FILES = {
+    "numa-launcher.1": "man/man1/numa-launcher.1",
+    "numa-launcher.bash": "bash-completion/completions/numa-launcher",
+    "_numa-launcher": "zsh/site-functions/_numa-launcher",
+    "numa-launcher.fish": "fish/vendor_completions.d/numa-launcher.fish",
+}
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
@@ -29,6 +38,8 @@ def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> 
     assert f"would install {what} from {ROOT}" in done.stdout
     for unit in UNITS:
         assert f"/etc/systemd/system/{unit}" in done.stdout
+    for file in SHELL_FILES.values():
+        assert f"/usr/local/share/{file}" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -49,6 +60,11 @@ def test_uninstall_takes_what_install_puts() -> None:
     done = run("scripts/uninstall", "--dry-run", "--purge")
     assert done.returncode == 0, done.stderr
     for path in (*(f"/etc/systemd/system/{unit}" for unit in UNITS), "/usr/lib/sysusers.d/numa-launcher.conf",
-                 "/usr/lib/tmpfiles.d/numa-launcher.conf", "/opt/numa-launcher", "/etc/numa-launcher"):  # fmt: skip
+                 "/usr/lib/tmpfiles.d/numa-launcher.conf", "/opt/numa-launcher", "/etc/numa-launcher",
+                 *(f"/usr/local/share/{file}" for file in SHELL_FILES.values())):  # fmt: skip
         assert path in done.stdout
+    assert {path.name for path in (ROOT / "configs" / "shell").iterdir()} == SHELL_FILES.keys()
+    installs = (ROOT / "scripts" / "install").read_text()
+    for file, where in SHELL_FILES.items():
+        assert f"  {file}:{where}\n" in installs
     assert {path.name for path in (ROOT / "systemd").iterdir()} == {*UNITS, "sysusers.conf", "tmpfiles.conf"}

@@ -1,0 +1,126 @@
+"""Writes the manual page and the shells' completions from the command line's parser: cli_pages.py FOLDER.
+
+FOLDER/numa-launcher.1 and FOLDER/{numa-launcher.bash,_numa-launcher,numa-launcher.fish}. scripts/docs calls it;
+scripts/install copies what is committed, so that a server needs neither shtab nor argparse-manpage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import shtab
+from argparse_manpage.manpage import Manpage
+
+import launcher
+from launcher.cli import build_parser
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+# argparse wraps by it; man wraps itself.
+os.environ["COLUMNS"] = "10000"
+
+SHELLS: Final = {"bash": "numa-launcher.bash", "zsh": "_numa-launcher", "fish": "numa-launcher.fish"}
+PAGE: Final = "numa-launcher.1"
+# Changed by hand when the page tells something new; a date of its own for each build would make no two alike.
+DATE: Final = "2026-11-21"
+
+# What completes an argument, by its name in help texts.
+_BY_METAVAR: Final = {
+    "SLOT": shtab.cmd("numa-launcher status --slots 2>/dev/null"),
+    "FILE": shtab.FILE,
+    "PATH": shtab.FILE,
+    "DIR": shtab.DIRECTORY,
+    "DIR|NAME": shtab.DIRECTORY,
+}
+
+SECTIONS: Final = {
+    "exit status": r""".TP
+.B 0
+Done, and the answer is yes.
+.TP
+.B 1
+Done, and the answer is no: no slot is ready, a check failed, a change was rolled back.
+.TP
+.B 2
+A person has to change something: two lines on standard error say why it cannot be done, and what to do.
+.TP
+.B 130
+Ended by Ctrl-C.""",
+    "environment": r""".TP
+.B NUMA_LAUNCHER_SOCKET
+The daemon's control socket, where neither \-\-socket nor \-c names one.
+.TP
+.B NUMA_LAUNCHER_\fISECTION\fB__\fIKEY\fR
+Overrides a key of the configuration, for example NUMA_LAUNCHER_PROXY__LISTEN.
+.TP
+.B NO_COLOR
+Set to anything: no colours.""",
+    "files": r""".TP
+.I /etc/numa-launcher/config.toml
+The configuration.
+.TP
+.I /run/numa-launcher/control.sock
+The control socket: HTTP and JSON.""",
+    "see also": r""".BR numactl (8),
+.BR systemctl (1),
+.BR journalctl (1),
+.BR numa (7)
+.PP
+Each topic has a page of its own in the folder docs/ of the source.""",
+}
+
+
+def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument, those of verbs too."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from actions(inner)
+
+
+def completions() -> dict[str, str]:
+    """File name -> script."""
+    parser = build_parser()
+    for action in actions(parser):
+        completer = _BY_METAVAR.get(str(action.metavar or action.dest.upper()))
+        if completer is not None and not action.choices:
+            action.complete = completer  # type: ignore[attr-defined]
+    return {name: shtab.complete(parser, shell) for shell, name in SHELLS.items()}
+
+
+def manual() -> str:
+    """The page, as man(7) has it."""
+    parser = build_parser()
+    parser.man_short_description = "one OpenAI endpoint over NUMA-pinned vLLM instances"  # type: ignore[attr-defined]
+    page = Manpage(parser, format="single-commands-section")
+    page.date = DATE
+    page.source = f"numa-launcher {launcher.__version__}"
+    page.manual = "numa-launcher"
+    page.synopsis = ["numa-launcher", r"\fIVERB\fR", r"[\fIOPTION\fR...]"]
+    for heading, text in SECTIONS.items():
+        page.add_section(heading, "=", text)
+    text = str(page)
+    text = re.sub(r"^(usage: )(.*)$", r".PP\n\2\n.PP", text, flags=re.MULTILINE)
+    # Empty lines are paragraphs, which stand between texts alone: anything else mandoc warns of.
+    text = re.sub(r"\n(?:[ \t]*\n)+", "\n.PP\n", text)
+    text = re.sub(r"(?:\.PP\n)+(?=\.(?:SH|SS|TP|PP)|\Z)", "", text)
+    text = re.sub(r"(\.S[HS] [^\n]*\n)(?:\.PP\n)+", r"\1", text)
+    # A verb's help is its description again; and a date is no word to be hyphenated.
+    text = re.sub(r"(\.SS [^\n]*\n)[^\n]+\n\.PP\n", r"\1", text)
+    return text.replace(DATE.replace("-", r"\-"), DATE, 1)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for name, text in (*completions().items(), (PAGE, manual())):
+        (folder / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
