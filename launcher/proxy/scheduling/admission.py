@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from launcher.proxy.scheduling.demand import Ticket
+from launcher.proxy.scheduling.upstreams import Upstream
 
 Place = tuple[float, int, Ticket]  # rank, number of arrival (unique), ticket
 
@@ -35,7 +36,6 @@ class Queue:
         self.max_bytes = max_bytes
         self.count = 0
         self.bytes = 0
-        self.work_s = 0.0  # sum of the tickets'
         self.families: dict[int | None, int] = {}  # how many wait of each
         self._classes: dict[int, dict[str | None, Lane]] = {}
         self._virtual: dict[int, float] = {}  # virtual time per class
@@ -64,7 +64,6 @@ class Queue:
         ticket.waits = True
         self.count += 1
         self.bytes += demand.body_bytes
-        self.work_s += ticket.work_s
         self.families[ticket.family] = self.families.get(ticket.family, 0) + 1
 
     def take(self, ticket: Ticket) -> None:
@@ -75,6 +74,17 @@ class Queue:
         self._virtual[demand.priority] = start
         lane.finish = start + ticket.cost
         self._leave(ticket, lane)
+
+    @staticmethod
+    def wait_for(ticket: Ticket, home: Upstream | None) -> None:
+        """It waits for just this instance; None: for whichever is free first."""
+        if ticket.home is home:
+            return
+        if ticket.home is not None:
+            ticket.home.ledger.expect_no_more(ticket.work_s)
+        if home is not None:
+            home.ledger.expect(ticket.work_s)
+        ticket.home = home
 
     def remove(self, ticket: Ticket) -> None:
         """It waits no longer, and was not started."""
@@ -128,6 +138,7 @@ class Queue:
         demand = ticket.demand
         del lane.waiting[bisect_left(lane.waiting, (ticket.rank, ticket.number))]
         ticket.waits = False
+        self.wait_for(ticket, None)
         self.count -= 1
         self.bytes -= demand.body_bytes
         left = self.families[ticket.family] - 1
@@ -135,7 +146,6 @@ class Queue:
             self.families[ticket.family] = left
         else:
             del self.families[ticket.family]
-        self.work_s = self.work_s - ticket.work_s if self.count else 0.0
         if not lane.waiting and not any(other.waiting for other in self._classes[demand.priority].values()):
             del self._classes[demand.priority]  # nobody waits: all shares begin anew
             self._virtual.pop(demand.priority, None)

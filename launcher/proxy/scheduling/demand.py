@@ -46,6 +46,7 @@ class Ticket:
     family: int | None = (
         None  # the last block of its prompt that some instance holds: what it shares with others
     )
+    home: Upstream | None = None  # while it waits: the instance that it waits for, as far as is known
     tokens: int = 0  # produced so far
     waits: bool = False  # in the queue
     rank: float = 0.0  # place within its lane of the queue: smaller first

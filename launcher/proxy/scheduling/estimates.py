@@ -6,6 +6,7 @@ from math import exp
 
 PREFILL = (0.05, 0.001)  # first token after 50 ms + 1 ms per prompt token, until some have been seen
 TYPICAL_PROMPT = 500.0  # tokens; how far from 0 that guess is meant
+WINDOW_S = 30.0  # of the rates at which work comes and goes
 
 
 class Mean:

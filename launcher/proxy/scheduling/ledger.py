@@ -8,14 +8,20 @@ from launcher.proxy.scheduling.demand import Ticket
 class Ledger:
     """Outstanding prefill and decode of one instance. Tokens; seconds where it says so."""
 
-    __slots__ = ("_beyond", "decode", "full", "head_since", "pending", "prefill", "reserved", "surplus")
+    __slots__ = (
+        *("_beyond", "decode", "full", "head_since", "pending", "prefill", "surplus"),
+        *("ahead", "ahead_s", "waiting", "waiting_s"),
+    )
 
     def __init__(self) -> None:
         self.pending: dict[Ticket, float] = {}  # bound and without a first token, in order -> uncached tokens
         self.prefill = 0.0  # their sum
         self.head_since = 0.0  # when the first of them began to be computed
         self.decode = 0.0  # tokens still to be produced
-        self.reserved = 0.0  # seconds of prefill of those that wait in our queue for just this instance
+        self.waiting = 0  # requests in our queue that wait for just this instance
+        self.waiting_s = 0.0  # seconds of prefill of those
+        self.ahead = 0  # those of them that this pass over the queue has left waiting so far
+        self.ahead_s = 0.0  # seconds of prefill of those
         self.surplus = 0  # requests that the instance says it has beyond ours
         self.full = False  # it says that it has no room for what it has already
         self._beyond = 0  # surplus by its last word alone
@@ -67,6 +73,16 @@ class Ledger:
             self.head_since += head
             self._done(ticket)
         return 0.0
+
+    def expect(self, work_s: float) -> None:
+        """One more in our queue waits for just this instance, with so much prefill."""
+        self.waiting += 1
+        self.waiting_s += work_s
+
+    def expect_no_more(self, work_s: float) -> None:
+        """One of those waits for it no longer."""
+        self.waiting -= 1
+        self.waiting_s = self.waiting_s - work_s if self.waiting else 0.0  # no rounding is carried on
 
     def told(self, requests: int, ours: int, *, full: bool) -> None:
         """The instance says what it works on; one word alone may be older than what we have done since."""

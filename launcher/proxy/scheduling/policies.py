@@ -7,10 +7,11 @@ one candidate: if that can't start it now, the ticket waits for it, and is asked
 # ruff: noqa: ARG002 - one signature for all policies
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import ceil
-from typing import Protocol, assert_never
+from operator import itemgetter
+from typing import Final, Protocol, assert_never
 
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.scheduling.demand import Ticket
@@ -79,7 +80,7 @@ class LeastTokens:
 class PrefixAware:
     """The one where the first token comes soonest and costs the others least; waits for it if it must.
 
-    cost = prefill that is before it + own prefill of what is not cached + what its room in the cache costs.
+    cost = wait for its turn there + own prefill + what a copy of the prompt costs (time, room, others' waits).
     """
 
     def __init__(self, speeds: Speeds, families: Mapping[int | None, int]) -> None:
@@ -91,55 +92,71 @@ class PrefixAware:
     ) -> Upstream:
         """See Policy."""
         speeds = self._speeds
-        demand = ticket.demand
-        prefix = demand.prefix
-        best = candidates[0]
-        least = float("inf")
-        block = speeds.block_tokens
-        others = 1.0 + speeds.delayed
-        own_s = speeds.own_s()
+        prefix = ticket.demand.prefix
         length = len(prefix)
         hits = [u.store.match(prefix) for u in candidates] if length else [0] * len(candidates)
         most = max(hits)
+        found: Iterable[tuple[int, Upstream]] = zip(hits, candidates, strict=True)
+        if most:
+            found = sorted(
+                found, key=_HIT, reverse=True
+            )  # the likely ones first: most others need no closer look
         sharing = 1.0 + (self._families.get(prefix[most - 1], 0) if most else 0)
-        shortest = max(1.0, demand.prompt_tokens - most * block)
-        here = max(h for u, h in zip(candidates, hits, strict=True) if u in opened) if most else 0
-        for upstream, hit in zip(candidates, hits, strict=True):
-            busy = upstream not in opened
-            if busy and hit <= here:
+        block = speeds.block_tokens
+        shortest = max(1.0, ticket.demand.prompt_tokens - most * block)
+        own_s = speeds.own_s()
+        here = most  # by an open one
+        if len(opened) < len(candidates):
+            here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
+        best, least = candidates[0], float("inf")
+        for hit, upstream in found:
+            if upstream in opened:
+                start = self._start_s(upstream, now)
+            elif hit > here:
+                start = self._start_s(upstream, now) * (1.0 + UNSURE)
+            else:
                 continue  # nothing to wait for: an open one holds as much of the prompt
-            ledger = upstream.ledger
             token_s = upstream.line.slope * upstream.lag
-            start = ledger.reserved
-            if ledger.pending:
-                start += ledger.remaining_s(now, token_s)
-            full = (upstream.in_flight + ledger.surplus) / upstream.max_num_seqs
-            if full >= 1.0:
-                start += speeds.seat_s(upstream)
-            work = shortest
-            if hit < length:
-                extra = (most - hit) * block
-                gone = upstream.store.overflow(length - hit)
-                if gone:
-                    extra += gone * block * self._regret(upstream, candidates)
-                work += extra / sharing
-            cost = start + work * token_s * others + own_s * full * full
-            if busy:
-                cost += UNSURE * start
+            cost = start + shortest * token_s + own_s * (upstream.in_flight / upstream.max_num_seqs) ** 2
+            if hit < length and cost < least:
+                blocks = most - hit + self._regretted(upstream, candidates, length - hit)
+                if blocks:
+                    cost += self._copy_s(ticket, upstream, blocks * block * token_s, now) / sharing
             if cost < least:
                 best, least = upstream, cost
         return best
 
+    def _start_s(self, upstream: Upstream, now: float) -> float:
+        """Seconds until it could begin with one more after those that wait for it: for its prefill, or for a seat."""
+        ledger = upstream.ledger
+        start = ledger.ahead_s
+        if ledger.pending:
+            start += ledger.remaining_s(now, upstream.line.slope * upstream.lag)
+        lacking = upstream.in_flight + ledger.surplus + ledger.ahead + 1 - upstream.max_num_seqs
+        return max(start, lacking * self._speeds.seat_s(upstream)) if lacking > 0 else start
+
+    def _copy_s(self, ticket: Ticket, upstream: Upstream, more_s: float, now: float) -> float:
+        """What `more_s` more seconds of prefill there cost: that time, and the same for all whom it delays."""
+        ledger = upstream.ledger
+        others = ledger.waiting - (ticket.home is upstream)
+        backlog_s = ledger.waiting_s + self._speeds.prefill_s(upstream, now)
+        return more_s * (1.0 + others + self._speeds.delayed(upstream, backlog_s, more_s, now))
+
     @staticmethod
-    def _regret(upstream: Upstream, candidates: Sequence[Upstream]) -> float:
-        """Part of what goes from its cache that will be computed anew."""
-        oldest = upstream.store.oldest()
+    def _regretted(upstream: Upstream, candidates: Sequence[Upstream], new: int) -> float:
+        """How many of the blocks that go from its cache when `new` ones come will be computed anew."""
+        store = upstream.store
+        gone = store.overflow(new)
+        if not gone:
+            return 0.0
+        oldest = store.oldest()
         if oldest is not None and any(u is not upstream and u.store.holds(oldest) for u in candidates):
-            return 0.25 * upstream.store.ghosts.regret
-        return upstream.store.ghosts.regret
+            return 0.25 * gone * store.ghosts.regret
+        return gone * store.ghosts.regret
 
 
-UNSURE = 0.1  # part by which a wait may turn out longer than it seems: one that is free now is sure
+_HIT: Final = itemgetter(0)
+UNSURE: Final = 0.1  # part by which a wait may turn out longer than it seems: one that is free now is sure
 
 
 class Session:

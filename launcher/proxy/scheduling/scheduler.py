@@ -19,7 +19,7 @@ from launcher.proxy.scheduling.upstreams import Upstream, UpstreamTable
 
 WINDOW = 64  # waiting tickets looked at in one pump: bounds its time, not what may wait
 KNOWN = 8  # first tokens seen before an instance's outstanding prefill is told by time
-UNKNOWN_AT_ONCE = 4  # streams without a first token until then: they soon tell, and nothing waits for a guess
+UNKNOWN_AT_ONCE = 2  # streams without a first token until then: they soon tell, and nothing waits for a guess
 JUDGE_EVERY = 8  # first tokens, between two looks at whether an instance lags behind its siblings
 KV_FULL = 0.9  # of the KV cache in use, while requests wait inside: one more would only wait there
 TICK_S = 0.001  # no sooner again: rounding must not make the owner spin
@@ -73,8 +73,7 @@ class Scheduler:
             self._number += 1
             ticket.number = self._number
         if not queue.count:
-            self._unreserve()
-        self._weigh(now)
+            self._begin_pass()
         chosen = self._choose(ticket, now)
         if chosen is not None:
             self._bind(ticket, chosen, now)
@@ -85,16 +84,16 @@ class Scheduler:
                 raise FullError(refusal, self.retry_after_s(now))
             self._bind(ticket, seat, now)  # it may be late there; turned away it would be never
             return seat
-        self._estimate(ticket)
+        home = self._estimate(ticket)
         queue.add(ticket)
+        queue.wait_for(ticket, home)
         return None
 
     def pump(self, now: float) -> list[Ticket]:
         """Bind what can start now; the owner starts them, in this order."""
         if not self.queue.count:
             return []
-        self._unreserve()
-        self._weigh(now)
+        self._begin_pass()
         started: list[Ticket] = []
         for looked, ticket in enumerate(self.queue.ordered()):
             if looked >= WINDOW or not self._any_open(now):
@@ -296,30 +295,27 @@ class Scheduler:
                 f"slot {upstream.slot}: {what if upstream.health.straggler else 'is as fast as its siblings again'}"
             )
 
-    def _estimate(self, ticket: Ticket) -> None:
-        """What it would cost where most of its prompt is cached, for its place in the queue."""
+    def _estimate(self, ticket: Ticket) -> Upstream | None:
+        """What it would cost where most of its prompt is cached, for its place in the queue; where that is."""
         demand = ticket.demand
         candidates = self._candidates(ticket)
-        hit = max((u.store.match(demand.prefix) for u in candidates), default=0) if demand.prefix else 0
+        home, hit = None, 0
+        if demand.prefix:
+            for upstream in candidates:
+                if (held := upstream.store.match(demand.prefix)) > hit:
+                    home, hit = upstream, held
         ticket.family = demand.prefix[hit - 1] if hit else None
         token_s = min((self.speeds.token_s(u) for u in candidates), default=0.0)
         ticket.work_s = max(1.0, demand.prompt_tokens - hit * self.speeds.block_tokens) * token_s
         ticket.rank = ticket.arrived - self.speeds.head_start_s(ticket.work_s)
         ticket.cost = demand.prompt_tokens + 4.0 * demand.output_tokens
+        return home
 
-    def _unreserve(self) -> None:
-        """Nobody waits for any instance: the pass that follows notes anew who does."""
+    def _begin_pass(self) -> None:
+        """Nobody is ahead of anybody: the pass over the queue that follows notes anew who is."""
         for upstream in self.table:
-            upstream.ledger.reserved = 0.0
-
-    def _weigh(self, now: float) -> None:
-        backlog = self.queue.work_s
-        for upstream in self.table:
-            ledger = upstream.ledger
-            if ledger.pending and not upstream.draining:
-                backlog += ledger.remaining_s(now, upstream.line.slope * upstream.lag)
-        count = len(self.table.of(None))
-        self.speeds.weigh(backlog / count if count else 0.0, count, now)
+            upstream.ledger.ahead = 0
+            upstream.ledger.ahead_s = 0.0
 
     def _any_open(self, now: float) -> bool:
         return any(not upstream.draining and self._open(upstream, now) for upstream in self.table)
@@ -330,13 +326,21 @@ class Scheduler:
         opened = [upstream for upstream in candidates if self._open(upstream, now)]
         if not opened:
             return None
-        # Nobody waits for one that is ejected, or that a single request tries.
-        healthy = [u for u in candidates if u in opened or not (u.health.ejected_until or u.health.half_open)]
+        healthy = candidates
+        if len(opened) < len(
+            candidates
+        ):  # nobody waits for one that is ejected, or that a single request tries
+            healthy = [
+                u for u in candidates if u in opened or not (u.health.ejected_until or u.health.half_open)
+            ]
         chosen = self._policy.choose(ticket, healthy, opened, now)
         if chosen in opened:
             return chosen
         hit = chosen.store.match(ticket.demand.prefix) * self.speeds.block_tokens
-        chosen.ledger.reserved += max(1.0, ticket.demand.prompt_tokens - hit) * self.speeds.token_s(chosen)
+        chosen.ledger.ahead += 1
+        chosen.ledger.ahead_s += max(1.0, ticket.demand.prompt_tokens - hit) * self.speeds.token_s(chosen)
+        if ticket.waits:
+            self.queue.wait_for(ticket, chosen)
         return None
 
     def _bind(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
@@ -354,7 +358,7 @@ class Scheduler:
         ticket.uncached = uncached
         ticket.work = uncached + (before / token_s if token_s > 0.0 else 0.0)
         ledger.bind(ticket, uncached, now)
-        self.speeds.seen_bound(uncached * token_s, now)
+        self.speeds.seen_bound(upstream, uncached * token_s, now)
         self.table.begin(upstream)
         if upstream.health.half_open:
             upstream.health.trying = True

@@ -5,13 +5,12 @@ from __future__ import annotations
 from math import expm1, log
 
 from launcher.proxy.scheduling.demand import Ticket
-from launcher.proxy.scheduling.estimates import PREFILL, TYPICAL_PROMPT, Line, Mean, Rate
+from launcher.proxy.scheduling.estimates import PREFILL, TYPICAL_PROMPT, Line, Mean
 from launcher.proxy.scheduling.prefixes import BLOCK_BYTES, Ghosts
 from launcher.proxy.scheduling.upstreams import Upstream
 
 TOKENS_PER_BYTE = 0.25  # until usage tells better
 TOKEN_S = 0.05  # between two tokens of one answer, until some have been seen
-WINDOW_S = 30.0  # of the rates at which work comes
 MOST_LOAD = 0.9  # a higher one is not told from this in so short a time
 LEAST_SIZE = 0.01  # of a typical prefill: nothing is so small that it may pass more than this lets it
 LEARNED = 30  # first tokens seen before the line is trusted to tell a cached prompt from one that was not
@@ -29,10 +28,7 @@ class Speeds:
         self._output = Mean(OUTPUT, 500)
         self._used = Mean(1.0, 500)  # share of max_tokens that is really produced
         self._per_byte = Mean(TOKENS_PER_BYTE, 200)
-        self._starts = Rate(WINDOW_S)  # requests bound
-        self._busy = Rate(WINDOW_S)  # seconds of prefill bound
         self._own = Mean(TYPICAL_PROMPT * PREFILL[1], 200)  # seconds of prefill of one request
-        self.delayed = 0.0  # others that a second of work more delays just now; the scheduler sets it
         self.block_tokens = BLOCK_BYTES * TOKENS_PER_BYTE
 
     def line(self, model: str) -> Line:
@@ -67,23 +63,20 @@ class Speeds:
         """Seconds of prefill of a typical request."""
         return self._own.value
 
-    def weigh(self, backlog_s: float, instances: int, now: float) -> None:
-        """Set `delayed`: how many others one second of work more delays by one second, shared out over all.
+    @staticmethod
+    def delayed(upstream: Upstream, backlog_s: float, more_s: float, now: float) -> float:
+        """How many requests that come to it `more_s` more seconds of prefill delay, by that time each.
 
-        `instances` with `backlog_s` of work each stay busy for backlog / (1 - load), and all requests that come
-        meanwhile, and each of them an `instances`-th of it, wait for it.
+        With W seconds of work at load r an instance stays busy for W / (1 - r). All that come meanwhile wait.
         """
-        if backlog_s <= 0.0:
-            self.delayed = 0.0
-            return
-        load = min(MOST_LOAD, self._busy.per_s(now) / instances)
-        self.delayed = self._starts.per_s(now) * backlog_s / instances / (1.0 - load)
+        load = min(MOST_LOAD, upstream.busy.per_s(now))
+        return upstream.starts.per_s(now) * (backlog_s + 0.5 * more_s) / (1.0 - load)
 
-    def seen_bound(self, uncached_s: float, now: float) -> None:
-        """A request with so many seconds of prefill was bound."""
+    def seen_bound(self, upstream: Upstream, uncached_s: float, now: float) -> None:
+        """A request with so many seconds of prefill was bound to it."""
         self._own.add(uncached_s)
-        self._starts.add(now)
-        self._busy.add(now, uncached_s)
+        upstream.starts.add(now)
+        upstream.busy.add(now, uncached_s)
 
     def head_start_s(self, work_s: float) -> float:
         """How much earlier than it came a request with so much prefill is ranked.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from launcher.address import Address
 from launcher.proxy.scheduling.demand import Key
-from launcher.proxy.scheduling.estimates import PREFILL, TYPICAL_PROMPT, Line
+from launcher.proxy.scheduling.estimates import PREFILL, TYPICAL_PROMPT, WINDOW_S, Line, Rate
 from launcher.proxy.scheduling.health import Health
 from launcher.proxy.scheduling.ledger import Ledger
 from launcher.proxy.scheduling.prefixes import PrefixStore
@@ -32,6 +32,8 @@ class Upstream:
         default_factory=lambda: Line(PREFILL, TYPICAL_PROMPT, 200)
     )  # its model's, see Speeds.line
     lag: float = 1.0  # how many times slower than its siblings it is known to be
+    starts: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # requests bound to it
+    busy: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # seconds of prefill bound to it
     ledger: Ledger = field(default_factory=Ledger)
     health: Health = field(default_factory=Health)
     store: PrefixStore = field(default_factory=PrefixStore)

@@ -66,7 +66,7 @@ def test_keys_that_wait_share_by_cost(loads: list[int], data: st.DataObject) -> 
         queue.take(first)
         served[first.demand.key] += first.cost  # type: ignore[assignment]
         waiting[str(first.demand.key)] -= 1
-    assert queue.count == queue.bytes == queue.work_s == 0
+    assert queue.count == queue.bytes == 0
     assert not queue.families
 
 

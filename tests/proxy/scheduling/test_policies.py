@@ -114,6 +114,18 @@ def test_those_who_wait_for_the_same_prompt_share_the_price_of_a_copy() -> None:
     assert policy(Name.PREFIX_AWARE, families=families).choose(one, table, table[:1], 0.0).slot == 0
 
 
+def test_a_copy_is_charged_for_those_who_wait_where_it_would_be_made() -> None:
+    table = rows(1, 0, 0)
+    table[0].store.use(PROMPT)
+    table[0].ledger.bind(ticket(tokens=3000), 3000.0, 0.0)  # three seconds of prefill, against 2.6 s
+    one = ticket(tokens=2560, prefix=PROMPT)
+    for held_up, chosen in ((1, 2), (2, 0)):
+        table[held_up].ledger.expect(0.1)
+        assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == chosen
+    one.home = table[1]  # it is the one that waits there
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
+
+
 def test_a_copy_is_charged_for_what_it_evicts_less_where_that_is_held_elsewhere() -> None:
     table = rows(0, 0, 0)
     for row, held in zip(table, (range(40), range(40, 80), range(40)), strict=True):
@@ -123,9 +135,14 @@ def test_a_copy_is_charged_for_what_it_evicts_less_where_that_is_held_elsewhere(
     assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot in (0, 2)  # 1 holds the only copy
 
 
-def test_a_full_instance_costs_the_wait_for_a_seat() -> None:
+def test_a_full_instance_costs_the_wait_for_a_seat_after_all_who_wait_for_it() -> None:
     table = rows(32, 31)
     assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[1:], 0.0).slot == 1
+    table[0].store.use(PROMPT)  # a copy takes 2.6 s, a seat is free every 0.3 s
+    one = ticket(tokens=2560, prefix=PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 0
+    table[0].ledger.ahead = 9
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
 
 
 def test_nobody_waits_for_an_instance_that_has_no_more_of_the_prompt_than_a_free_one() -> None:

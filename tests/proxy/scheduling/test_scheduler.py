@@ -9,7 +9,7 @@ from proxy.scheduling.house import run, scheduler, slot, ticket, up
 
 from launcher.config.schema import Policy
 from launcher.proxy.scheduling.demand import FullError, Ticket
-from launcher.proxy.scheduling.scheduler import RETRY_MAX_S, TICK_S, WINDOW, Scheduler
+from launcher.proxy.scheduling.scheduler import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Scheduler
 
 
 def busy(made: Scheduler, count: int, now: float = 0.0) -> list[Ticket]:
@@ -52,7 +52,7 @@ def test_prefill_is_bound_late_too() -> None:
 def test_a_first_burst_waits_for_no_guess() -> None:
     made = scheduler(1)
     made.speeds.line("m").count = 0
-    assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(4))
+    assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(UNKNOWN_AT_ONCE))
 
 
 def test_a_first_token_lets_the_next_one_in() -> None:
@@ -68,10 +68,10 @@ def test_a_first_token_lets_the_next_one_in() -> None:
     assert made.pump(0.6) == [two]
 
 
-def test_while_speed_is_a_guess_four_streams_are_prefilled_at_once_and_whole_answers_do_not_count() -> None:
+def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answers_do_not_count() -> None:
     made = scheduler(1, seqs=9)
     made.speeds.line("m").count = 0
-    tickets = [ticket(tokens=5000, stream=n > 2) for n in range(7)]
+    tickets = [ticket(tokens=5000, stream=n > 2) for n in range(3 + UNKNOWN_AT_ONCE)]
     for one in tickets:
         assert made.offer(one, 0.0) is not None
     third = ticket()
@@ -315,6 +315,24 @@ def test_one_that_waits_for_its_cache_lets_others_pass() -> None:
     assert slot(again) == 0
 
 
+def test_those_who_wait_for_an_instance_are_known_to_it_until_they_leave() -> None:
+    made = scheduler(2, seqs=9)
+    prompt = tuple(range(50))
+    made.offer(ticket(tokens=6400, prefix=prompt, pinned=(1, 1)), 0.0)
+    made.offer(ticket(tokens=6400, pinned=(0, 1)), 0.0)
+    home = made.table.newest(1)
+    assert home is not None
+    waiting = [ticket(0.1, tokens=6500, prefix=prompt) for _ in range(3)]
+    assert not any(made.offer(one, 0.1) for one in waiting)
+    assert [one.home for one in waiting] == [home] * 3
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (3, pytest.approx(0.3))
+    made.withdraw(waiting[0])
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (2, pytest.approx(0.2))
+    assert made.pump(6.45) == [waiting[1]]
+    made.withdraw(waiting[2])
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (0, 0.0)
+
+
 ACTS = ("offer", "offer", "first", "end", "withdraw", "drain", "add", "remove", "fail")
 
 
@@ -337,6 +355,8 @@ class Play:
         when = self.made.next_pump(self.now)
         assert when is None or when >= self.now
         assert set(self.made.queue.ordered()) == set(self.waiting)
+        for upstream in self.made.table:
+            assert upstream.ledger.waiting == sum(one.home is upstream for one in self.waiting)
         for upstream in {one.upstream for one in self.bound}:
             assert upstream is not None
             mine = [one for one in self.bound if one.upstream is upstream]

@@ -91,24 +91,26 @@ def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
     assert upstream.health.slowness.count == 0
 
 
-def test_work_is_weighed_by_whom_it_delays() -> None:
-    speeds, _ = house()
+def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
+    speeds, busy = house()
+    idle = up(1)
     for n in range(100):
-        speeds.seen_bound(0.3, n * 0.1)
-    speeds.weigh(0.0, 4, 10.0)
-    assert speeds.delayed == 0.0
-    speeds.weigh(0.5, 4, 10.0)
-    light = speeds.delayed
-    speeds.weigh(2.0, 4, 10.0)
-    assert speeds.delayed > 3 * light > 0.0
+        speeds.seen_bound(busy, 0.05, n * 0.1)
+    speeds.seen_bound(idle, 0.05, 0.0)
+    rate, load = 10.0, 0.5
+    assert speeds.delayed(busy, 2.0, 1.0, 10.0) == pytest.approx(rate * 2.5 / (1.0 - load), rel=0.2)
+    assert speeds.delayed(busy, 0.0, 1.0, 10.0) > 20 * speeds.delayed(idle, 0.0, 1.0, 10.0)
+    for n in range(1000):
+        speeds.seen_bound(busy, 3.0, 10.0 + n)
+    assert speeds.delayed(busy, 1.0, 0.0, 1010.0) == pytest.approx(10.0, rel=0.2)  # as at 90 % load
 
 
 def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
-    speeds, _ = house()
+    speeds, upstream = house()
     sizes = (0.0, 1e-9, 0.01, 0.1, 0.5, 1.0, 5.0, 1e9)
     starts = [speeds.head_start_s(size) for size in sizes]
     assert starts == sorted(starts, reverse=True)
     assert starts[0] < 5.0
     assert starts[-1] >= 0.0
-    speeds.seen_bound(0.0, 0.0)
+    speeds.seen_bound(upstream, 0.0, 0.0)
     assert speeds.head_start_s(1.0) == pytest.approx(0.0)
