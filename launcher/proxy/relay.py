@@ -118,7 +118,9 @@ class Relay:
             return
         self.delivery.done = True
         self._let_go()
-        self._end(Outcome.CLIENT_ABORTED)
+        # Some clients leave at [DONE], before the answer's last chunk: they have all of it.
+        tracker = self.delivery.tracker if self.ends_in_done else None
+        self._end(Outcome.COMPLETED if tracker is not None and tracker.done else Outcome.CLIENT_ABORTED)
 
     def client_paused(self) -> None:
         """The client takes no more for now: nor do we."""

@@ -482,6 +482,27 @@ async def test_a_client_that_leaves_aborts_its_request(house: House, stream: boo
     assert house.suspects == []
 
 
+async def test_a_client_that_leaves_at_done_has_got_its_answer(house: House) -> None:
+    """guidellm does: it does not wait for the last chunk, and so may be gone before the instance has sent it."""
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(event("one"))
+        await call.chunk(DONE)
+        await call.until_left()
+
+    await house.engine(0, script)
+    body = b'{"model":"m","stream":true}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await house.raw(head.encode() + body)
+    await reader.readuntil(DONE)
+    writer.close()
+    await until(lambda: house.sums()["completed"] == 1)
+    assert house.sums()["client_aborted"] == 0
+    assert house.door.in_flight(0, 1) == 0
+    assert house.balanced()
+
+
 async def test_a_slow_client_slows_its_instance_and_nobody_else(house: House) -> None:
     sent = 0
     piece = event("x" * 60_000)
