@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from launcher.config.schema import Proxy
+from launcher.config.schema import Policy, Proxy
 from launcher.proxy.continuation import CHAT, COMPLETIONS
 from launcher.proxy.moves import Moves, unavailable
 from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_form, peek_json
@@ -42,7 +42,8 @@ class Intake:
         self._fleet = fleet
         self._moves = moves
         self._clock = asyncio.get_running_loop().time
-        self._session_header = proxy.session_header.lower().encode()
+        by_session = proxy.policy is Policy.SESSION
+        self._session_header = proxy.session_header.lower().encode() if by_session else None
 
     def admit(self, relay: Relay, found: Match) -> None:
         """Find out what is asked, and queue it. Raises Refusal."""
@@ -130,21 +131,26 @@ class Intake:
             max_tokens=peek.max_tokens,
             prefix=fingerprint(prompt, hash((tools, adapter)) if tools or adapter else 0) if prompt else (),
             body_bytes=len(relay.body),
-            session=relay.head.get(self._session_header) or peek.cache_key,
+            session=self._session(relay, peek),
             key=relay.exchange.key,
             priority=_priority(relay.head, peek),
             pinned=self._fleet.keeper(stored),
             stream=streamed,
         )
 
+    def _session(self, relay: Relay, peek: Peek) -> str | None:
+        """What its policy goes by; no other asks."""
+        if self._session_header is None:
+            return None
+        return relay.head.get(self._session_header) or peek.cache_key
+
 
 def _priority(head: RequestHead, peek: Peek) -> int:
     """The header's before the body's, as vLLM takes them; one that is no integer counts as none."""
-    sent = head.get(PRIORITY_HEADER)
-    if sent is None:
+    if PRIORITY_HEADER not in head.lowered:
         return peek.priority
     try:
-        wanted = int(sent)
+        wanted = int(head.get(PRIORITY_HEADER) or "")
     except ValueError:
         return peek.priority
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, wanted))

@@ -35,6 +35,8 @@ class EventTracker:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the instance sent; return what may pass, possibly nothing."""
+        if not self._held and chunk.endswith(b"\n\n"):
+            return self._judge(chunk)  # nearly always
         data = self._held + chunk if self._held else chunk
         cut = len(data) if data.endswith(b"\n\n") else _last_boundary(data)
         if cut == 0:
