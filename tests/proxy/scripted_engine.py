@@ -36,6 +36,10 @@ class Call:
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
     async def raw(self, data: bytes) -> None:
+        if (
+            self.writer.is_closing()
+        ):  # asyncio's transports forget what is written then, uvloop's raise RuntimeError
+            raise ConnectionResetError("the proxy has closed the connection")
         self.writer.write(data)
         await self.writer.drain()
 
