@@ -51,7 +51,7 @@ function _shtab_numa_launcher_using
 end
 
 set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --color --concurrency --config --deadline --file --instances --instances-per-socket --interval --kv-cache --lines --machine --model --output --port --requests-per-minute --reserve-cores --root --set --slot --snapshot --socket --state-dir --strategy --svg --timeout --tokens-per-minute --watch -c -d -n -o
+set -g _shtab_numa_launcher_opts_with_value --color --concurrency --config --deadline --file --instances --instances-per-socket --interval --kv-cache --lines --machine --model --output --port --requests-per-minute --reserve-cores --root --set --since --slot --snapshot --socket --state-dir --strategy --svg --timeout --tokens-per-minute --watch -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -218,7 +218,8 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s control socket (default: /run/numa-launcher/control.sock)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take the socket'"'"'s path from this configuration'
-complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s n -l lines -x -d 'last N lines (default 100)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s n -l lines -x -d 'last N lines (default 100, with --since all)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l since -x -d 'only what is not older than 90s, 10m, 2h or 1d'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s f -l follow -d 'go on with new lines until Ctrl-C'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l json -d 'one JSON object per line'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT

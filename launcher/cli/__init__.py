@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import launcher
+from launcher.cli.parser import Parser
 from launcher.errors import LauncherError
 
 # Verb -> (module, one line of help). Each module has `add_arguments(parser)` and `run(args) -> exit code`.
@@ -44,9 +44,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+def build_parser(only: str | None = None) -> Parser:
     """The whole parser; arguments are filled in for the verb `only`, or for all when it is None."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="numa-launcher",
         description="One OpenAI endpoint over NUMA-pinned vLLM instances.",
         allow_abbrev=False,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. 0: done. 1: done, and the answer is no. 2: a person has to change something."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     verb = next((word for word in arguments if word in VERBS), None)
-    args = build_parser(only=verb or "").parse_args(arguments)
+    args = build_parser(only=verb or "").parse(arguments)
     module = importlib.import_module(f"launcher.cli.{VERBS[args.verb][0]}")
     try:
         code: int = module.run(args)

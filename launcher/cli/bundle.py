@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='where to write, a tar.gz; "-" is standard output (default: numa-launcher-bundle-TIME.tar.gz here)',
     )  # fmt: skip
     parser.add_argument(
-        "-n", "--lines", type=options.slot_number, default=2000, metavar="N",
+        "-n", "--lines", type=options.count, default=2000, metavar="N",
         help="last N lines of each log (default 2000)",
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many, of which slot, and whether to follow."""
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.slot_number, default=50, metavar="N", help="last N events (default 50)"
+        "-n", "--lines", type=options.count, default=50, metavar="N", help="last N events (default 50)"
     )
     parser.add_argument("--slot", type=options.slot_number, metavar="SLOT", help="of this slot only")
     parser.add_argument("--audit", action="store_true", help="only what somebody asked for")

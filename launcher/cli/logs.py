@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any
+from typing import Any, Final
 
 from launcher.cli import options
+
+_LAST: Final = 100
+# The most that the daemon takes; it keeps [logging] tail_lines.
+_ALL: Final = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.slot_number, default=100, metavar="N", help="last N lines (default 100)"
+        "-n", "--lines", type=options.count, metavar="N", help="last N lines (default 100, with --since all)"
+    )
+    parser.add_argument(
+        "--since", type=options.since, metavar="AGO", help="only what is not older than 90s, 10m, 2h or 1d"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -24,9 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the lines."""
     client = options.client_of(args)
-    path = f"/slots/{args.slot}/logs?tail={args.lines}"
+    count = args.lines if args.lines is not None else _ALL if args.since is not None else _LAST
+    after = 0.0 if args.since is None else time.time() - args.since
+    path = f"/slots/{args.slot}/logs?tail={count}"
     lines = client.lines(path + "&follow=1") if args.follow else client.get(path)["lines"]
     for line in lines:
+        if line["time"] < after:
+            continue
         print(json.dumps(line) if args.json else _text(line), flush=args.follow)
     return 0
 

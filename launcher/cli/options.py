@@ -76,19 +76,39 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def client_of(args: argparse.Namespace) -> ControlClient:
-    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path."""
+    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path: the first that is named."""
     from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
 
-    path = args.socket or os.environ.get("NUMA_LAUNCHER_SOCKET")
+    path = args.socket
     if path is None and args.config is not None:
         from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
         path = load_config(args.config, environ=os.environ).control.socket
-    return ControlClient(path or DEFAULT_SOCKET)
+    return ControlClient(path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET)
 
 
 def slot_number(text: str) -> int:
     """An argparse type."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no slot number")
+    return _number(text, "slot number")
+
+
+def count(text: str) -> int:
+    """An argparse type: how many."""
+    return _number(text, "number")
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is no {what}")
     return int(text)
+
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def since(text: str) -> float:
+    """An argparse type: how many seconds ago, of "90s", "10m", "2h" or "1d"."""
+    unit = _UNITS.get(text[-1:])
+    if unit is None or not (text[:-1].isascii() and text[:-1].isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is no time such as 90s, 10m, 2h or 1d")
+    return float(int(text[:-1]) * unit)

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_socket(parser)
     if parser.prog.endswith("scale"):
         parser.add_argument(
-            "instances", metavar="N", help='instances per socket, or "auto", until the next reload'
+            "instances",
+            type=_instances,
+            metavar="N",
+            help='instances per socket, or "auto", until the next reload',
         )
     parser.add_argument("--dry-run", action="store_true", help="only print the difference")
     parser.add_argument("--show", action="store_true", help="print how far the last one has come")
@@ -32,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--no-wait", action="store_true", help="begin, and return at once")
     parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def _instances(text: str) -> str:
+    """An argparse type."""
+    if text != "auto" and not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number from 1 nor \"auto\"")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

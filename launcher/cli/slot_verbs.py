@@ -76,7 +76,7 @@ def _wait(
     said, begun = "", time.time()
     while True:
         words = f"slot {slot['slot']}: {slot['state']}"
-        words += f" ({slot['phase']})" if slot["phase"] else ""
+        words += f" ({slot['phase']})" if slot["phase"] not in {"", slot["state"]} else ""
         words += f", {slot['in_flight']} in flight" if slot["state"] in {"draining", "stopping"} else ""
         if words != said and not quiet:
             print(words + _until(slot, begun), file=sys.stderr)

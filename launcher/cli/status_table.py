@@ -118,10 +118,8 @@ def notes(status: Status, now: float) -> list[str]:
 
 def _of_slot(slot: Slot, now: float) -> Iterator[str]:
     name, state = f"slot {slot['slot']}", slot["state"]
-    if slot["phase"]:
-        yield f"{name}: {slot['phase']}{_eta(slot, now)}"
-    elif slot["eta"] is not None and state in {"draining", "stopping"}:
-        yield f"{name}: {state}{_eta(slot, now)}"
+    if slot["phase"] or (slot["eta"] is not None and state in {"draining", "stopping"}):
+        yield f"{name}: {slot['phase'] or state}{_eta(slot, now)}"
     if slot["next_start"]:
         yield f"{name}: starts again in {max(0.0, slot['next_start'] - now):.0f} s"
     if slot["stalled_s"]:

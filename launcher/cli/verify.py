@@ -7,6 +7,7 @@ import json
 from typing import Any, Final
 
 from launcher.cli import options
+from launcher.columns import counted
 
 # The kernel walks every page of a worker for numa_maps: seconds for each 100 GiB.
 VERIFY_TIMEOUT_S: Final = 600.0
@@ -48,7 +49,9 @@ def lines_of(slot: dict[str, Any]) -> list[str]:
     share = "" if found["bound_share"] is None else f", {found['bound_share']:.0%} of its pages there"
     policies = ", ".join(found["policies"]) or "not readable"
     word = "verified" if found["ok"] else "DIFFERS"
-    what = f"slot {slot['slot']}: {word}: {found['threads']} threads of {found['processes']} processes"
+    processes = found["processes"]
+    what = f"slot {slot['slot']}: {word}: {counted(found['threads'], 'thread')} of {processes} "
+    what += "process" if processes == 1 else "processes"
     lines = [f"{what} on cpus {found['cpus']} (planned {slot['cpus']}), memory {policies}{share}"]
     for difference in found["differences"]:
         lines += [

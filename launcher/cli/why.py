@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.slot_number, default=20, metavar="N", help="last N lines (default 20)"
+        "-n", "--lines", type=options.count, default=20, metavar="N", help="last N lines (default 20)"
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def to_text(slot: dict[str, Any], lines: list[dict[str, Any]], now: float) -> str:
     """Cause, evidence, remedy and last lines for a person."""
     cause, number = slot["last_cause"], slot["slot"]
-    standing = f"slot {number} is {slot['state']} since {duration(now - slot['since'])}"
+    standing = f"slot {number} is {slot['state']}, for {duration(now - slot['since'])} now"
     if cause is None:
         return f"{standing}; no instance of it has ended without being asked"
     ago = duration(now - slot["last_cause_at"])

@@ -59,13 +59,46 @@ def test_no_verb_imports_what_it_does_not_need() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["explode"], ["status", "--jsn"], ["restart"], ["restart", "x"], ["logs", "-1"]]
-)
-def test_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ("words", "why", "remedy"),
+    [
+        (["xyzzy"], "cannot run 'xyzzy': there is no such verb", "numa-launcher --help"),
+        (["staus"], "cannot run 'staus': there is no such verb", "did you mean 'status'?"),
+        (["status", "--jsn"], "cannot run status: unknown argument '--jsn'", "did you mean '--json'?"),
+        (["status", "--jsn=1"], "cannot run status: unknown argument '--jsn=1'", "did you mean '--json'?"),
+        (["status", "extra"], "cannot run status: unknown argument 'extra'", "numa-launcher status --help"),
+        (["status", "--js"], "cannot run status: unknown argument '--js'", "did you mean '--json'?"),
+        (["restart"], "cannot run restart: SLOT is missing", "usage: numa-launcher restart [-h]"),
+        (["restart", "x"], "cannot run restart: SLOT: 'x' is no slot number", "usage: numa-launcher restart [-h]"),
+        (["logs", "-1"], "cannot run logs: SLOT: '-1' is no slot number", "usage: numa-launcher logs [-h]"),
+        (["logs", "0", "-n", "x"], "cannot run logs: -n/--lines: 'x' is no number", "usage: numa-launcher logs"),
+        (["logs", "0", "--since", "soon"], "cannot run logs: --since: 'soon' is no time such as 90s, 10m", "usage:"),
+        (["drain", "0", "--deadline", "x"], "cannot run drain: --deadline: invalid float value: 'x'", "usage:"),
+        (["scale", "zero"], "cannot run scale: N: 'zero' is neither a number from 1 nor \"auto\"", "usage:"),
+        (["scale", "0"], "cannot run scale: N: '0' is neither", "usage:"),
+        (["key", "ad"], "cannot run 'key ad': there is no such verb", "did you mean 'add'?"),
+        (["key"], "cannot run key: ACTION is missing", "usage: numa-launcher key"),
+        (["key", "add", "--mdel", "x", "n"], "cannot run key add: unknown argument '--mdel'", "did you mean '--model'?"),
+        (["status", "--short", "--json"], "cannot run status: --json: not allowed with argument --short", "usage:"),
+    ],
+)  # fmt: skip
+def test_what_is_mistyped(
+    words: list[str], why: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2
-    assert "usage: numa-launcher" in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(why)
+    assert second.startswith(remedy)
+
+
+def test_no_verb_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(verb in err for verb in VERBS)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +198,9 @@ def test_which_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.client_of(parse("status", "-c", str(file)))._path == "/from/file"
     monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", "/from/env")
     assert options.client_of(parse("status"))._path == "/from/env"
+    assert options.client_of(parse("status", "-c", str(file)))._path == "/from/file", (
+        "what is typed comes first"
+    )
     assert options.client_of(parse("status", "--socket", "/from/flag"))._path == "/from/flag"
 
 
@@ -257,6 +293,19 @@ def test_logs(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["text"] == "three"
 
 
+def test_logs_since(
+    daemon: Backstage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.cli.logs.time.time", lambda: 90.0)  # the lines are of the time 0
+    assert main(["logs", "0", "--since", "2m"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["logs", "0", "--since", "2m", "-n", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["logs", "0", "--since", "89s"]) == 0
+    assert capsys.readouterr().out == ""
+    assert [options.since(text) for text in ("90s", "10m", "2h", "1d")] == [90.0, 600.0, 7200.0, 86400.0]
+
+
 def test_logs_follow(daemon: Backstage) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "launcher", "logs", "0", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True
@@ -302,7 +351,7 @@ def test_why(daemon: Backstage, operations: FakeOperations, capsys: pytest.Captu
     assert lines[0].startswith("slot 0, life 1, ")
     assert lines[0].endswith("ago: oom: it died")
     assert lines[1] == "  remedy:  buy memory"
-    assert lines[2].startswith("  policy:  restart back-off; slot 0 is failed since ")
+    assert lines[2].startswith("  policy:  restart back-off; slot 0 is failed, for ")
     assert lines[2].endswith("`numa-launcher start 0` tries again")
     assert lines[3:] == ["  evidence:", "    | last words", "  last 2 lines:", "    | two", "    | three"]
     assert main(["why", "0", "--json"]) == 0
@@ -340,7 +389,7 @@ def test_events(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_option_of_another_verb_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(words)
-    assert f"unrecognized arguments: {words[2]}" in capsys.readouterr().err
+    assert f"unknown argument '{words[2]}'" in capsys.readouterr().err
 
 
 def test_options_reach_the_daemon(daemon: Backstage, operations: FakeOperations) -> None:

@@ -1,0 +1,71 @@
+"""The parser of the command line: what is mistyped is answered as any other error is, in two lines."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final, NoReturn
+
+_CHOICE: Final = re.compile(r"argument [A-Z]+: invalid choice: '(?P<word>[^']*)'")
+_MISSING: Final = re.compile(r"the following arguments are required: (?P<names>.*)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Also of each verb: argparse makes those of the same class."""
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As parse_args; a word too many is looked up among those of its verb. Exits with 2."""
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            parser = self
+            while (inner := parser._choice()) is not None:
+                parser = inner.choices[getattr(args, inner.dest)]
+            parser.refuse_word(unknown[0])
+        return args
+
+    def _choice(self) -> argparse._SubParsersAction[Parser] | None:
+        """Where it branches into verbs."""
+        return next(
+            (action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None
+        )
+
+    def refuse_word(self, word: str) -> NoReturn:
+        """Nobody knows this argument."""
+        option = word.partition("=")[0]
+        known = list(self._option_string_actions)
+        self._refuse(
+            f"run {self._what}: unknown argument '{word}'", _close(option, known) or f"{self.prog} --help"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        branch = self._choice()
+        if branch is not None and (choice := _CHOICE.match(message)) is not None:
+            word = choice["word"]
+            what = f"{self.prog} {word}".partition(" ")[2]
+            self._refuse(
+                f"run '{what}': there is no such verb", _close(word, branch.choices) or f"{self.prog} --help"
+            )
+        if (missing := _MISSING.match(message)) is not None:
+            if missing["names"] == "VERB":
+                self.print_help(sys.stderr)
+                self.exit(2)
+            message = f"{missing['names']} is missing"
+        usage = " ".join(self.format_usage().split())
+        self._refuse(f"run {self._what}: {message.removeprefix('argument ')}", usage)
+
+    @property
+    def _what(self) -> str:
+        """The verb, with what it is a part of: `key add`."""
+        return self.prog.partition(" ")[2] or self.prog
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        self.exit(2, f"cannot {what}\n{remedy}\n")
+
+
+def _close(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{found[0]}'?" if found else ""
