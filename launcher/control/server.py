@@ -140,10 +140,10 @@ class ControlServer:
         try:
             for sock in ready:
                 self._path = Path(sock.getsockname())
-                await self._listen(sock=sock)
+                await self._listen(sock)
                 self._path.chmod(SOCKET_MODE if self._readers is None else SHARED_MODE)
             if not ready:
-                await self._listen(path=str(self._path))
+                await self._listen(str(self._path))
                 self._bound = True
             if self._group is not None:
                 os.chown(self._path, -1, self._group)
@@ -173,14 +173,20 @@ class ControlServer:
         )  # says that there is no such verb
         return app
 
-    async def _listen(self, **where: Any) -> None:
+    async def _listen(self, where: str | socket.socket) -> None:
         runner = self._runner
         assert runner is not None  # noqa: S101  set before
         server = runner.server
         assert server is not None  # noqa: S101  set up before
-        listener = await asyncio.get_running_loop().create_unix_server(
-            lambda: Gate(server, self._counts, STALL_S), backlog=BACKLOG, **where
-        )
+        loop = asyncio.get_running_loop()
+
+        def gate() -> Gate:
+            return Gate(server, self._counts, STALL_S)
+
+        if isinstance(where, str):
+            listener = await loop.create_unix_server(gate, where, backlog=BACKLOG)
+        else:  # not create_unix_server: from Python 3.13 on that removes the file in the end, and it is systemd's
+            listener = await loop.create_server(gate, sock=where, backlog=BACKLOG)
         self._listeners.append(listener)
 
     async def _check_free(self) -> None:

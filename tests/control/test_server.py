@@ -158,6 +158,28 @@ async def test_a_group_owns_the_socket(tmp_path: Path, operations: FakeOperation
     await server.stop()
 
 
+async def test_systemds_socket_stays_when_the_daemon_ends(tmp_path: Path, operations: FakeOperations) -> None:
+    """One daemon after the other serves on it; what connects between them waits in the kernel."""
+    path = tmp_path / "c.sock"
+    with socket.socket(socket.AF_UNIX) as systemds:
+        systemds.bind(str(path))
+        systemds.listen()
+        for _ in range(2):
+            server = ControlServer(str(tmp_path / "another.sock"), None, operations)
+            waiting = socket.socket(socket.AF_UNIX)
+            waiting.connect(str(path))
+            waiting.setblocking(False)
+            await server.start([systemds.dup()])
+            reader, writer = await asyncio.open_unix_connection(sock=waiting)
+            writer.write(b"GET /v1/plan HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(SOON_S):
+                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+            await server.stop()
+            assert path.is_socket()
+    assert not (tmp_path / "another.sock").exists()
+
+
 async def test_a_second_daemon_is_refused_and_the_first_goes_on(
     path: str, http: aiohttp.ClientSession
 ) -> None:
