@@ -1,0 +1,66 @@
+"""One daemon over two real vLLM instances for this whole folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine.conftest import READY_S
+from integration.conftest import DaemonProcess
+
+from launcher.engines import tiny_model
+
+# One token in so many ends an answer, so that answers end by themselves as a real model's do.
+ENDINGS = 32
+
+
+@pytest.fixture(scope="session")
+def talker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a will to end: what nobody asks otherwise is greedy and repeats nothing for long."""
+    folder = tmp_path_factory.mktemp("model") / "talker"
+    shutil.copytree(model, folder)
+    endings = [2, *range(tiny_model.VOCABULARY // 4, tiny_model.VOCABULARY, ENDINGS)]
+    habits = {"eos_token_id": endings, "temperature": 0.0, "repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(habits))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_instances(talker: Path, vllm: str, cache: Path) -> str:
+    """float32 and no compiler: ready soon, and a token does not depend on who else is in the batch."""
+    arguments = [
+        "--enforce-eager",
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--max-num-batched-tokens", "2048"),
+    ]
+    return f"""
+[[models]]
+name = "tiny"
+path = {json.dumps(str(talker))}
+dtype = "float32"
+max_model_len = 2048
+max_num_seqs = 16
+[layout]
+instances_per_socket = 2
+reserve_cores = 0
+[engine]
+command = {json.dumps([vllm])}
+args = {json.dumps(arguments)}
+cache_dir = {json.dumps(str(cache))}
+[supervision]
+probe_interval_s = 1
+"""
+
+
+@pytest.fixture(scope="package")
+def daemon(two_instances: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """Ready; ended behind the last test of the folder, and must leave nothing."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("d"), two_instances)
+    try:
+        daemon.wait_ready(2, READY_S)
+        yield daemon
+    finally:
+        daemon.end()

@@ -1,0 +1,64 @@
+"""A model of embeddings behind the front door, by the openai SDK."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from engine.conftest import READY_S
+from integration.conftest import DaemonProcess
+
+from launcher.engines.tiny_model import HIDDEN
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def embedder(model: Path, vllm: str, cache: Path, tmp_path: Path) -> Iterator[DaemonProcess]:
+    """One instance: the tiny model, whose last hidden state is the embedding."""
+    daemon = DaemonProcess(
+        tmp_path,
+        f"""
+[[models]]
+name = "embedder"
+path = {json.dumps(str(model))}
+dtype = "float32"
+max_model_len = 512
+[layout]
+instances_per_socket = 1
+reserve_cores = 0
+[engine]
+command = {json.dumps([vllm])}
+args = ["--runner", "pooling", "--enforce-eager"]
+cache_dir = {json.dumps(str(cache))}
+""",
+    )
+    try:
+        daemon.wait_ready(1, READY_S)
+        yield daemon
+    finally:
+        daemon.end()
+
+
+def test_the_sdk_gets_embeddings(embedder: DaemonProcess) -> None:
+    texts = ["a core", "a socket", "a core"]
+    with openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="none", max_retries=0) as client:
+        for form in ("float", "base64"):
+            answer = client.embeddings.create(model="embedder", input=texts, encoding_format=form)  # type: ignore[arg-type]
+            vectors = [item.embedding for item in answer.data]
+            assert [item.index for item in answer.data] == [0, 1, 2]
+            assert answer.usage.prompt_tokens > 0
+            if form == "base64":
+                continue  # the SDK leaves to its caller what was asked for in so many words
+            assert {len(vector) for vector in vectors} == {HIDDEN}
+            first, second, third = vectors
+            assert math.isclose(sum(a * b for a, b in zip(first, third, strict=True)), 1.0, abs_tol=1e-3)
+            assert sum(a * b for a, b in zip(first, second, strict=True)) < 0.999
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="embedder", messages=[{"role": "user", "content": "x"}])
+    requests = embedder.status()["requests"]
+    assert (requests["accepted"], requests["completed"]) == (3, 3)
