@@ -15,6 +15,8 @@ from launcher.errors import LauncherError
 
 # Home and clear to the end: one screen that is drawn over itself.
 CLEAR: Final = "\x1b[H\x1b[J"
+# It is answered within milliseconds; whoever looks must not hang with a daemon that does.
+ANSWER_S: Final = 10.0
 MIN_WATCH_S: Final = 0.2
 
 
@@ -44,7 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the state. Exit code 1 when no slot is ready."""
     client = options.client_of(args)
-    status = client.get("/status")
+    try:
+        status = client.get("/status", ANSWER_S)
+    except LauncherError as error:
+        if not args.short:
+            raise
+        print(f"DOWN {error.message}")  # a monitor reads standard output
+        return 2
     if args.slots:
         print("\n".join(str(slot["slot"]) for slot in status["slots"]))
         return 0
@@ -56,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         print(text if args.json or not sys.stdout.isatty() else CLEAR + text, flush=True)
         time.sleep(max(MIN_WATCH_S, args.watch))
         try:
-            text = _shown(args, client.get("/status"))
+            text = _shown(args, client.get("/status", ANSWER_S))
         except (
             LauncherError
         ) as error:  # it restarts, perhaps: the screen says so, and goes on when it answers

@@ -91,6 +91,12 @@ class ControlClient:
                 f"cannot reach numa-launcher on '{self._path}': no such socket",
                 "start it (`numa-launcher serve -c FILE`), or name its socket with --socket or -c FILE",
             ) from None
+        except TimeoutError:
+            connection.close()
+            raise LauncherError(
+                f"cannot reach numa-launcher on '{self._path}': no answer within {timeout:.0f} s",
+                "it hangs, or the machine does: look at its log, and at `top` or `ps`",
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error

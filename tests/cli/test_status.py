@@ -266,6 +266,9 @@ def test_status(daemon: Backstage, operations: FakeOperations, capsys: pytest.Ca
 
 def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--short", "--socket", str(tmp_path / "none")]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("DOWN cannot reach numa-launcher on ")
+    assert (len(out.splitlines()), err) == (1, "")
     assert main(["status", "--watch", "--socket", str(tmp_path / "none")]) == 2
     assert "no such socket" in capsys.readouterr().err
 
@@ -294,7 +297,7 @@ def test_watch_goes_on_over_a_restart_of_the_daemon(
     answers = ControlClient.get
     looks = iter(["here", "here", "gone", "here", "end"])
 
-    def get(client: ControlClient, path: str) -> dict[str, Any]:
+    def get(client: ControlClient, path: str, _timeout_s: float) -> dict[str, Any]:
         match next(looks):
             case "gone":
                 raise LauncherError("cannot reach numa-launcher", "wait")

@@ -63,6 +63,16 @@ def test_nobody_there(tmp_path: Path) -> None:
         ControlClient(str(tmp_path / ("x" * 200))).get("/status")
 
 
+def test_a_daemon_that_hangs(tmp_path: Path) -> None:
+    """The kernel still takes connections for it."""
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "c.sock"))
+        hung.listen()
+        with pytest.raises(LauncherError, match="no answer within 0 s") as caught:
+            ControlClient(str(tmp_path / "c.sock")).get("/status", 0.05)
+    assert "it hangs" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
