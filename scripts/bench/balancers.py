@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from bench.engine_model import blocks_of
+from bench.engine_model import Cache, Shape, blocks_of
 from bench.sim import Start
 from bench.workloads import Request
 from launcher.address import UnixAddress
@@ -224,6 +224,41 @@ class IdealQueue(Counting):
                 self._prefilling[engine] = True
                 self.load[engine] += 1
                 self._start(self._waiting.popleft(), engine)
+        return None
+
+
+class OneCache(IdealQueue):
+    """A bound, no router: all engines share one cache, so that a copy costs nothing and each prompt is computed once.
+
+    One queue in the order of arrival; a request whose prompt is just being computed elsewhere lets others pass.
+    """
+
+    def __init__(self, instances: int, seed: int, shape: Shape) -> None:
+        super().__init__(instances, seed, shape.max_num_seqs)
+        self.cache = Cache(instances * (shape.cache_tokens // shape.block_tokens))
+        self._block_tokens = shape.block_tokens
+        self._computed: dict[int, tuple[int, ...]] = {}  # blocks that an engine computes now
+
+    def first(self, request: Request, engine: int, now: float) -> None:
+        """See sim.Balancer."""
+        super().first(request, engine, now)
+        self._computed.pop(engine, None)
+
+    def tick(self, now: float) -> float | None:
+        """See sim.Balancer."""
+        for engine in sorted(range(len(self.load)), key=lambda n: self.load[n]):
+            if self._prefilling[engine] or self.load[engine] >= self._max_num_seqs:
+                continue
+            for request in self._waiting:
+                blocks = blocks_of(request.prompt, self._block_tokens)
+                new = blocks[self.cache.match(blocks) :]
+                if not new or all(new[0] not in others for others in self._computed.values()):
+                    self._waiting.remove(request)
+                    self._computed[engine] = new
+                    self._prefilling[engine] = True
+                    self.load[engine] += 1
+                    self._start(request, engine)
+                    break
         return None
 
 

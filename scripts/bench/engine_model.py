@@ -122,12 +122,12 @@ class Counts:
 class Engine:
     """One engine. `every_token`: also say Kind.TOKEN for each token after the first."""
 
-    def __init__(self, shape: Shape, *, every_token: bool = False) -> None:
+    def __init__(self, shape: Shape, *, every_token: bool = False, cache: Cache | None = None) -> None:
         self.shape = shape
         self.counts = Counts()
         self.next_at: float | None = None
         self._every_token = every_token
-        self._cache = Cache(shape.cache_tokens // shape.block_tokens)
+        self._cache = Cache(shape.cache_tokens // shape.block_tokens) if cache is None else cache
         self._all: dict[object, Running] = {}
         self._waiting: deque[Running] = deque()
         self._prefilling: deque[Running] = deque()

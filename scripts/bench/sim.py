@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from bench.engine_model import Engine, Kind, Shape, blocks_of, tokens_of
+from bench.engine_model import Cache, Engine, Kind, Shape, blocks_of, tokens_of
 from bench.workloads import Request
 
 FOREVER = float("inf")
@@ -70,8 +70,10 @@ class Run:
 class Loop:
     """Engines, a balancer, and what is on its way between them."""
 
-    def __init__(self, requests: Sequence[Request], balancer: Balancer, shapes: Sequence[Shape]) -> None:
-        self.engines = [Engine(shape) for shape in shapes]
+    def __init__(
+        self, requests: Sequence[Request], balancer: Balancer, shapes: Sequence[Shape], cache: Cache | None
+    ) -> None:
+        self.engines = [Engine(shape, cache=cache) for shape in shapes]
         self.outcomes: list[Outcome] = []
         self.now = 0.0
         self._balancer = balancer
@@ -132,9 +134,11 @@ class Loop:
         heappush(self._heap, (at, next(self._order), what, engine, request))
 
 
-def simulate(requests: Sequence[Request], balancer: Balancer, shapes: Sequence[Shape]) -> Run:
-    """Play the requests through the balancer to the engines."""
-    loop = Loop(requests, balancer, shapes)
+def simulate(
+    requests: Sequence[Request], balancer: Balancer, shapes: Sequence[Shape], cache: Cache | None = None
+) -> Run:
+    """Play the requests through the balancer to the engines; `cache`: one for all of them, instead of one each."""
+    loop = Loop(requests, balancer, shapes, cache)
     loop.run()
     counts = [engine.counts for engine in loop.engines]
     return Run(

@@ -1,4 +1,4 @@
-"""Compares balancing policies in model time: ours, models of other routers, and one ideal queue.
+"""Compares balancing policies in model time: ours, models of other routers, one ideal queue, and a bound.
 
 usage: scripts/sim-balance [--workloads NAME,...] [--seeds N,...] [--vary] [--json FILE] [--write] ...
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bench.balancers import EXTRAS, RIVALS, IdealQueue, Ours
+from bench.balancers import EXTRAS, RIVALS, IdealQueue, OneCache, Ours
 from bench.engine_model import Shape
 from bench.sim import Balancer, quantile, simulate
 from bench.workloads import WORKLOADS, Mix, workload
@@ -85,6 +85,7 @@ def balancers(case: Case, seed: int, policies: Sequence[str], *, rivals: bool) -
     if rivals:
         found |= {name: make(count, seed) for name, make in (RIVALS | EXTRAS).items()}
         found["ideal single queue"] = IdealQueue(count, seed, shape.max_num_seqs)
+        found["one cache for all"] = OneCache(count, seed, shape)
     kv_tokens = shape.cache_tokens if case.kv_known else None
     for name in policies:
         found[name] = Ours(Policy(name), count, shape.max_num_seqs, seed, kv_tokens=kv_tokens)
@@ -96,7 +97,8 @@ def play(case: Case, name: str, seed: int, policies: Sequence[str], *, rivals: b
     requests = workload(name, seed, case.mix, case.shape)
     rows = []
     for setting, balancer in balancers(case, seed, policies, rivals=rivals).items():
-        run = simulate(requests, balancer, [case.shape] * case.mix.instances)
+        cache = balancer.cache if isinstance(balancer, OneCache) else None
+        run = simulate(requests, balancer, [case.shape] * case.mix.instances, cache)
         first = [outcome.ttft_s for outcome in run.outcomes]
         rows.append(
             Row(
