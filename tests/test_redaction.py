@@ -146,6 +146,11 @@ def test_a_tree() -> None:
     }
 
 
+def test_a_list_under_a_secret_name() -> None:
+    tree = {"api_keys": ["a", 5, None, {"note": "x"}], "api_keys_file": "/etc/keys"}
+    assert Redactor().tree(tree) == {"api_keys": [MASK, 5, None, {"note": "x"}], "api_keys_file": "/etc/keys"}
+
+
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "openai_api_key", "AWS_SECRET_ACCESS_KEY", "DB_PASSWD", "HTTP_COOKIE"]
 )

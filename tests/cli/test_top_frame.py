@@ -122,6 +122,13 @@ def test_without_a_machine() -> None:
     assert not any("socket" in line or "picture" in line for line in lines)
 
 
+def test_memory_without_cpus_is_a_title_alone() -> None:
+    lines = plain(compose(view(topology=find_topology("epyc-9454-2p-cxl")), 160, 60))
+    titles = [n for n, line in enumerate(lines) if line.startswith("memory without cpus")]
+    assert titles
+    assert all(not lines[n + 1].startswith("  ") for n in titles)
+
+
 @given(
     st.integers(1, 250),
     st.integers(1, 80),

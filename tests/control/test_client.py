@@ -29,6 +29,10 @@ def test_get_and_post(daemon: Backstage) -> None:
     assert daemon.operations.asked == [(1, Verb.STOP)]
 
 
+def test_a_page_of_text(daemon: Backstage) -> None:
+    assert ControlClient(daemon.path).text("/metrics").endswith("a_total 1\n")
+
+
 def test_the_daemons_error_is_raised_as_it_is(daemon: Backstage) -> None:
     with pytest.raises(LauncherError) as caught:
         ControlClient(daemon.path).post("/slots/9/stop")
