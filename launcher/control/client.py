@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import http.client
 import json
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
@@ -91,6 +93,12 @@ class ControlClient:
                 f"cannot reach numa-launcher on '{self._path}': no such socket",
                 "start it (`numa-launcher serve -c FILE`), or name its socket with --socket or -c FILE",
             ) from None
+        except PermissionError:
+            connection.close()
+            raise LauncherError(
+                f"cannot reach numa-launcher on '{self._path}': your user may not use this socket",
+                f"ask an administrator to add you to {_group_of(self._path)}, and log in again",
+            ) from None
         except TimeoutError:
             connection.close()
             raise LauncherError(
@@ -116,3 +124,11 @@ class ControlClient:
             connection.close()
             raise LauncherError(message, remedy)
         return connection, response
+
+
+def _group_of(path: str) -> str:
+    """Whose members may use it, as far as this user can tell."""
+    try:
+        return f"group '{grp.getgrgid(os.stat(path).st_gid).gr_name}'"  # noqa: PTH116
+    except (OSError, KeyError):
+        return "the group of its file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 import threading
@@ -65,6 +66,23 @@ def test_nobody_there(tmp_path: Path) -> None:
         ControlClient(str(tmp_path / "dead")).get("/status")
     with pytest.raises(LauncherError, match="too long"):
         ControlClient(str(tmp_path / ("x" * 200))).get("/status")
+
+
+def test_a_socket_of_another_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel answers a user who is not in it; test_roles asks the kernel itself."""
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "c.sock").touch()
+    monkeypatch.setattr("launcher.control.client._UnixConnection.connect", denied)
+    with pytest.raises(LauncherError, match="your user may not use this socket") as caught:
+        ControlClient(str(tmp_path / "c.sock")).get("/status")
+    group = grp.getgrgid(os.getegid()).gr_name
+    assert caught.value.remedy == f"ask an administrator to add you to group '{group}', and log in again"
+    with pytest.raises(LauncherError) as caught:
+        ControlClient(str(tmp_path / "gone")).get("/status")
+    assert "the group of its file" in caught.value.remedy
 
 
 def test_a_daemon_that_hangs(tmp_path: Path) -> None:
