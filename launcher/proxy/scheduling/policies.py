@@ -104,7 +104,7 @@ class PrefixAware:
         sharing = 1.0 + (self._families.get(prefix[most - 1], 0) if most else 0)
         block = speeds.block_tokens
         shortest = max(1.0, ticket.demand.prompt_tokens - most * block)
-        own_s = speeds.own_s()
+        typical = speeds.own_tokens
         here = most  # by an open one
         if len(opened) < len(candidates):
             here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
@@ -117,7 +117,8 @@ class PrefixAware:
             else:
                 continue  # nothing to wait for: an open one holds as much of the prompt
             token_s = upstream.line.slope * upstream.lag
-            cost = start + shortest * token_s + own_s * (upstream.in_flight / upstream.max_num_seqs) ** 2
+            full = upstream.in_flight / upstream.max_num_seqs
+            cost = start + (shortest + typical * full * full) * token_s
             if hit < length and cost < least:
                 blocks = most - hit + self._regretted(upstream, candidates, length - hit)
                 if blocks:

@@ -306,8 +306,9 @@ class Scheduler:
                     home, hit = upstream, held
         ticket.family = demand.prefix[hit - 1] if hit else None
         token_s = min((self.speeds.token_s(u) for u in candidates), default=0.0)
-        ticket.work_s = max(1.0, demand.prompt_tokens - hit * self.speeds.block_tokens) * token_s
-        ticket.rank = ticket.arrived - self.speeds.head_start_s(ticket.work_s)
+        tokens = max(1.0, demand.prompt_tokens - hit * self.speeds.block_tokens)
+        ticket.work_s = tokens * token_s
+        ticket.rank = ticket.arrived - self.speeds.head_start_s(tokens, token_s)
         ticket.cost = demand.prompt_tokens + 4.0 * demand.output_tokens
         return home
 
@@ -358,7 +359,7 @@ class Scheduler:
         ticket.uncached = uncached
         ticket.work = uncached + (before / token_s if token_s > 0.0 else 0.0)
         ledger.bind(ticket, uncached, now)
-        self.speeds.seen_bound(upstream, uncached * token_s, now)
+        self.speeds.seen_bound(upstream, uncached, now)
         self.table.begin(upstream)
         if upstream.health.half_open:
             upstream.health.trying = True

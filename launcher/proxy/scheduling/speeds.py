@@ -28,7 +28,7 @@ class Speeds:
         self._output = Mean(OUTPUT, 500)
         self._used = Mean(1.0, 500)  # share of max_tokens that is really produced
         self._per_byte = Mean(TOKENS_PER_BYTE, 200)
-        self._own = Mean(TYPICAL_PROMPT * PREFILL[1], 200)  # seconds of prefill of one request
+        self._own = Mean(TYPICAL_PROMPT, 200)  # tokens of one prompt that are not cached
         self.block_tokens = BLOCK_BYTES * TOKENS_PER_BYTE
 
     def line(self, model: str) -> Line:
@@ -59,35 +59,35 @@ class Speeds:
         """Seconds until one of its requests leaves, when all of its seats are taken."""
         return self._output.value * self._step.value / upstream.max_num_seqs
 
-    def own_s(self) -> float:
-        """Seconds of prefill of a typical request."""
+    @property
+    def own_tokens(self) -> float:
+        """Tokens that a typical request has prefilled."""
         return self._own.value
 
-    @staticmethod
-    def delayed(upstream: Upstream, backlog_s: float, more_s: float, now: float) -> float:
+    def delayed(self, upstream: Upstream, backlog_s: float, more_s: float, now: float) -> float:
         """How many requests that come to it `more_s` more seconds of prefill delay, by that time each.
 
         With W seconds of work at load r an instance stays busy for W / (1 - r). All that come meanwhile wait.
         """
-        load = min(MOST_LOAD, upstream.busy.per_s(now))
+        load = min(MOST_LOAD, upstream.busy.per_s(now) * self.token_s(upstream))
         return upstream.starts.per_s(now) * (backlog_s + 0.5 * more_s) / (1.0 - load)
 
-    def seen_bound(self, upstream: Upstream, uncached_s: float, now: float) -> None:
-        """A request with so many seconds of prefill was bound to it."""
-        self._own.add(uncached_s)
+    def seen_bound(self, upstream: Upstream, uncached: float, now: float) -> None:
+        """A request with so many tokens to be prefilled was bound to it."""
+        self._own.add(uncached)
         upstream.starts.add(now)
-        upstream.busy.add(now, uncached_s)
+        upstream.busy.add(now, uncached)
 
-    def head_start_s(self, work_s: float) -> float:
-        """How much earlier than it came a request with so much prefill is ranked.
+    def head_start_s(self, tokens: float, token_s: float) -> float:
+        """How much earlier than it came a request with so many tokens of prefill is ranked.
 
         Small ones pass large ones, by an amount that is bounded for all sizes but the smallest: the boost of
         Yu and Scully 2024 ("Strongly tail-optimal scheduling in the light-tailed M/G/1"), which thins the tail
         of the waiting times against first come, first served, and starves nobody.
         """
         typical = self._own.value
-        size = min(50.0, max(LEAST_SIZE, work_s / typical)) if typical > 0.0 else 50.0
-        return -typical * log(-expm1(-size))
+        size = min(50.0, max(LEAST_SIZE, tokens / typical)) if typical > 0.0 else 50.0
+        return -typical * token_s * log(-expm1(-size))
 
     def horizon_s(self, upstream: Upstream) -> float:
         """Prefill that may be left when the next one is bound: a step, so that the engine never waits for us."""

@@ -33,7 +33,7 @@ class Upstream:
     )  # its model's, see Speeds.line
     lag: float = 1.0  # how many times slower than its siblings it is known to be
     starts: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # requests bound to it
-    busy: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # seconds of prefill bound to it
+    busy: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # tokens of prefill bound to it
     ledger: Ledger = field(default_factory=Ledger)
     health: Health = field(default_factory=Health)
     store: PrefixStore = field(default_factory=PrefixStore)

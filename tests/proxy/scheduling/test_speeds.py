@@ -95,22 +95,34 @@ def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
     speeds, busy = house()
     idle = up(1)
     for n in range(100):
-        speeds.seen_bound(busy, 0.05, n * 0.1)
-    speeds.seen_bound(idle, 0.05, 0.0)
+        speeds.seen_bound(busy, 50.0, n * 0.1)
+    speeds.seen_bound(idle, 50.0, 0.0)
     rate, load = 10.0, 0.5
     assert speeds.delayed(busy, 2.0, 1.0, 10.0) == pytest.approx(rate * 2.5 / (1.0 - load), rel=0.2)
     assert speeds.delayed(busy, 0.0, 1.0, 10.0) > 20 * speeds.delayed(idle, 0.0, 1.0, 10.0)
     for n in range(1000):
-        speeds.seen_bound(busy, 3.0, 10.0 + n)
+        speeds.seen_bound(busy, 3000.0, 10.0 + n)
     assert speeds.delayed(busy, 1.0, 0.0, 1010.0) == pytest.approx(10.0, rel=0.2)  # as at 90 % load
 
 
 def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
     speeds, upstream = house()
-    sizes = (0.0, 1e-9, 0.01, 0.1, 0.5, 1.0, 5.0, 1e9)
-    starts = [speeds.head_start_s(size) for size in sizes]
+    sizes = (0.0, 1e-9, 10.0, 100.0, 500.0, 1000.0, 5000.0, 1e12)
+    starts = [speeds.head_start_s(size, 0.001) for size in sizes]
     assert starts == sorted(starts, reverse=True)
     assert starts[0] < 5.0
     assert starts[-1] >= 0.0
+    assert [speeds.head_start_s(size, 0.01) for size in sizes] == pytest.approx([10.0 * s for s in starts])
     speeds.seen_bound(upstream, 0.0, 0.0)
-    assert speeds.head_start_s(1.0) == pytest.approx(0.0)
+    assert speeds.head_start_s(1.0, 0.001) == pytest.approx(0.0)
+
+
+def test_work_bound_while_the_speed_was_a_guess_is_not_told_by_that_guess() -> None:
+    speeds, upstream = house()
+    for n in range(100):
+        speeds.seen_bound(upstream, 300.0, n * 0.1)
+    before = speeds.head_start_s(300.0, speeds.token_s(upstream)), speeds.delayed(upstream, 1.0, 0.0, 10.0)
+    upstream.line.slope /= 10.0
+    after = speeds.head_start_s(300.0, speeds.token_s(upstream)), speeds.delayed(upstream, 1.0, 0.0, 10.0)
+    assert after[0] == pytest.approx(before[0] / 10.0)
+    assert after[1] < before[1] / 4.0  # a load of 0.3 now, not of the 0.9 that is the most
