@@ -183,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", default="101,102,103", metavar="N,...")
     made.add_argument("--requests", type=int, default=800, help="in a run (default 800)")
     made.add_argument("--load", type=float, default=0.85, help="of saturation (default 0.85)")
+    made.add_argument("--missed", type=float, default=0.1, help="part of shared prompts missed at saturation")
+    made.add_argument("--prompt-scale", type=float, default=1.0, help="length of prompts")
     made.add_argument("--speed", type=float, default=10.0, help="model seconds in a second (default 10)")
     made.add_argument("--json", type=Path, metavar="FILE", help="keep what was measured; go on from it")
     made.add_argument("--report", action="store_true", help="measure nothing, show FILE")
@@ -230,7 +232,7 @@ def _measure(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         if how := SETTINGS[name].missing():
             print(f"{name} is not installed and left out\n  what to do: {how}", file=sys.stderr)
             names.remove(name)
-    mix = Mix(instances=ENGINES, load=args.load, requests=args.requests)
+    mix = Mix(ENGINES, args.load, args.requests, args.prompt_scale, missed=args.missed)
     for seed in (int(text) for text in args.seeds.split(",")):
         for kind in _chosen(args.workloads, list(WORKLOADS), "workload"):
             requests = workload(kind, seed, mix, Shape())

@@ -68,6 +68,8 @@ def variations(case: Case) -> list[Case]:
         replace(case, name="2 engines", mix=replace(mix, instances=2)),
         replace(case, name="half as long prompts", mix=replace(mix, prompt_scale=0.5)),
         replace(case, name="answers twice as long", mix=replace(mix, output_scale=2.0)),
+        replace(case, name="prompts a third as long, none missed", mix=replace(
+            mix, prompt_scale=mix.prompt_scale / 3, missed=0.0)),
         replace(case, name="flatter Zipf (0.6)", mix=replace(mix, zipf=0.6)),
         replace(case, name="max_tokens 4 times the answer", mix=replace(mix, asked=4.0)),
         replace(case, name="half the cache", shape=replace(shape, cache_tokens=shape.cache_tokens // 2)),
@@ -182,6 +184,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--load", type=float, default=0.85, help="of saturation")
+    parser.add_argument(
+        "--missed", type=float, default=0.1, help="part of shared prompts missed at saturation"
+    )
+    parser.add_argument("--prompt-scale", type=float, default=1.0, help="length of prompts")
     parser.add_argument("--cache-tokens", type=int, default=60_000)
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--mixed", action="store_true", help="chunked prefill, as vLLM does it")
@@ -190,7 +196,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/balancing.md")
     args = parser.parse_args(argv)
     shape = Shape(cache_tokens=args.cache_tokens, max_num_seqs=args.max_num_seqs, mixed=args.mixed)
-    case = Case("as above", shape, Mix(args.instances, args.load, args.requests))
+    mix = Mix(args.instances, args.load, args.requests, args.prompt_scale, missed=args.missed)
+    case = Case("as above", shape, mix)
     names = args.workloads.split(",")
     if unknown := [name for name in names if name not in WORKLOADS]:
         print(

@@ -17,8 +17,6 @@ from random import Random
 
 from bench.engine_model import CHARACTERS_PER_TOKEN, Shape
 
-MISSED = 0.1  # of what a cache could hold: nobody places without a miss
-
 Message = dict[str, str]
 
 
@@ -62,6 +60,9 @@ class Mix:
     output_scale: float = 1.0
     zipf: float = 1.0
     asked: float = 1.0  # max_tokens is so many times what the answer has
+    missed: float = (
+        0.1  # of the shared prompts that caches could hold, counted in saturation: nobody places all well
+    )
 
 
 class Text:
@@ -159,8 +160,9 @@ def shared(prompts: int, system_tokens: float) -> Callable[[Random, Mix, Shape],
             )
             drafts.append(draft(number, messages, random.uniform(20, 80) * mix.output_scale, mix))
             held = which in seen and sum(len(system) for system in systems[: which + 1]) <= room
-            part = MISSED if held else 1.0
-            fresh.append(question + part * len(systems[which]) / CHARACTERS_PER_TOKEN)
+            part = mix.missed if held else 1.0
+            computed = part * len(systems[which]) / CHARACTERS_PER_TOKEN
+            fresh.append(question + max(computed, shape.block_tokens / 2))  # a hit ends with a whole block
             seen.add(which)
         return spread(random, drafts, mix, shape, fresh)
 
