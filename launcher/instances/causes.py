@@ -182,7 +182,9 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "native-crash",
-        rf"(?:{_DIED}-(?:6|7|8|11)\b|Fatal Python error: (?:Segmentation fault|Bus error|Aborted|Floating))",
+        # Last torch's own handler (c10/util/signal_handler): it speaks before Python's, and then alone.
+        rf"(?:{_DIED}-(?:6|7|8|11)\b|Fatal Python error: (?:Segmentation fault|Bus error|Aborted|Floating)"
+        r"|!!!!!!! Segfault encountered !!!!!!!)",
         "the engine crashed in native code",
         "read the stack above it in `numa-launcher logs SLOT`; a bus error in a container: give it more /dev/shm",
         Retry.BACKOFF,
