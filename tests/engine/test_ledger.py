@@ -28,13 +28,13 @@ from launcher.planning.serving import serving_of
 from launcher.sizes import GIB, MIB
 from launcher.topology.sysfs import read
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 KV_BYTES = 128 * MIB
 LENGTH = 2048
 SEQS = 8
 # One start on two cores, others at work beside it.
-START_S = 300.0
+START_S = 600.0
 _TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CHECKPOINT = re.compile(r"Checkpoint size: ([\d.]+) GiB")
 
