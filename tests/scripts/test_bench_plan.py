@@ -22,7 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_within_the_budgets() -> None:
-    done = run("--runs", "10", "--scale", "2")  # other jobs may have the cpus
+    done = run("--runs", "10", "--scale", "4")  # a slower machine than the budgets' own
     assert done.returncode == 0, done.stdout + done.stderr
     assert "read 256 cpus" in done.stdout
     assert done.stdout.count("plan 1,024 cpus") == 7
