@@ -17,11 +17,11 @@ def test_reload_under_load_fails_no_request(daemon: DaemonProcess) -> None:
     old, new = '"--max-num-batched-tokens", "2048"', '"--max-num-batched-tokens", "1024"'
     assert old in text
     with Load(daemon.url, "tiny", workers=8, max_tokens=200) as load:
-        eventually(lambda: load.tally.completed > 8, 60, "the load to flow")
+        eventually(lambda: load.tally.completed > 8, READY_S, "the load to flow")
         daemon.config.write_text(text.replace(old, new))
         done = daemon.cli("reload", timeout=2 * READY_S)
         behind = load.tally.completed
-        eventually(lambda: load.tally.completed > behind + 8, 60, "the load to flow on")
+        eventually(lambda: load.tally.completed > behind + 8, READY_S, "the load to flow on")
     assert done.returncode == 0, done.stdout + done.stderr + daemon.log.read_text()[-5000:]
     assert load.tally.failures == []
     after = daemon.wait_ready(2, READY_S)

@@ -132,5 +132,5 @@ def test_cut_streams_go_on_on_the_other_instance_word_for_word(daemon: DaemonPro
     assert all(exact), [answer.error for answer in cut]
     assert all(len(answer.ids) == 1 for answer in cut)
     assert requests["failed"] == before["requests"]["failed"]
-    why = eventually(lambda: daemon.slot(0)["last_cause"], 30, "a cause")
+    why = eventually(lambda: daemon.slot(0)["last_cause"], what="a cause")
     assert why["name"] == "killed-by-operator"

@@ -23,7 +23,7 @@ def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(
     old = {pid: psutil.Process(pid).create_time() for pid in daemon.family() if psutil.pid_exists(pid)}
     assert len(old) >= 5
     with Load(daemon.url, "tiny", workers=8, max_tokens=400) as load:
-        eventually(lambda: load.tally.completed > 8, 60, "the load to flow")
+        eventually(lambda: load.tally.completed > 8, READY_S, "the load to flow")
         os.kill(daemon.process.pid, signal.SIGKILL)
         daemon.process.wait()
     # Whoever had an open stream saw it break: none ended as if whole, and none got a word from nowhere.
@@ -31,7 +31,7 @@ def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(
     assert load.tally.honest == 0, "a daemon that is gone says nothing"
     following = DaemonProcess(daemon.folder, two_instances)  # the same folder: its socket and state are found
     try:
-        eventually(lambda: not [pid for pid in old if _lives(pid, old[pid])], 30, "the old instances to end")
+        eventually(lambda: not [pid for pid in old if _lives(pid, old[pid])], what="the old instances to end")
         status = following.wait_ready(2, READY_S)
         assert [slot["generation"] for slot in status["slots"]] == [1, 1]
         assert not {slot["pid"] for slot in status["slots"]} & set(old)
@@ -42,7 +42,7 @@ def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(
             json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 4}).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=READY_S) as answer:
             assert json.load(answer)["choices"]
     finally:
         following.end()
