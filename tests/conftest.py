@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -16,6 +17,11 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+# A shell has what it starts in the background ignore these, nohup the first; what tests start would inherit that.
+for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_name) is signal.SIG_IGN:
+        signal.signal(_name, signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL)
 
 # For what a test has ended to be gone; generous, because other jobs may have the cpus.
 LEAVE_S = 30.0
