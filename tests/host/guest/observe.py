@@ -13,56 +13,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SOCKET = "/run/numa-launcher/control.sock"
+from notes import COMMAND_S, SOCKET, ask, facts, note, sh, until
+
 UNIT = "numa-launcher"
-# Everything takes 10 to 30 times as long as outside, and longer where others are at work.
-COMMAND_S = 300.0
 READY_S = 600.0
 ALLOCATE_MIB = 48
 JOURNAL_FIELDS = ("MESSAGE", "NUMA_LAUNCHER_SLOT", "NUMA_LAUNCHER_GENERATION", "PRIORITY", "_SYSTEMD_UNIT")
-
-facts: dict[str, Any] = {}
-began = time.monotonic()
-
-
-def note(name: str, value: Any) -> Any:
-    """Keep one fact; the file is always whole, also when the guest dies later."""
-    facts[name] = value
-    facts.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)
-    new = Path("facts.new")
-    new.write_text(json.dumps(facts, indent=1))
-    new.replace("facts.json")
-    print(f"{time.monotonic() - began:6.1f} s  {name}", flush=True)
-    return value
-
-
-def sh(*argv: str, timeout: float = COMMAND_S) -> dict[str, Any]:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return {"status": None, "out": "", "error": f"{' '.join(argv)}: more than {timeout:.0f} s"}
-    return {"status": done.returncode, "out": done.stdout, "error": done.stderr}
-
-
-def ask(*argv: str) -> Any:
-    """The JSON that a verb prints, or the failure."""
-    done = sh(*argv)
-    try:
-        return {"status": done["status"], **json.loads(done["out"])}
-    except ValueError:
-        return done
-
-
-def until(look: Callable[[], Any], seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (seen := look()) and time.monotonic() < deadline:
-        time.sleep(1)
-    return seen
 
 
 def install() -> None:
