@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import Config, EngineKind
+from launcher.config.schema import Config, EngineKind, Runtime
+from launcher.config.schema import Engine as EngineConfig
 from launcher.cpuset import CpuSet
 from launcher.engines.base import Engine, Launch
 from launcher.engines.binding import Binding, MemPolicy
@@ -98,13 +99,18 @@ def assemble(config: Config, *, machine: Topology | None = None, cpus_only: bool
     else:
         topology, stack = machine, Stack(command=config.engine.command)
         plan = make_plan(topology, config, profiles, cpus_only=cpus_only)
-        binding = (
-            Binding(MemPolicy.NONE, taskset="taskset")
-            if config.engine.numactl == "off"
-            else Binding(MemPolicy.MEMBIND, numactl="numactl")
-        )
+        binding = _binding_elsewhere(config.engine)
     engine = make_engine(config, stack, binding, run_dir(config))
     return Assembly(config, topology, plan, stack, binding, engine)
+
+
+def _binding_elsewhere(engine: EngineConfig) -> Binding:
+    """As on a machine where everything works."""
+    if engine.runtime is not Runtime.HOST:
+        return Binding.of_container(binds_memory=engine.numactl != "off")
+    if engine.numactl == "off":
+        return Binding(MemPolicy.NONE, taskset="taskset")
+    return Binding(MemPolicy.MEMBIND, numactl="numactl")
 
 
 def _facts(stack: Stack, config: Config) -> Facts:

@@ -120,6 +120,9 @@ has_command openssl|openssl|openssl
 has_command unshare|util-linux|util-linux
 has_command ps|procps|procps-ng
 has_command shellcheck|shellcheck|ShellCheck
+has_command podman|podman|podman
+has_command runc|runc|runc
+has_command catatonit|catatonit|catatonit
 has_command setpriv|util-linux|util-linux
 has_command man|man-db|man-db
 has_command mandoc|mandoc|mandoc

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from launcher.config.check_proxy import check_proxy
+from launcher.config.check_runtime import check_runtime
 from launcher.config.schema import Config, Model
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
@@ -226,6 +227,7 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
                 "give each a name of its own",
             )
     check_proxy(config, origin_of)
+    check_runtime(config, origin_of)
     for listen in config.proxy.listen:
         parse_listen(listen, origin_of("proxy.listen"))
     if config.supervision.backoff_max_s < config.supervision.backoff_initial_s:

@@ -28,6 +28,14 @@ class EngineKind(StrEnum):
     COMMAND = "command"
 
 
+class Runtime(StrEnum):
+    """Where an instance's processes live: on the host, or in a container that one of these clients starts."""
+
+    HOST = "host"
+    PODMAN = "podman"
+    DOCKER = "docker"
+
+
 class Policy(StrEnum):
     """How the proxy picks an instance for a request."""
 
@@ -177,6 +185,20 @@ class Engine(Section, frozen=True):
     health_path: Annotated[
         str, Meta(pattern="^/", description="Path that answers 200 when the engine lives.")
     ] = "/health"
+    runtime: Annotated[
+        Runtime,
+        Meta(
+            description='"podman" or "docker": each instance in a container of its own (docs/containers.md). "host": not.'
+        ),
+    ] = Runtime.HOST
+    image: Annotated[
+        str | None,
+        Meta(description="Image of the instances' containers; it is never pulled by itself."),
+    ] = None
+    runtime_args: Annotated[
+        tuple[str, ...],
+        Meta(description='Options added to `podman run` or `docker run`, such as "--volume=/srv:/srv:ro".'),
+    ] = ()
 
 
 class Memory(Section, frozen=True):

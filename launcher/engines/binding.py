@@ -28,6 +28,11 @@ class Binding:
     warning: str | None = None
     """To be said once, loudly: what was refused and what it costs."""
 
+    @classmethod
+    def of_container(cls, *, binds_memory: bool) -> Binding:
+        """A container's cpuset ties it: no word stands before the engine's command."""
+        return cls(MemPolicy.MEMBIND if binds_memory else MemPolicy.NONE)
+
     def prefix(self, placement: Placement) -> tuple[str, ...]:
         """The words that start an engine inside its placement."""
         if not placement.cpus:

@@ -21,7 +21,7 @@ def shell_lines(launch: Launch, token_file: str | None = None) -> str:
     environment. Values of secrets never appear.
     """
     words: list[str] = []
-    for name, value in launch.env.items():
+    for name, value in launch.own_env.items():
         if name not in launch.secrets:
             words.append(f"{name}={shlex.quote(value)}")
         elif name == "HF_TOKEN" and token_file is not None:

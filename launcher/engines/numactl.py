@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Final
 
-from launcher.config.schema import Engine
+from launcher.config.schema import Engine, Runtime
 from launcher.cpuset import CpuSet
 from launcher.engines.binding import Binding, MemPolicy
 from launcher.errors import LauncherError
@@ -25,6 +25,8 @@ def probe_binding(engine: Engine, cpus: CpuSet, nodes: CpuSet) -> Binding:
     Containers often refuse memory policies (no CAP_SYS_NICE): then membind falls back to
     preferred, then to none, with a warning. Raises LauncherError when numactl is missing.
     """
+    if engine.runtime is not Runtime.HOST:
+        return Binding.of_container(binds_memory=bool(nodes) and engine.numactl != "off")
     if engine.numactl == "off":
         return Binding(MemPolicy.NONE, taskset=shutil.which("taskset"))
     numactl = shutil.which("numactl")

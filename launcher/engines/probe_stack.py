@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from launcher.config.schema import Engine, EngineKind
+from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.arguments import has_flag
 from launcher.engines.stack import Stack, zentorch_mismatch
 from launcher.engines.vllm import MODULE_FORM
@@ -33,6 +33,8 @@ _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]',
 
 def probe_stack(engine: Engine) -> Stack:
     """The software behind `[engine]`. Raises LauncherError when it can't be started at all."""
+    if engine.runtime is not Runtime.HOST:
+        return _probe_image(engine)
     if engine.kind is EngineKind.COMMAND:
         # An allocator of ours is not forced on a server we don't know: only a path that was asked for.
         tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
@@ -56,6 +58,39 @@ def probe_stack(engine: Engine) -> Stack:
         zentorch=versions.get("zentorch"),
         tcmalloc=tcmalloc,
         warnings=tuple(_warnings(engine, versions, tcmalloc)),
+    )
+
+
+def _probe_image(engine: Engine) -> Stack:
+    """A client and an image. What is inside is not looked at: the image is not started for that."""
+    name, image = engine.runtime.value, engine.image or ""
+    client = shutil.which(name)
+    if client is None:
+        raise LauncherError(
+            f"cannot run instances in containers: no command '{name}' in PATH",
+            f'install {name}, or set engine.runtime = "host"',
+        )
+    try:
+        done = subprocess.run(
+            [client, "image", "inspect", "--format={{.Id}}", image],
+            capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LauncherError(
+            f"cannot run instances in containers: {name} does not answer: {error}", f"run: {name} info"
+        ) from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise LauncherError(
+            f"cannot use engine.image '{image}': {said[-1] if said else f'{name} does not know it'}",
+            f"run: {name} pull {image}",
+        )
+    tcmalloc = None if engine.tcmalloc in {"auto", "off"} else engine.tcmalloc
+    return Stack(
+        command=engine.command,
+        tcmalloc=tcmalloc,
+        client=str(Path(client).absolute()),
+        image=done.stdout.strip(),
     )
 
 

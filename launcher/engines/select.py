@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, assert_never
 
-from launcher.config.schema import Config, EngineKind
+from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.engines.base import Engine
-from launcher.engines.binding import Binding
+from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.command import LOOPBACK, CommandEngine
+from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.stack import Stack
 from launcher.engines.vllm import VllmEngine
 from launcher.errors import LauncherError
@@ -31,7 +32,21 @@ def make_engine(
     """
     socket_dir = str(run_dir.absolute())
     _check_socket_dir(socket_dir)
+    engine = _make_bare(config, stack, binding, socket_dir, free_port)
+    if config.engine.runtime is Runtime.HOST:
+        return engine
+    return ContainedEngine(engine, _wrapping(config, stack, binding, socket_dir))
+
+
+def _make_bare(
+    config: Config,
+    stack: Stack,
+    binding: Binding,
+    socket_dir: str,
+    free_port: Callable[[], int] | None,
+) -> Engine:
     engine, local_models = config.engine, _local_models(config)
+    preload = _preload(stack.tcmalloc) if engine.runtime is Runtime.HOST else stack.tcmalloc
     hf_token = None if engine.hf_token_file is None else read_token(Path(engine.hf_token_file))
     match engine.kind:
         case EngineKind.VLLM:
@@ -42,7 +57,7 @@ def make_engine(
                 cache_dir=str(cache_dir(engine.cache_dir)),
                 args=engine.args,
                 user_env=engine.env,
-                ld_preload=_preload(stack.tcmalloc),
+                ld_preload=preload,
                 hf_token=hf_token,
                 local_models=local_models,
                 health_path=engine.health_path,
@@ -56,13 +71,49 @@ def make_engine(
                 socket_dir=socket_dir,
                 free_port=free_port or free_loopback_port,
                 user_env=engine.env,
-                ld_preload=_preload(stack.tcmalloc),
+                ld_preload=preload,
                 hf_token=hf_token,
                 local_models=local_models,
                 health_path=engine.health_path,
             )
         case _:
             assert_never(engine.kind)
+
+
+def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
+    """Everything that an instance reads or writes lies at the same path inside."""
+    engine, local_models, env = config.engine, _local_models(config), dict[str, str]()
+    volumes = [Volume(path) for path in _model_folders(local_models.values())]
+    if engine.kind is EngineKind.VLLM:
+        volumes.append(Volume(str(cache_dir(engine.cache_dir)), writable=True))
+        if any(model.path not in local_models for model in config.models):
+            env["HF_HOME"] = engine.env.get("HF_HOME") or _hf_home()
+            volumes.append(Volume(env["HF_HOME"], writable=True))
+    return Wrapping(
+        runtime=engine.runtime,
+        client=stack.client or engine.runtime.value,
+        image=engine.image or "",
+        socket_dir=socket_dir,
+        binds_memory=binding.policy is MemPolicy.MEMBIND,
+        args=engine.runtime_args,
+        volumes=tuple(volumes),
+        env=env,
+    )
+
+
+def _hf_home() -> str:
+    """Where this host downloads models to (huggingface_hub/constants.py)."""
+    return os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+
+
+def _model_folders(paths: Iterable[str]) -> list[str]:
+    """The models, and where their symbolic links lead: the hub's snapshots are links into a folder of blobs."""
+    found = set[Path]()
+    for path in map(Path, paths):
+        found.add(path)
+        if path.is_dir():
+            found |= {file.resolve().parent for file in path.iterdir() if file.is_symlink()}
+    return sorted(str(path) for path in found if not any(parent in found for parent in path.parents))
 
 
 def free_loopback_port() -> int:

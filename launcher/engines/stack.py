@@ -38,6 +38,10 @@ class Stack:
     zentorch: str | None = None
     tcmalloc: str | None = None
     """Path of libtcmalloc_minimal, None when it is off or not found."""
+    client: str | None = None
+    """Path of podman or docker, where instances run in containers."""
+    image: str | None = None
+    """Id of the image, which names its content; `command` lies inside it."""
     warnings: tuple[str, ...] = ()
     """Plain statements, each worth saying once."""
 
@@ -48,7 +52,12 @@ class Stack:
     @property
     def fingerprint(self) -> str:
         """Names the compile caches: code compiled for one stack must not meet another."""
-        parts = (("vllm", self.vllm), ("torch", self.torch), ("zentorch", self.zentorch))
+        parts = (
+            ("vllm", self.vllm),
+            ("torch", self.torch),
+            ("zentorch", self.zentorch),
+            ("image", self.image and self.image.removeprefix("sha256:")[:12]),
+        )
         return "-".join(f"{name}{version}" for name, version in parts if version) or "unknown"
 
 

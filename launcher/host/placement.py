@@ -55,6 +55,8 @@ class ProcessFacts:
     """(node, resident bytes) of its anonymous memory. Pages of files are left out: a library's page lies
     where whoever touched it first had it put, and is shared."""
     libraries: frozenset[str]
+    allowed_nodes: CpuSet = CpuSet()  # noqa: RUF009  frozen
+    """Nodes that its cpuset lets it take memory from; empty where that can't be told."""
 
     @property
     def threads(self) -> int:
@@ -119,6 +121,7 @@ def _facts(pid: int) -> ProcessFacts:
         policies=policies,
         node_bytes=node_bytes,
         libraries=frozenset(library for library in LIBRARIES if f"/{library}" in maps),
+        allowed_nodes=_listed(proc / "status", "Mems_allowed_list"),
     )
 
 
@@ -143,10 +146,17 @@ def _has_memory(status: Path) -> bool:
 
 
 def _allowed(status: Path) -> CpuSet:
-    for line in status.read_text(errors="replace").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return CpuSet.parse(line.partition(":")[2])
+    if cpus := _listed(status, "Cpus_allowed_list"):
+        return cpus
     raise OSError(f"{status} has no Cpus_allowed_list")
+
+
+def _listed(status: Path, key: str) -> CpuSet:
+    """Empty without such a line: Mems_allowed_list is of kernels with cpusets."""
+    for line in status.read_text(errors="replace").splitlines():
+        if line.startswith(f"{key}:"):
+            return CpuSet.parse(line.partition(":")[2])
+    return CpuSet()
 
 
 def _numa_maps(path: Path) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:

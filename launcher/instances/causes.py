@@ -165,12 +165,29 @@ RULES: Final[tuple[Rule, ...]] = (
         Retry.NEVER,
     ),
     _rule(
+        "image-missing",
+        # podman, then docker, with --pull=never.
+        r"(?:^Error: .*: image not known|No such image: |Unable to find image ')",
+        "the container's image is not on this host",
+        "pull it, or correct engine.image",
+        Retry.NEVER,
+    ),
+    _rule(
         "command-not-found",
-        # numactl, taskset, and our own keeper (shim.py).
-        r"(?:execution of|failed to execute|cannot execute) .*: (?:No such file or directory|Permission denied)",
+        # numactl, taskset, and our own keeper (shim.py); a container's init: podman's, then docker's; the client's code.
+        r"(?:(?:execution of|failed to execute|cannot execute|failed to exec) .*: "
+        r"(?:No such file or directory|Permission denied)"
+        r"|FATAL tini .* exec .* failed|^numa-launcher: \w+ ended with 12[67]:)",
         "the engine's command can't be executed",
         "correct engine.command",
         Retry.NEVER,
+    ),
+    _rule(
+        "container-not-started",
+        r"^numa-launcher: \w+ ended with 125:",
+        "podman or docker could not start the container",
+        "read its line in `numa-launcher logs SLOT`; `numa-launcher plan --shell` prints the command to try",
+        Retry.BACKOFF,
     ),
     _rule(
         "missing-instruction-set",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from launcher.config.schema import Config, SpawnerKind
+from launcher.config.schema import Config, Runtime, SpawnerKind
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
 from launcher.host.own_unit import unit_of
@@ -60,6 +60,8 @@ def choose_spawner(
 
 def why_not_systemd(config: Config) -> str | None:
     """What is missing for units; None where nothing is."""
+    if config.engine.runtime is not Runtime.HOST:
+        return f"engine.runtime = '{config.engine.runtime}': containers are no units"
     if os.geteuid() != 0:
         return "only root may start system units"
     if not BOOTED.is_dir():

@@ -113,7 +113,8 @@ def _folder(launch: Launch) -> Path | None:
 def _kind(launch: Launch) -> str:
     """Names what is compiled: the engine's arguments and settings, and the number of threads of each rank."""
     words, skip = [], False
-    argv = launch.argv[3:] if Path(launch.argv[0]).name == "taskset" else launch.argv  # taskset -c LIST
+    command = launch.argv if launch.container is None else launch.container.command
+    argv = command[3:] if Path(command[0]).name == "taskset" else command  # taskset -c LIST
     for word in argv:
         if skip or word.startswith(_PLACE):
             skip = False

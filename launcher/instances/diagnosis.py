@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from launcher.engines.containers import OOM_LINE
 from launcher.host.oom import SILENCE, KernelWord, NodeMemory
 from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
@@ -55,7 +56,7 @@ def diagnose(
 
 def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelWord) -> Cause | None:
     killed = ended.signal == signal.SIGKILL or any(KILLED_CHILD.search(line) for line in tail)
-    if said := tuple(line for line in tail if UNIT_OOM in line):
+    if said := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
         return rule("cgroup-oom").cause(str(ended), (*said, *map(_memory, kernel.nodes)))
     # The count is of the whole cgroup, which a sibling may share; a line names a process of its own.
     if not kernel.oom_lines and not (killed and kernel.cgroup_kills):

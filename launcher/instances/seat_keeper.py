@@ -372,10 +372,11 @@ class SeatKeeper:
         if process is None:
             return None
         facts = await asyncio.to_thread(self._observe, process.pid)
-        others = await asyncio.to_thread(self._look_around)
+        ours = {process_facts.pid for process_facts in facts}
+        others = [other for other in await asyncio.to_thread(self._look_around) if other.pid not in ours]
         if life.process is not process:
             return None  # it ended while we looked
-        life.pids |= {process_facts.pid for process_facts in facts}
+        life.pids |= ours
         texts = [line.text for line in self.log.last(self._pace.tail_lines, self.seat.generation)]
         env = life.launch.env if life.launch is not None else {}
         known = life.verification

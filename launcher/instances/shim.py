@@ -1,6 +1,6 @@
 """The keeper of one instance where there is no cgroup: nothing of the instance outlives it.
 
-Run as ``python -I -S shim.py CONTROL_FD REPORT_FD CPULIST ARGV...`` by spawn_direct, one per
+Run as ``python -I -S shim.py CONTROL_FD REPORT_FD CPULIST CONTAINER ARGV...`` by spawn_direct, one per
 instance. It imports the standard library only and stays small (about 9 MB).
 
 1. It is a child subreaper, so every orphan of the instance becomes its child: vLLM's EngineCore
@@ -12,25 +12,34 @@ instance. It imports the standard library only and stays small (about 9 MB).
    and the keeper exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
 5. CPULIST (ids joined by commas) is the affinity the main process starts with, so that numactl may
    choose from all allowed cpus even where the daemon itself is pinned to the reserved ones.
+6. CONTAINER is empty, or JSON where ARGV is a container's client and the container no child of ours: two
+   commands, one that prints what is known of an ended container, one that kills and removes it. The second is
+   run before ARGV, at ``K``, and at the end.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
 import sys
+import time
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+# For podman or docker to answer; a machine that is short of memory or disk takes seconds.
+CLIENT_S = 60.0
 
 
 def main() -> int:
     """Start the instance and keep it. Returns the keeper's own exit code, 0."""
     control, report = int(sys.argv[1]), int(sys.argv[2])
     cpus = {int(cpu) for cpu in sys.argv[3].split(",") if cpu}
-    argv = sys.argv[4:]
+    last_word, remove = json.loads(sys.argv[4]) if sys.argv[4] else ([], [])
+    argv = sys.argv[5:]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
@@ -45,11 +54,14 @@ def main() -> int:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # only the daemon, through the pipe, ends an instance
+    _run(remove)
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
         _become(libc, keeper, cpus, argv, report)
-    status = _keep(child, control, wake_read)
+    status = _keep(child, control, wake_read, remove)
+    _run(last_word, speaks=True)
+    _run(remove)
     _kill_tree()
     code = os.waitstatus_to_exitcode(status)
     _say(report, f"exit {code}" if code >= 0 else f"signal {-code}")
@@ -75,7 +87,27 @@ def _become(libc: ctypes.CDLL, keeper: int, cpus: set[int], argv: list[str], rep
     os._exit(127)
 
 
-def _keep(child: int, control: int, wake: int) -> int:
+def _run(argv: list[str], *, speaks: bool = False) -> None:
+    """Run a command to its end, or kill it when that takes too long. `speaks`: its output is the instance's."""
+    if not argv:
+        return
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 2) if speaks else (0, 1, 2):
+            os.dup2(nothing, fd)
+        with contextlib.suppress(OSError):
+            os.execv(argv[0], argv)  # noqa: S606
+        os._exit(127)
+    deadline = time.monotonic() + CLIENT_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        select.select([], [], [], 0.01)
+
+
+def _keep(child: int, control: int, wake: int, remove: list[str]) -> int:
     """Reap and obey until the main process has ended. Returns its wait status."""
     listening = [control, wake]
     while True:
@@ -89,6 +121,7 @@ def _keep(child: int, control: int, wake: int) -> int:
             if order == b"T":
                 os.kill(child, signal.SIGTERM)  # not reaped yet, so the pid is still its own
             else:
+                _run(remove)
                 _signal_tree()
         status = _reap(child)
         if status is not None:

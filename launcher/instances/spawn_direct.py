@@ -17,10 +17,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from launcher.address import Address, UnixAddress
+from launcher.address import UnixAddress
 from launcher.cpuset import CpuSet
-from launcher.engines.base import Launch
+from launcher.engines.base import MARK, Launch
 from launcher.errors import LauncherError
+from launcher.instances import containers
 from launcher.instances.ports import Exit, Inherited
 
 SHIM: Final = Path(__file__).with_name("shim.py")
@@ -37,9 +38,6 @@ START_S: Final = 60.0
 # For what a killed keeper left to be gone after SIGKILL; what takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
-
-# Marks every process of an instance: a process in a session of its own is found by it where its keeper was killed.
-MARK: Final = "NUMA_LAUNCHER_INSTANCE"
 
 # What systemd tells the daemon alone (sd_notify(3), sd_listen_fds(3): children are not to inherit it).
 OURS_ALONE: Final = (
@@ -60,14 +58,18 @@ PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
 class DirectProcess:
     """An instance under its keeper."""
 
-    def __init__(self, pid: int, control: _Pipe, ended: asyncio.Task[Exit]) -> None:
+    def __init__(self, pid: int, control: _Pipe, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
         self._pid = pid
         self._control = control
         self._ended = ended
+        self._inside = inside
+        """The mark of the container that `pid` is a client of, until its own main process is found."""
 
     @property
     def pid(self) -> int:
-        """The engine's main process."""
+        """The engine's main process; a container's client while the container is not there yet."""
+        if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
+            self._pid, self._inside = found, None
         return self._pid
 
     async def wait(self) -> Exit:
@@ -116,8 +118,12 @@ class DirectSpawner:
                 "check the run folder, free memory, and the limits on processes and open files",
             ) from error
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:  # noqa: ARG002
-        """Nothing: children do not outlive their daemon."""
+    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+        """Nothing: children do not outlive their daemon, and containers that did are removed."""
+        for launch in slots.values():
+            if (container := launch(0).container) is not None:
+                await containers.remove_left_over(container)
+            break  # all of one daemon's
         return {}
 
     async def goes_on(self) -> bool:
@@ -132,6 +138,8 @@ class DirectSpawner:
     ) -> DirectProcess:
         name = f"slot {slot}.{generation}"
         mark = f"{os.getpid()}.{slot}.{generation}.{os.urandom(8).hex()}"
+        if launch.container is not None:
+            containers.make_folders(launch.container)
         if isinstance(launch.address, UnixAddress):
             _make_way(Path(launch.address.path))
         with contextlib.ExitStack() as undo:
@@ -141,13 +149,16 @@ class DirectSpawner:
             cpus = ",".join(str(cpu) for cpu in self._allowed)
             theirs = (control.reading.fileno(), report.writing.fileno())
             keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(SHIM), *map(str, theirs), cpus, *launch.argv),
+                *(sys.executable, "-I", "-S", str(SHIM), *map(str, theirs), cpus),
+                *(containers.for_keeper(launch.container), *launch.argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=self._environ | dict(launch.env) | {MARK: mark},
+                env=self._environ | dict(launch.own_env) | {MARK: mark},
                 pass_fds=theirs,
                 start_new_session=True,
+                # conmon notes a memory limit that was reached in a file "oom" where it stands (podman 4.3).
+                cwd=launch.container.folders[0] if launch.container is not None else None,
             )
             control.reading.close()
             report.writing.close()
@@ -156,11 +167,12 @@ class DirectSpawner:
             first = await _first_word(words, keeper)
             # From here on end of file is not ours to give; before, it ended keeper and instance.
             undo.pop_all()
-        life = _Life(keeper, words, transport, control, mark, launch.address)
+        life = _Life(keeper, words, transport, control, mark, launch)
         ended = asyncio.create_task(life.follow(on_line), name=f"{name} output")
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
-        return DirectProcess(first, control, ended)
+        inside = None if launch.container is None else f"{MARK}={mark}".encode()
+        return DirectProcess(first, control, ended, inside)
 
 
 class _Pipe:
@@ -187,7 +199,7 @@ class _Life:
     """Of `words`."""
     control: _Pipe
     mark: str
-    address: Address
+    launch: Launch
 
     async def follow(self, on_line: Callable[[str], None]) -> Exit:
         """Pass lines on until the tree is gone, then say how the main process ended."""
@@ -197,6 +209,8 @@ class _Life:
             last = await _last_words(self.words, on_line)
             if last is None:  # the keeper itself was killed, and can't vouch for the tree
                 await _sweep(self.keeper.pid, self.mark)
+                if self.launch.container is not None:
+                    await containers.remove(self.launch.container)
             # All writers are dead; the deadline is for one that sleeps in the kernel. asyncio's wait() is not over
             # before they have gone either.
             with contextlib.suppress(TimeoutError):
@@ -208,9 +222,12 @@ class _Life:
             self.control.close()
             self.transport.close()
             await asyncio.gather(output, return_exceptions=True)
-        if isinstance(self.address, UnixAddress):
-            _remove(Path(self.address.path))  # a killed instance leaves its socket
-        return last or Exit(code=None, signal=int(signal.SIGKILL))
+        if isinstance(self.launch.address, UnixAddress):
+            _remove(Path(self.launch.address.path))  # a killed instance leaves its socket
+        ended, said = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
+        if said is not None:
+            on_line(said)
+        return ended
 
 
 def _make_way(path: Path) -> None:

@@ -22,13 +22,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from launcher.address import Address, UnixAddress
-from launcher.engines.base import Launch
+from launcher.engines.base import MARK, Launch
 from launcher.engines.environment import secret_names
 from launcher.errors import LauncherError
 from launcher.host.journal_reader import Follower, Line, history
 from launcher.host.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts, cannot_reach
 from launcher.instances.ports import Exit, Inherited
-from launcher.instances.spawn_direct import MARK, OURS_ALONE, PLANNED_PREFIXES
+from launcher.instances.spawn_direct import OURS_ALONE, PLANNED_PREFIXES
 from launcher.instances.state_file import Record, StateFile, digest, write_private
 from launcher.instances.unit import UNITS_OWN, USERS_OWN, Frame, mark, properties, secrets_text
 from launcher.instances.unit_facts import exit_of, fitting, last_words

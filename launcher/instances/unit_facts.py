@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from launcher.engines.base import Launch
+from launcher.engines.base import MARK, Launch
 from launcher.host.systemd_bus import UnitFacts
 from launcher.instances.diagnosis import UNIT_OOM
 from launcher.instances.ports import Exit
-from launcher.instances.spawn_direct import MARK
 from launcher.instances.state_file import Record, digest
 from launcher.instances.unit import mark
 

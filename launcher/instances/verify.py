@@ -166,6 +166,8 @@ def _memory(
     placement: Placement, facts: Sequence[ProcessFacts], node_bytes: Mapping[int, int], share: float | None
 ) -> Iterator[Difference]:
     for process in facts:
+        if process.allowed_nodes and process.allowed_nodes <= placement.membind:
+            continue  # its cpuset binds it, as a container's does, whatever its policy is
         # A mapping without a policy of its own shows the task's, so a bound process shows nothing else.
         foreign = {policy for policy in process.policies if not _binds_inside(policy, placement.membind)}
         if foreign:

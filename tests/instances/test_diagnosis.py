@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.engines.containers import OOM_LINE
 from launcher.host.oom import KernelWord, NodeMemory
 from launcher.instances.diagnosis import RULES, UNIT_OOM, Retry, diagnose, failed_start, hung, hung_or_dead
 from launcher.instances.ports import Exit
@@ -157,6 +158,23 @@ LINES: list[tuple[str, str, Retry]] = [
         ),
         Retry.BACKOFF,
     ),
+    ("image-missing", "Error: localhost/none:1: image not known", Retry.NEVER),
+    ("image-missing", "docker: Error response from daemon: No such image: none:1", Retry.NEVER),
+    (
+        "command-not-found",
+        "ERROR (catatonit:5): failed to exec pid1: No such file or directory",
+        Retry.NEVER,
+    ),
+    (
+        "command-not-found",
+        "numa-launcher: docker ended with 127: the image has no such command",
+        Retry.NEVER,
+    ),
+    (
+        "container-not-started",
+        "numa-launcher: podman ended with 125: it did not start the container",
+        Retry.BACKOFF,
+    ),
     (
         "bad-argument",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
@@ -175,6 +193,11 @@ def test_last_words(name: str, line: str, retry: Retry) -> None:
     assert cause.evidence[0] == line
     assert cause.remedy
     assert "(exit code 1)" in cause.message
+
+
+def test_a_container_at_its_memory_limit() -> None:
+    cause = diagnose(Exit(code=None, signal=9), ["INFO loading", OOM_LINE])
+    assert (cause.name, cause.evidence) == ("cgroup-oom", (OOM_LINE,))
 
 
 def test_every_rule_has_a_line() -> None:

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from launcher.address import UnixAddress
-from launcher.engines.base import Launch
+from launcher.engines.base import MARK, Launch
 from launcher.host.systemd_bus import UnitFacts, unit_path
 from launcher.instances.diagnosis import UNIT_OOM
 from launcher.instances.ports import Exit
-from launcher.instances.spawn_direct import MARK
 from launcher.instances.state_file import Record, digest
 from launcher.instances.unit import mark
 from launcher.instances.unit_facts import exit_of, fitting, last_words

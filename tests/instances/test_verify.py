@@ -37,6 +37,13 @@ def test_as_planned() -> None:
     assert found.node_bytes == {0: 196 * MIB, 1: 4 * MIB}
 
 
+@pytest.mark.parametrize(("allowed", "ok"), [("0", True), ("0-1", False), ("1", False), ("", False)])
+def test_a_cpuset_on_the_planned_nodes_binds_as_well_as_a_policy(allowed: str, ok: bool) -> None:
+    """A container's processes have no policy of their own."""
+    contained = facts(policies=("default",), allowed_nodes=CpuSet.parse(allowed))
+    assert verify(a_slot().placement, [contained], bound=True).ok is ok
+
+
 def test_threads_outside_the_set_are_named() -> None:
     inside = group("0-3", "main")
     stray = [group("2-5", "omp", "omp", "omp", "io", "a", "b"), group("9", "omp")]

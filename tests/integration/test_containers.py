@@ -1,0 +1,274 @@
+"""Instances in real containers: podman, an image made here of this host's own Python, real cpusets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from integration.conftest import FAKE_ENGINE, DaemonProcess, eventually, fake_config
+from integration.load import Load
+
+from launcher.cpuset import CpuSet
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="cpusets of containers need root, or delegated cgroups"),
+]
+
+IMAGE = "localhost/numa-launcher-test:1"
+PASSING = "localhost/numa-launcher-passing:1"
+SECRET = "hf_this_is_no_real_token"
+# Probes are not so quick that they find an engine dead before podman has said that its container ended.
+QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 3"
+
+Start = Callable[..., DaemonProcess]
+
+
+class Podman:
+    """A store of its own, so that nothing of this host's containers is seen or touched."""
+
+    def __init__(self, folder: Path) -> None:
+        # podman refuses a run folder of more than 50 characters, and raises limits beyond what a container of CI has.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+        processes = 32768 if processes < 0 else min(processes, 32768)
+        (folder / "storage.conf").write_text(
+            f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
+        )
+        # crun knows no mixture of the two cgroup versions.
+        is_v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        (folder / "containers.conf").write_text(
+            f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]\n'
+            f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\nstatic_dir = "{folder}/root/libpod"\n'
+            f'tmp_dir = "{folder}/run/libpod"\nvolume_path = "{folder}/volumes"\n'
+            + ("" if is_v2 else 'runtime = "runc"\n')
+        )
+        self.environ = {
+            "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+            "CONTAINERS_CONF": f"{folder}/containers.conf",
+        }
+        with tarfile.open(folder / "image.tar", "w") as tar:
+            for name in ("etc", "proc", "sys", "dev", "tmp", "run", "usr"):
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(entry)
+            for link in filter(Path.is_symlink, map(Path, ("/bin", "/sbin", "/lib", "/lib64"))):
+                tar.add(link, link.name)
+        self("import", str(folder / "image.tar"), IMAGE)
+
+    def __call__(self, *words: str) -> str:
+        done = subprocess.run(
+            ["podman", *words],
+            check=False, capture_output=True, text=True, timeout=120, env=os.environ | self.environ,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def containers(self) -> set[str]:
+        """Names of all that there are, whatever their state."""
+        return set(self("ps", "--all", "--format={{.Names}}").split())
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    folder = Path(tempfile.mkdtemp(prefix="nl-", dir="/tmp"))
+    found = Podman(folder)
+    yield found
+    found("rm", "--all", "--force", "--time=0")
+    found("image", "rm", "--all", "--force")
+    shutil.rmtree(folder)
+
+
+def volumes() -> list[str]:
+    """What Python and the fake engine are made of."""
+    folders = {Path(sys.prefix), Path(sys.base_prefix), FAKE_ENGINE.parent}
+    outside = sorted(str(folder) for folder in folders if not folder.is_relative_to("/usr"))
+    return [f"--volume={folder}:{folder}:ro" for folder in ("/usr", *outside)]
+
+
+@pytest.fixture
+def start(podman: Podman, tmp_path: Path) -> Iterator[Start]:
+    """Start daemons over containers; each is ended, and no container may be left."""
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    running: list[DaemonProcess] = []
+
+    def begin(
+        *arguments: str,
+        options: tuple[str, ...] = (),
+        image: str = IMAGE,
+        python: str = sys.executable,
+        folder: Path = tmp_path,
+    ) -> DaemonProcess:
+        config = fake_config(*arguments).replace(f'"{sys.executable}"', f'"{python}"')
+        config += f'runtime = "podman"\nimage = "{image}"\nhf_token_file = "{token}"\n'
+        config += f"runtime_args = {json.dumps([*volumes(), *options])}\n{QUICK}\n"
+        running.append(DaemonProcess(folder, config, podman.environ))
+        return running[-1]
+
+    yield begin
+    for daemon in running:
+        if daemon.process.returncode is None:
+            daemon.end()
+    assert podman.containers() == set()
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def client_of(daemon: DaemonProcess, slot: int) -> psutil.Process:
+    """The podman of a slot; its parent is the keeper."""
+    name = f"--name=numa-launcher-slot{slot}-"
+    (found,) = (
+        child
+        for child in psutil.Process(daemon.process.pid).children(recursive=True)
+        if any(word.startswith(name) for word in child.cmdline()) and child.name() == "podman"
+    )
+    return found
+
+
+def command_lines() -> str:
+    words = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return "\n".join(words)
+
+
+def back(daemon: DaemonProcess, slot: int, generation: int) -> dict[str, Any]:
+    """A slot, once a later life of it is ready."""
+    found: dict[str, Any] = eventually(
+        lambda: (s := daemon.slot(slot))["generation"] > generation and s["state"] == "ready" and s,
+        what=f"slot {slot} back, see {daemon.log}",
+    )
+    return found
+
+
+def test_two_slots_as_containers(start: Start, podman: Podman) -> None:
+    daemon = start("--token-s", "0.01", "--children", "2")
+    slots = daemon.wait_ready(2)["slots"]
+    assert len(podman.containers()) == 2
+    for slot in slots:
+        # The main process is the container's, and not its client; the kernel holds all of it inside the slot.
+        main = psutil.Process(slot["pid"])
+        assert status_of(main.pid)["NSpid"].split()[-1] == "1"
+        family = [main, *main.children(recursive=True)]
+        assert len(family) == 4, "an init, the engine, and two children of its"
+        for process in family:
+            found = status_of(process.pid)
+            assert CpuSet.parse(found["Cpus_allowed_list"]) == CpuSet.parse(slot["cpus"])
+            assert found["Mems_allowed_list"] == slot["membind"] or not slot["membind"]
+            assert "libpod-" in Path(f"/proc/{process.pid}/cgroup").read_text()
+        # A process that tries to leave its cpus can't: it is a cpuset that holds it, not an affinity of its own.
+        elsewhere = CpuSet(os.sched_getaffinity(0)) - CpuSet.parse(slot["cpus"])
+        if elsewhere:
+            with pytest.raises(OSError, match="Invalid argument"):
+                os.sched_setaffinity(family[-1].pid, set(elsewhere))
+        environ = Path(f"/proc/{family[1].pid}/environ").read_text()
+        assert f"HF_TOKEN={SECRET}" in environ
+        verified = eventually(
+            lambda number=slot["slot"]: daemon.slot(number)["verified"], what="a look at it"
+        )
+        assert (verified["ok"], verified["processes"]) == (True, 4), verified
+    assert SECRET not in command_lines()
+    with Load(daemon.url, "fake", workers=8) as load:
+        for number in ("0", "1"):
+            done = daemon.cli("restart", number)
+            assert done.returncode == 0, done.stderr
+        eventually(lambda: load.tally.completed > 50, what="answers")
+    assert load.tally.failures == []
+    requests = daemon.status()["requests"]
+    assert requests["accepted"] == requests["completed"] == load.tally.completed
+    daemon.end()
+    assert podman.containers() == set()
+
+
+def test_what_is_killed_leaves_no_container(start: Start, podman: Podman) -> None:
+    daemon = start("--children", "2")
+    daemon.wait_ready(2)
+    names = podman.containers()
+    for victim, slot in (("client", 0), ("keeper", 1), ("engine", 0)):
+        before = daemon.slot(slot)
+        family = [psutil.Process(before["pid"]), *psutil.Process(before["pid"]).children(recursive=True)]
+        client = client_of(daemon, slot)
+        keeper = client.parent()
+        assert keeper is not None
+        {"client": client, "keeper": keeper, "engine": family[1]}[victim].kill()
+        after = back(daemon, slot, before["generation"])
+        assert after["last_cause"]["name"] == "killed-by-operator", victim
+        assert not any(process.is_running() for process in family), victim
+        assert podman.containers() == names, victim
+    daemon.family()
+    # The daemon alone: its keepers remove what it had.
+    daemon.process.kill()
+    daemon.process.wait()
+    eventually(lambda: podman.containers() == set(), what="no container left by the keepers")
+    daemon.nothing_left()
+
+
+def test_what_nobody_could_remove_the_next_daemon_does(start: Start, podman: Podman) -> None:
+    daemon = start("--children", "2")
+    mains = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
+    keepers = [client_of(daemon, slot).ppid() for slot in (0, 1)]
+    # All at once, as systemd does in the end with every process of a unit: nobody may see another one's end.
+    everybody = [daemon.process.pid, *keepers]
+    for name in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in everybody:
+            os.kill(pid, name)
+    daemon.process.wait()
+    assert len(podman.containers()) == 2
+    assert all(psutil.pid_exists(pid) for pid in mains), "the containers go on"
+    again = start("--children", "2", folder=daemon.folder)
+    again.wait_ready(2)
+    assert not any(psutil.pid_exists(pid) for pid in mains)
+    assert len(podman.containers()) == 2
+
+
+def test_a_container_at_its_memory_limit(start: Start) -> None:
+    daemon = start(options=("--memory=96m", "--memory-swap=96m"))
+    daemon.wait_ready(2)
+    # The kernel names a victim by its pid, which is known from the first look at a life on.
+    eventually(lambda: daemon.slot(0)["verified"], what="a look at it")
+    daemon.post(0, "/fault", {"kind": "eat 400"})
+    after = back(daemon, 0, 1)
+    assert after["last_cause"]["name"] == "cgroup-oom", after["last_cause"]
+    assert daemon.slot(1)["generation"] == 1, "its neighbour has memory of its own"
+
+
+def test_a_command_that_the_image_lacks(start: Start) -> None:
+    daemon = start(python="no-such-engine")
+    slot = eventually(
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, what="failed"
+    )
+    assert slot["last_cause"]["name"] == "command-not-found", slot["last_cause"]
+    assert slot["restarts"] == 0
+
+
+def test_an_image_that_is_not_there(start: Start, podman: Podman) -> None:
+    daemon = start(image=PASSING)
+    assert daemon.process.wait(60) == 2, "refused before anything starts"
+    assert f"podman pull {PASSING}" in daemon.log.read_text()
+    # It goes while the daemon runs: the next start says so, and is not tried for ever.
+    podman("tag", IMAGE, PASSING)
+    daemon = start(image=PASSING, folder=daemon.folder)
+    daemon.wait_ready(2)
+    podman("untag", IMAGE, PASSING)
+    assert daemon.cli("restart", "0").returncode == 1
+    slot = daemon.slot(0)
+    assert (slot["state"], slot["last_cause"]["name"]) == ("failed", "image-missing")
+    assert daemon.slot(1)["state"] == "ready"
