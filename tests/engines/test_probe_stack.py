@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import Engine, EngineKind
+from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
 from launcher.engines.stack import Stack, parse_release, zentorch_mismatch
 from launcher.errors import LauncherError
@@ -106,3 +106,21 @@ def test_versions_compare_by_release() -> None:
     assert not Stack(command=("vllm",), vllm="0.9.2").has((0, 11))
     assert zentorch_mismatch("2.13.0+cpu", "2.13.0.1") is None
     assert zentorch_mismatch("2.13.0", None) is None
+
+
+def test_an_image_is_asked_of_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text(
+        '#!/bin/sh\n[ "$4" = here ] && echo sha256:abc || { echo "$4: image not known" >&2; exit 125; }\n'
+    )
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stack = probe_stack(Engine(runtime=Runtime.PODMAN, image="here"))
+    assert (stack.client, stack.image, stack.command) == (str(podman), "sha256:abc", ("vllm",))
+    assert stack.tcmalloc is None, "the image's own"
+    with pytest.raises(LauncherError, match="image not known") as refused:
+        probe_stack(Engine(runtime=Runtime.PODMAN, image="gone"))
+    assert refused.value.remedy == "run: podman pull gone"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(LauncherError, match="no command 'podman'"):
+        probe_stack(Engine(runtime=Runtime.PODMAN, image="here"))

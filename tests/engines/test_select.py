@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import Config, Engine, EngineKind, Model, Supervision
+from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
 from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.command import CommandEngine
 from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
@@ -99,3 +99,42 @@ def test_where_compile_caches_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", "/home/x/.cache")
     assert cache_dir(None) == Path("/home/x/.cache/numa-launcher")
+
+
+def test_a_container_has_all_that_its_engine_reads_and_writes(
+    tmp_path: Path, make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's snapshots are links into a folder of blobs."""
+    monkeypatch.setenv("LD_PRELOAD", "/only/outside.so")
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "abc").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    setting = config(str(snapshot), runtime=Runtime.PODMAN, image="i", cache_dir=str(tmp_path / "cache"))
+    binding = Binding.of_container(binds_memory=True)
+    stack = Stack(command=("vllm",), client="/bin/podman", image="sha256:0123456789abcdef")
+    words = make_engine(setting, stack, binding, tmp_path).launch(make_slot(path=str(snapshot)), 1).argv
+    assert [word for word in words if word.startswith("--volume=")] == [
+        f"--volume={tmp_path}:{tmp_path}",
+        f"--volume={blobs}:{blobs}:ro",
+        f"--volume={snapshot}:{snapshot}:ro",
+        f"--volume={tmp_path}/cache:{tmp_path}/cache",
+    ]
+    assert f"--env=VLLM_CACHE_ROOT={tmp_path}/cache/image0123456789ab/slot0/vllm" in words
+    assert not any("LD_PRELOAD" in word for word in words)
+
+
+def test_a_container_shares_the_hosts_downloads(
+    tmp_path: Path, make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", "/srv/hub")
+    engine = make_engine(
+        config(runtime=Runtime.DOCKER, image="i"),
+        Stack(command=("vllm",)),
+        Binding.of_container(binds_memory=True),
+        tmp_path,
+    )
+    words = engine.launch(make_slot(path="org/model"), 1).argv
+    assert words[0] == "docker", "another machine's"
+    assert {"--volume=/srv/hub:/srv/hub", "--env=HF_HOME=/srv/hub"} <= set(words)
