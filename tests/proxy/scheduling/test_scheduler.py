@@ -55,6 +55,25 @@ def test_a_first_burst_waits_for_no_guess() -> None:
     assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(UNKNOWN_AT_ONCE))
 
 
+def test_a_burst_does_not_wait_long_for_a_guess_that_engines_many_times_faster_prove_wrong() -> None:
+    took, count, over = 0.025, 256, 0.5
+    made = scheduler(2, seqs=4096, max_requests=count)
+    made.speeds.line("m").count = 0
+    coming = [ticket(over * number / count, tokens=250) for number in range(count)]
+    bound: list[tuple[float, Ticket]] = []
+    for now in (0.001 * step for step in range(2000)):
+        for since, one in bound:
+            if one.first is None and now >= since + took:
+                made.first_token(one, now)
+        while coming and coming[0].arrived <= now:
+            one = coming.pop(0)
+            if made.offer(one, now) is not None:
+                bound.append((now, one))
+        bound += [(now, one) for one in made.pump(now)]
+    assert len(bound) == count
+    assert max(since - one.arrived for since, one in bound) < over
+
+
 def test_a_first_token_lets_the_next_one_in() -> None:
     made = scheduler(1)
     one, two = ticket(tokens=5000), ticket(tokens=5000)
