@@ -27,7 +27,6 @@ _MANAGER: Final = f"{_SYSTEMD}.Manager"
 _DBUS: Final = "org.freedesktop.DBus"
 _PROPERTIES: Final = f"{_DBUS}.Properties"
 
-UNKNOWN_UNIT: Final = f"{_SYSTEMD}.NoSuchUnit"
 UNIT_EXISTS: Final = f"{_SYSTEMD}.UnitExists"
 
 

@@ -25,8 +25,6 @@ class Facts:
     kv_whole_gib: bool = False
     """This vLLM takes its KV cache in whole GiB only (VLLM_CPU_KVCACHE_SPACE; engines/stack.py knows since when
     it takes bytes)."""
-    memory_bound: bool | None = None
-    """Whether the instances' memory is really tied to their nodes (numactl there, mempolicy calls permitted)."""
 
 
 NO_FACTS: Final = Facts()

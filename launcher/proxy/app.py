@@ -160,12 +160,6 @@ class FrontDoor:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
         return self.desk.fleet.progress(slot, generation)
 
-    def read_files_again(self) -> None:
-        """API keys and certificate, on an operator's word; their changes are seen without one, too."""
-        self._keys.reload(self._loop.time())
-        if self._tls is not None:
-            self._tls.reload()
-
     def stats(self) -> dict[str, object]:
         """The sums, for `status --json`."""
         return report.stats(self.desk)

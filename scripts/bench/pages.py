@@ -46,56 +46,37 @@ def text(result: Result) -> str:
 
 
 def _stream_table(rounds: Rounds, point: str) -> str:
-    head = [
-        point,
-        "CPU µs per event",
-        "÷ nginx",
-        "÷ vllm-router",
-        "÷ its round_robin",
-        "added TTFT p50 ms",
-        "p99",
-        "added gap p50 ms",
-        "p99",
-        "memory MB",
-    ]
-    rows = [
-        [
-            proxy,
-            _show(rounds.values(proxy, point, "cpu_us"), 2),
-            _show(_ratio(rounds, proxy, NGINX, point), 2),
-            _show(_ratio(rounds, proxy, ROUTER, point), 2),
-            _show(_ratio(rounds, proxy, ROUTER_RR, point), 2),
-            _added(rounds, proxy, point, "ttft_p50_s"),
-            _added(rounds, proxy, point, "ttft_p99_s"),
-            _added(rounds, proxy, point, "gap_p50_s"),
-            _added(rounds, proxy, point, "gap_p99_s"),
-            _memory(rounds, proxy, point),
-        ]
-        for proxy in _there(rounds, point)
-    ]
-    return table(head, rows)
+    delays = [
+        ("added TTFT p50 ms", "ttft_p50_s"), ("p99", "ttft_p99_s"),
+        ("added gap p50 ms", "gap_p50_s"), ("p99", "gap_p99_s"),
+    ]  # fmt: skip
+    return _paced_table(rounds, point, "event", 2, delays)
 
 
 def _small_table(rounds: Rounds, point: str) -> str:
+    delays = [("added time p50 ms", "ttft_p50_s"), ("p99", "ttft_p99_s")]
+    return _paced_table(rounds, point, "request", 1, delays)
+
+
+def _paced_table(
+    rounds: Rounds, point: str, unit: str, digits: int, delays: Sequence[tuple[str, str]]
+) -> str:
+    """`delays`: names of columns, and which measurement each shows as added to direct's."""
     head = [
         point,
-        "CPU µs per request",
+        f"CPU µs per {unit}",
         "÷ nginx",
         "÷ vllm-router",
         "÷ its round_robin",
-        "added time p50 ms",
-        "p99",
+        *(name for name, _ in delays),
         "memory MB",
     ]
     rows = [
         [
             proxy,
-            _show(rounds.values(proxy, point, "cpu_us"), 1),
-            _show(_ratio(rounds, proxy, NGINX, point), 2),
-            _show(_ratio(rounds, proxy, ROUTER, point), 2),
-            _show(_ratio(rounds, proxy, ROUTER_RR, point), 2),
-            _added(rounds, proxy, point, "ttft_p50_s"),
-            _added(rounds, proxy, point, "ttft_p99_s"),
+            _show(rounds.values(proxy, point, "cpu_us"), digits),
+            *(_show(_ratio(rounds, proxy, other, point), 2) for other in (NGINX, ROUTER, ROUTER_RR)),
+            *(_added(rounds, proxy, point, measurement) for _, measurement in delays),
             _memory(rounds, proxy, point),
         ]
         for proxy in _there(rounds, point)
