@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +17,12 @@ from launcher.errors import LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check
 from launcher.instances.life import Pace
-from launcher.instances.lifecycle import State
+from launcher.instances.lifecycle import Intent, State
 from launcher.instances.ports import Prober
 from launcher.instances.supervisor import Supervisor
-from launcher.rollout import Rollout
+from launcher.rollout import Rollout, Stage, least_of
+
+log = logging.getLogger("launcher.rollout")
 
 Reread = Callable[[Sequence[str]], Assembly]
 """Makes the plan anew, with overrides. Blocking. Raises LauncherError."""
@@ -56,37 +59,58 @@ class Reloader:
         if self._rolling is not None or self._comparing.locked():
             raise RefusedError("cannot reload: another reload is running", "numa-launcher reload --show")
         async with self._comparing:
-            allowed = before.topology.allowed
+            allowed = before.topology.allowed | before.topology.offline  # it may have come back
             after = await asyncio.to_thread(_in_full_view, self._reread, overrides, allowed)
             changes = compare(before, after)
             if dry_run:
                 return {"stage": "dry run", "changes": changes}
-            self._check(before, changes, force=force)
-            self._rollout = Rollout(self._supervisor, self._prober, before, after, changes, settings_of)
+            self._check(before, after, changes, force=force)
+            self._rollout = Rollout(
+                self._supervisor, self._prober, before, after, changes, settings_of, force=force
+            )
             self._rolling = asyncio.create_task(self._roll(self._rollout, after), name="reload")
         return self.show()
 
-    def _check(self, before: Assembly, changes: Changes, *, force: bool) -> None:
+    def _check(self, before: Assembly, after: Assembly, changes: Changes, *, force: bool) -> None:
+        """Raise RefusedError where only a restart of the daemon would do, or some step would leave too few instances."""
         if changes.needs_restart:
             keys = ", ".join(changes.needs_restart)
             raise RefusedError(
                 f"cannot reload: only a restart of the daemon takes over {keys}",
                 "systemctl restart numa-launcher, or take these changes back",
             )
-        keepers = self._supervisor.keepers
+        if force:
+            return
         # One that is on its way is waited for.
         standing = {
-            slot: Standing(keeper.slot.model.name, keeper.seat.state is not State.FAILED)
-            for slot, keeper in keepers.items()
+            slot: Standing(
+                keeper.slot.model.name,
+                keeper.seat.intent is Intent.RUN and keeper.seat.state is not State.FAILED,
+            )
+            for slot, keeper in self._supervisor.keepers.items()
         }
-        for change in () if force else changes.steps:
-            if change.step is not Step.START and change.slot in keepers:
-                check("reload", change.slot, standing, before.config.supervision.min_ready)
+        least = least_of(before)
+        models = {slot.id: slot.model.name for slot in after.plan.slots}
+        for change in changes.steps:
+            if change.step is not Step.START and change.slot in standing:
+                check("reload", change.slot, standing, least[standing[change.slot].model])
+                stood = standing.pop(change.slot)
+                if change.step is Step.RESTART:
+                    standing[change.slot] = Standing(models[change.slot], stood.ready)
+            elif change.step is Step.START:
+                standing[change.slot] = Standing(models[change.slot], ready=True)
 
     async def _roll(self, rollout: Rollout, after: Assembly) -> None:
         try:
             if await rollout.run():
                 self._reloaded(after)
+        except Exception as error:
+            rollout.progress.stage = Stage.STUCK
+            rollout.progress.error = f"cannot reload: {error!r}, which should not happen"
+            rollout.progress.remedy = (
+                "look at the daemon's log and at `numa-launcher status`; report it with a bundle"
+            )
+            log.exception("reload: failed", extra={"audit": "stuck"})
         finally:
             self._rolling = None
 

@@ -1,5 +1,5 @@
 """Applies the difference between two configurations one slot at a time, checks each new instance against its siblings,
-and goes back to the old configuration when one fails."""
+and goes back to the old configuration when one fails. Whatever operators do to a slot meanwhile, it comes to an end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -16,8 +16,9 @@ from launcher.assembly import Assembly
 from launcher.changes import Changes, SlotChange, Step
 from launcher.errors import LauncherError
 from launcher.instances.backoff import Limits
+from launcher.instances.disruption import Standing, check, least_ready
 from launcher.instances.life import Pace
-from launcher.instances.lifecycle import Intent, RestartRequested, StartRequested, State
+from launcher.instances.lifecycle import Intent, RestartRequested, Seat, StartRequested, State, StopRequested
 from launcher.instances.ports import Prober
 from launcher.instances.seat_keeper import SeatKeeper
 from launcher.instances.supervisor import Supervisor
@@ -30,8 +31,12 @@ CANARY_TIMEOUT_S: Final = 60.0
 # A new instance may take so much longer than a sibling, which may have the prompt in its cache.
 SLOWER: Final = 3.0
 SLACK_S: Final = 1.0
-# Siblings that are on their way get so long to come before one more is taken out of rotation.
+# Where the operator insists, or on the way back: siblings that are on their way get so long to come before one more is
+# taken out of rotation. Else as long as a start may take.
 SIBLINGS_S: Final = 60.0
+
+_ASIDE: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD})
+_MOVING: Final = frozenset({State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF})
 
 
 class Stage(StrEnum):
@@ -73,6 +78,8 @@ class Rollout:
         changes: Changes,
         settings: Callable[[Assembly], tuple[Limits, Pace]],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        force: bool = False,
     ) -> None:
         self._supervisor = supervisor
         self._prober = prober
@@ -80,6 +87,8 @@ class Rollout:
         self._after = after
         self._settings = settings
         self._clock = clock
+        self._force = force
+        self._least = least_of(before)
         self.progress = Progress(Stage.RUNNING, changes)
 
     async def run(self) -> bool:
@@ -89,10 +98,12 @@ class Rollout:
         self._take_over(self._after, [c for c in progress.changes.slots if c.step is Step.NOTHING])
         try:
             for change in progress.changes.steps:
-                progress.doing = f"{change.step} slot {change.slot}"
+                doing = progress.doing = f"{change.step} slot {change.slot}"
+                await self._make_room(change)
+                progress.doing = doing
                 applied.append(change)
                 await self._apply(change, self._after)
-                progress.done.append(progress.doing)
+                progress.done.append(doing)
         except LauncherError as error:
             progress.error, progress.remedy = error.message, error.remedy
             log.error(  # noqa: TRY400  a person's error
@@ -142,33 +153,58 @@ class Rollout:
                 keeper.post(StartRequested())
                 await self._come_up(keeper, 1)
             case Step.RESTART:
+                keeper = self._supervisor.keepers[change.slot]
+                least = keeper.seat.generation + 1
                 self._take_over(assembly, [change])
-                await self._restart(self._supervisor.keepers[change.slot])
+                await self._restart(keeper, least)
             case Step.NOTHING:
                 pass
 
-    async def _restart(self, keeper: SeatKeeper) -> None:
-        """One that somebody has taken out of rotation takes the new configuration when it starts again."""
-        aside = keeper.seat.intent in {Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD}
-        if aside or keeper.seat.state in {State.STOPPED, State.HELD}:
-            log.info(
-                "reload: slot %d is %s: it changes when it starts again", keeper.slot.id, keeper.seat.state
-            )
+    async def _make_room(self, change: SlotChange) -> None:
+        """Wait until one more may be taken out of rotation. Raises RefusedError where too few would be left."""
+        keeper = self._supervisor.keepers.get(change.slot)
+        if keeper is None or change.step is Step.START or _is_aside(keeper.seat):
             return
-        await self._siblings_are_back(keeper)
-        least = keeper.seat.generation + 1
-        keeper.post(StartRequested() if keeper.seat.state is State.FAILED else RestartRequested())
+        limits, _ = self._settings(self._before)
+        await self._siblings_are_back(keeper, SIBLINGS_S if self._force else limits.ready_timeout_s)
+        if not self._force:
+            standing = {
+                number: Standing(other.slot.model.name, other.settled)
+                for number, other in self._supervisor.keepers.items()
+            }
+            check("reload", change.slot, standing, self._least[keeper.slot.model.name])
+
+    async def _restart(self, keeper: SeatKeeper, least: int) -> None:
+        """Into life `least` or a later one: those have the new configuration. One that somebody has taken out of
+        rotation takes it when it starts again."""
+        if _is_aside(keeper.seat):
+            self._say_aside(keeper)
+            return
+        if keeper.seat.state is State.STARTING and keeper.seat.generation < least:
+            keeper.post(
+                StopRequested()
+            )  # `restart` leaves a start alone, and this one is of the old configuration
+            await keeper.until(
+                lambda seat: not keeper.backlog and seat.state in {State.STOPPED, State.HELD, State.READY}
+            )
+        match keeper.seat.state:
+            case State.STOPPED | State.FAILED:
+                keeper.post(StartRequested())
+            case _ if keeper.seat.generation < least:
+                keeper.post(RestartRequested())
         await self._come_up(keeper, least)
 
-    async def _siblings_are_back(self, keeper: SeatKeeper) -> None:
+    async def _siblings_are_back(self, keeper: SeatKeeper, patience_s: float) -> None:
         """Wait until no other instance of the model is on its way."""
-        moving = {State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF}
+        doing = self.progress.doing
         for other in self._siblings(keeper):
+            self.progress.doing = f"{doing}: waits for slot {other.slot.id}"
             try:
-                async with asyncio.timeout(SIBLINGS_S):
-                    await other.until(lambda seat: seat.state not in moving)
+                async with asyncio.timeout(patience_s):
+                    await other.until(lambda seat: seat.state not in _MOVING or _is_aside(seat))
             except TimeoutError:
                 log.warning("reload: slot %d is still %s", other.slot.id, other.seat.state)
+        self.progress.doing = doing
 
     def _siblings(self, keeper: SeatKeeper) -> list[SeatKeeper]:
         name = keeper.slot.model.name
@@ -176,18 +212,32 @@ class Rollout:
 
     async def _come_up(self, keeper: SeatKeeper, least: int) -> None:
         """Until its new life is ready and as good as its siblings. Raises CheckError."""
-        bad = {State.BACKOFF, State.FAILED, State.STOPPED, State.HELD}
-        await keeper.until(
-            lambda seat: seat.generation >= least and (seat.state is State.READY or seat.state in bad)
-        )
-        if keeper.seat.state is not State.READY:
-            cause = keeper.seat.last_cause
-            why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {keeper.seat.state}"
+        slot = keeper.slot.id
+        await keeper.until(lambda seat: not keeper.backlog and _is_over(seat, least))
+        seat = keeper.seat
+        if _is_aside(seat):
+            self._say_aside(keeper)
+            return
+        if seat.state is not State.READY:
+            cause = seat.last_cause
+            why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {seat.state}"
             raise CheckError(
-                f"cannot reload: slot {keeper.slot.id} did not come up: {why}",
+                f"cannot reload: slot {slot} did not come up: {why}",
                 cause.remedy if cause is not None else "look at `numa-launcher events`",
             )
+        if seat.generation < least:
+            raise CheckError(
+                f"cannot reload: somebody has put slot {slot} back into rotation before it had restarted",
+                f"`numa-launcher events --audit --slot {slot}` says who; then reload again",
+            )
         await self._check(keeper)
+
+    def _say_aside(self, keeper: SeatKeeper) -> None:
+        seat, slot = keeper.seat, keeper.slot.id
+        log.info(
+            "reload: slot %d is %s (%s): it changes when it starts again", slot, seat.state, seat.intent,
+            extra={"slot": slot},
+        )  # fmt: skip
 
     async def _check(self, keeper: SeatKeeper) -> None:
         """Answers as quickly as a sibling, and without an error. Raises CheckError."""
@@ -219,4 +269,24 @@ class Rollout:
         return statistics.median(took)
 
 
-__all__ = ["CheckError", "Progress", "Rollout", "Stage"]
+def least_of(before: Assembly) -> Mapping[str, int]:
+    """Instances that stay ready, by model, on the way to another configuration."""
+    names = [slot.model.name for slot in before.plan.slots]
+    return {name: least_ready(before.config.supervision.min_ready, names.count(name)) for name in names}
+
+
+def _is_aside(seat: Seat) -> bool:
+    """An operator wants it out of rotation, or stopped."""
+    return seat.intent in _ASIDE
+
+
+def _is_over(seat: Seat, least: int) -> bool:
+    """A restart into life `least` has come to an end, a good one or another."""
+    if _is_aside(seat) or seat.state is State.FAILED:
+        return True
+    if seat.generation < least:
+        return seat.state is State.READY and not seat.restarting
+    return seat.state in {State.READY, State.BACKOFF}
+
+
+__all__ = ["CheckError", "Progress", "Rollout", "Stage", "least_of"]

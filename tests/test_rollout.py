@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,17 @@ from launcher.changes import compare
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import Limits
 from launcher.instances.life import Pace
-from launcher.instances.lifecycle import DrainRequested, HoldRequested, State
+from launcher.instances.lifecycle import (
+    DrainRequested,
+    Event,
+    HoldRequested,
+    Intent,
+    QuarantineRequested,
+    ResumeRequested,
+    StartRequested,
+    State,
+    StopRequested,
+)
 from launcher.instances.ports import InstanceDraining, InstanceEvent
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout import Rollout, Stage
@@ -50,9 +60,14 @@ class Company:
     after: Assembly
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
     prober: Bank = field(default_factory=Bank)
+    force: bool = False
+    limits: Limits = LIMITS
     most_away: int = 0
+    meddle: Callable[[InstanceEvent], None] = lambda _event: None
+    """Somebody who does something to the slots when he sees this."""
 
     def hear(self, event: InstanceEvent) -> None:
+        self.meddle(event)
         if isinstance(event, InstanceDraining):
             ready = [k.seat.state is State.READY for k in self.supervisor.keepers.values()]
             self.most_away = max(self.most_away, ready.count(False))
@@ -61,7 +76,7 @@ class Company:
     @asynccontextmanager
     async def play(self) -> AsyncIterator[Rollout]:
         self.supervisor = Supervisor(
-            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
+            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
             pace=PACE, strict_binding=False, announce=self.hear,
         )  # fmt: skip
         task = asyncio.create_task(self.supervisor.run())
@@ -74,8 +89,9 @@ class Company:
                 self.before,
                 self.after,
                 changes,
-                lambda _a: (LIMITS, PACE),
+                lambda _a: (self.limits, PACE),
                 self.prober.clock,
+                force=self.force,
             )
         await self.supervisor.stop()
         task.cancel()
@@ -106,7 +122,7 @@ async def test_one_slot_after_the_other() -> None:
 async def test_slots_that_come_and_go() -> None:
     two, one = made(), made(layout={"instances_per_socket": 1})
     for before, after, slots in ((two, one, [0]), (one, two, [0, 1])):
-        company = Company(before, after)
+        company = Company(before, after, force=True)
         async with company.play() as rollout:
             assert await rollout.run()
             assert sorted(company.supervisor.keepers) == slots
@@ -161,3 +177,104 @@ async def test_who_is_out_of_rotation_changes_when_it_starts_again() -> None:
         assert await rollout.run()
         assert company.states == {State.HELD, State.DRAINING}
         assert keepers[1].seat.generation == 1
+
+
+# --- somebody else is at work too ---------------------------------------------------------------------
+
+
+async def test_none_is_taken_away_while_too_few_would_be_left() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        company.supervisor.keepers[1].post(HoldRequested())
+        await until(lambda: company.supervisor.keepers[1].seat.state is State.HELD)
+        assert not await rollout.run()
+        assert rollout.progress.error.startswith(
+            "cannot reload slot '0': 0 instances of 'm' would be left ready"
+        )
+        assert "--force" in rollout.progress.remedy
+        assert company.supervisor.keepers[0].seat.generation == 1, "it is not even restarted on the way back"
+
+
+async def test_a_stop_and_then_a_restart_leave_enough_or_are_refused() -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}))
+    async with company.play() as rollout:
+        assert not await rollout.run(), "slot 1 goes, and slot 0 would have to be restarted alone"
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert sorted(company.supervisor.keepers) == [0, 1]
+        assert company.states == {State.READY}
+        assert company.supervisor.keepers[0].seat.generation == 1
+
+
+async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3))
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[1].end(code=9)
+        await until(lambda: company.supervisor.keepers[1].seat.state is State.STARTING)
+        rolling = asyncio.create_task(rollout.run())
+        await until(lambda: rollout.progress.doing.endswith("waits for slot 1"))
+        assert rollout.progress.doing == "restart slot 0: waits for slot 1"
+        assert company.supervisor.keepers[0].seat.state is State.READY
+        company.prober.health = True
+        assert await rolling
+        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+
+
+async def test_one_that_is_starting_with_the_old_configuration_starts_anew() -> None:
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3))
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[0].end(code=9)
+        await until(lambda: len(company.spawner.started) == 3)
+        rolling = asyncio.create_task(rollout.run())
+        await until(lambda: len(company.spawner.started) == 4)
+        company.prober.health = True
+        assert await rolling
+        assert all("--changed" in company.argv(slot) for slot in (0, 1))
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested(), HoldRequested(), StopRequested()])
+async def test_one_that_somebody_takes_out_of_rotation_meanwhile_ends_nothing(verb: Event) -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    def take_away(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.generation == 1 and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, verb)
+
+    company.meddle = take_away
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert company.supervisor.keepers[0].seat.generation == 2
+        assert company.supervisor.keepers[1].seat.intent is not Intent.RUN
+
+
+@pytest.mark.parametrize("verb", [ResumeRequested(), StartRequested()])
+async def test_one_that_somebody_puts_back_before_it_has_restarted_is_told(verb: Event) -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    def put_back(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining):
+            company.meddle = lambda _event: None
+            company.supervisor.post(event.slot, verb)
+
+    company.meddle = put_back
+    async with company.play() as rollout:
+        assert not await rollout.run()
+        assert "somebody has put slot 0 back into rotation" in rollout.progress.error
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert company.states == {State.READY}
+
+
+async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
+
+    def start_again(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, StartRequested())
+
+    company.meddle = start_again
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert sorted(company.supervisor.keepers) == [0]

@@ -71,7 +71,9 @@ _VERBS: Final = """
 ## N−1
 
 `restart`, `drain`, `stop`, `hold`, `quarantine` and `reload` are refused where fewer than `min_ready` instances of the
-model would be left in rotation; `--force` does it all the same. What is not in rotation takes nothing away.
+model would be left in rotation; `--force` does it all the same. What is not in rotation takes nothing away. A `reload`
+is looked at as a whole before it begins (one slot goes, then the other one would have to restart), and again before
+each step: an instance that is on its way is waited for.
 
 ## Start order
 
@@ -86,8 +88,9 @@ and ZenTorch, the engine's arguments, its environment, and the number of threads
 anew and why, which go on, what is taken over at once, and what only a restart of the daemon takes over (then nothing is
 done). It goes there one slot at a time: drain, stop, start, then a few completions of one token, which must succeed and
 take no more than three times what a sibling takes, and a second. A slot that does not come up, or is worse, brings the
-configuration before back, on every slot that was changed. `--dry-run` only prints. `numa-launcher scale N` is a
-reload with another number of instances per socket, until the next reload.
+configuration before back, on every slot that was changed. One that an operator has taken out of rotation, before or
+meanwhile, changes when it starts again. `--dry-run` only prints. `numa-launcher scale N` is a reload with another
+number of instances per socket, until the next reload.
 
 ## Causes
 

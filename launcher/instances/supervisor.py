@@ -133,10 +133,11 @@ class Supervisor:
         return keeper
 
     async def remove(self, slot: int) -> None:
-        """Drain and stop a slot, and forget it. Raises NotFoundError."""
+        """Drain and stop a slot, whoever starts it meanwhile, and forget it. Raises NotFoundError."""
         keeper = self.keeper(slot)
-        keeper.post(StopRequested())
-        await keeper.until_stopped()
+        while not keeper.stopped:
+            keeper.post(StopRequested())
+            await keeper.until(lambda _seat: keeper.stopped or keeper.settled)
         task = self._tasks.pop(slot)
         del self._keepers[slot]
         task.cancel()
