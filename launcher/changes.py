@@ -55,9 +55,8 @@ class Changes:
 
 # Sections that are taken over while everything runs, and those that only shape the slots.
 _LIVE: Final = ("supervision",)
-_OF_SLOTS: Final = ("layout", "engine", "memory")
-# The front door, the control socket and the log are set up once.
-_ONCE: Final = ("proxy", "control", "logging")
+# The front door, the control socket, the units' frame and the log are set up once.
+_ONCE: Final = ("proxy", "control", "systemd", "logging")
 # Kinds of engine and of spawner decide how the daemon itself is built.
 _BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
 
@@ -68,6 +67,8 @@ def compare(before: Assembly, after: Assembly) -> Changes:
     once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
     if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
         once.append("the models' names")
+    elif _aliases(before.config) != _aliases(after.config):
+        once.append("the models' aliases")
     if before.plan.reserved != after.plan.reserved:
         once.append("the reserved cpus")
     old, new = ({slot.id: slot for slot in assembly.plan.slots} for assembly in (before, after))
@@ -96,6 +97,10 @@ def _placement(was: Slot, will: Slot) -> Iterator[str]:
         yield f"cpus {was.placement.cpus} become {will.placement.cpus}"
     if was.placement.membind != will.placement.membind:
         yield f"memory nodes {was.placement.membind} become {will.placement.membind}"
+    if (
+        was.model.max_num_seqs != will.model.max_num_seqs
+    ):  # the front door's bound too, whatever the engine is
+        yield f"max_num_seqs {was.model.max_num_seqs} becomes {will.model.max_num_seqs}"
 
 
 def _launch(was: Launch, will: Launch) -> Iterator[str]:
@@ -109,6 +114,13 @@ def _launch(was: Launch, will: Launch) -> Iterator[str]:
         if a != b and not name.startswith("VLLM_CPU_OMP_THREADS_BIND"):
             secret = name in was.secrets | will.secrets
             yield f"{name} changes" if secret else f"{name}: {a or '(unset)'} becomes {b or '(unset)'}"
+
+
+def _aliases(config: Config) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for model in config.models:
+        found.setdefault(model.name, set()).update(model.aliases)
+    return found
 
 
 def _differing(before: Config, after: Config) -> Iterator[str]:

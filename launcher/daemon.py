@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import launcher
 from launcher.assembly import Assembly
-from launcher.config.schema import EngineKind
+from launcher.config.schema import Config, EngineKind
 from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
 from launcher.control.server import ControlServer
@@ -225,12 +225,19 @@ class Daemon:
                     event.address,
                     event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
-                    adapters=lora_adapters(self._assembly.config, event.model),
+                    adapters=lora_adapters(self._config_of(event.slot), event.model),
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)
             case InstanceGone():
                 self.door.remove_upstream(event.slot, event.generation, event.reason)
+
+    def _config_of(self, slot: int) -> Config:
+        """What a slot was started by: during a reload some slots have the next configuration already."""
+        target, keeper = self._reloader.target, self.supervisor.keepers.get(slot)
+        if target is not None and keeper is not None and keeper.engine is target.engine:
+            return target.config
+        return self._assembly.config
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)

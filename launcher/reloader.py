@@ -124,6 +124,11 @@ class Reloader:
             "error": progress.error, "remedy": progress.remedy,
         }  # fmt: skip
 
+    @property
+    def target(self) -> Assembly | None:
+        """Where a rollout that is under way goes to."""
+        return self._rollout.after if self._rollout is not None and self._rolling is not None else None
+
     async def end(self) -> None:
         """A daemon that ends goes nowhere any more."""
         if self._rolling is not None:

@@ -84,7 +84,7 @@ class Rollout:
         self._supervisor = supervisor
         self._prober = prober
         self._before = before
-        self._after = after
+        self.after = after
         self._settings = settings
         self._clock = clock
         self._force = force
@@ -95,14 +95,14 @@ class Rollout:
         """Apply. True when everything is as `after` says; False when it is as `before` said, or stuck."""
         progress = self.progress
         applied: list[SlotChange] = []
-        self._take_over(self._after, [c for c in progress.changes.slots if c.step is Step.NOTHING])
+        self._take_over(self.after, [c for c in progress.changes.slots if c.step is Step.NOTHING])
         try:
             for change in progress.changes.steps:
                 doing = progress.doing = f"{change.step} slot {change.slot}"
                 await self._make_room(change)
                 progress.doing = doing
                 applied.append(change)
-                await self._apply(change, self._after)
+                await self._apply(change, self.after)
                 progress.done.append(doing)
         except LauncherError as error:
             progress.error, progress.remedy = error.message, error.remedy

@@ -72,12 +72,19 @@ def test_supervision_is_taken_over_at_once() -> None:
         ({"control": {"group": "root"}}, ("control.group",)),
         ({"logging": {"level": "debug"}}, ("logging.level",)),
         ({"engine": {"health_path": "/ping"}}, ("engine.health_path",)),
+        ({"systemd": {"memory_max": "4GiB"}}, ("systemd.memory_max",)),
         ({"models": [{"name": "other", "path": "/m"}]}, ("the models' names",)),
+        ({"models": [{"name": "m", "path": "/m", "aliases": ["other"]}]}, ("the models' aliases",)),
         ({"layout": {"reserve_cores": 1}}, ("the reserved cpus",)),
     ],
 )
 def test_what_only_a_restart_of_the_daemon_takes_over(more: dict[str, Any], keys: tuple[str, ...]) -> None:
     assert compare(made(), made(**more)).needs_restart == keys
+
+
+def test_how_many_requests_an_instance_runs_is_a_change_of_its_own() -> None:
+    changes = compare(made(), made(models=[{"name": "m", "path": "/m", "max_num_seqs": 8}]))
+    assert changes.steps[0] == SlotChange(0, Step.RESTART, ("max_num_seqs 64 becomes 8",))
 
 
 def test_memory_nodes_are_named() -> None:

@@ -123,6 +123,11 @@ class SeatKeeper:
         self._events.put_nowait(event)
 
     @property
+    def engine(self) -> Engine:
+        """What the next life is started by."""
+        return self._engine
+
+    @property
     def stopped(self) -> bool:
         """No process, and no event that could start one is waiting."""
         return self.seat.state in {State.STOPPED, State.HELD} and self._events.empty()
