@@ -72,5 +72,5 @@ def _check_intent(keeper: SeatKeeper, verb: Verb) -> None:
             f"cannot quarantine slot '{slot}': it is {seat.state}, and nothing is alive to look at",
             f"numa-launcher hold {slot} keeps it stopped; numa-launcher why {slot} shows its last words",
         )
-    if verb is Verb.DRAIN and seat.state not in _ALIVE | {State.STOPPING, State.BACKOFF}:
-        raise RefusedError(f"cannot drain slot '{slot}': it is {seat.state}", f"numa-launcher start {slot}")
+    if verb in {Verb.DRAIN, Verb.RESUME} and seat.state in {State.STOPPED, State.FAILED}:
+        raise RefusedError(f"cannot {verb} slot '{slot}': it is {seat.state}", f"numa-launcher start {slot}")

@@ -53,6 +53,8 @@ def test_every_verb_has_its_event() -> None:
         (FAILED, Verb.QUARANTINE, "nothing is alive to look at"),
         (STOPPED, Verb.DRAIN, "it is stopped"),
         (FAILED, Verb.DRAIN, "it is failed"),
+        (STOPPED, Verb.RESUME, "it is stopped"),
+        (FAILED, Verb.RESUME, "it is failed"),
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
@@ -62,7 +64,7 @@ def test_what_would_do_nothing_is_said(seat: Seat, verb: Verb, why: str, force: 
     assert "numa-launcher" in caught.value.remedy
 
 
-@pytest.mark.parametrize("verb", sorted(set(Verb) - {Verb.RELEASE, Verb.DRAIN, Verb.QUARANTINE}))
+@pytest.mark.parametrize("verb", sorted(set(Verb) - {Verb.RELEASE, Verb.DRAIN, Verb.RESUME, Verb.QUARANTINE}))
 @pytest.mark.parametrize("seat", [READY, STOPPED, FAILED, DRAINED])
 def test_verbs_are_idempotent_and_allowed_everywhere_else(seat: Seat, verb: Verb) -> None:
     check_request(0, Request(verb), keepers(seat, READY), None)

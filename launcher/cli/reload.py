@@ -48,13 +48,17 @@ def run(args: argparse.Namespace) -> int:
     """Begin and wait. Exit code 0: done. 1: rolled back, or the dry run found something to do."""
     client = options.client_of(args)
     if args.show:
-        return _print(client.get("/reload"), args)
+        now = client.get("/reload")
+        print(json.dumps(now, indent=2) if args.json else to_text(now))
+        return _exit_code(now)
     overrides = list(args.overrides)
     if args.verb == "scale":
         overrides.append(f"layout.instances_per_socket={args.instances}")
     words = [f"set={quote(override, safe='')}" for override in overrides]
     words += ["dry_run=1"] * args.dry_run + ["force=1"] * args.force
     now = client.post("/reload?" + "&".join(words), BEGIN_S)
+    if not args.json:  # before it is done, so that it is seen what will happen
+        print("\n".join(plan_lines(now)), flush=True)
     said = ""
     while not args.no_wait and now["stage"] in {"running", "rolling back"}:
         if now["doing"] and now["doing"] != said and not args.json:
@@ -62,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"{now['stage']}: {said}", file=sys.stderr)
         time.sleep(POLL_S)
         now = client.get("/reload")
-    return _print(now, args)
+    print(json.dumps(now, indent=2) if args.json else "\n".join(outcome_lines(now)))
+    return _exit_code(now)
 
 
-def _print(now: dict[str, Any], args: argparse.Namespace) -> int:
-    print(json.dumps(now, indent=2) if args.json else to_text(now))
+def _exit_code(now: dict[str, Any]) -> int:
     if now["stage"] == "dry run":
         return int(bool(_doing(now)) or bool(now["changes"]["needs_restart"]))
     return int(now["stage"] in {"rolled back", "stuck"})
@@ -80,8 +84,12 @@ def to_text(now: dict[str, Any]) -> str:
     """The plan and what has become of it."""
     if now["stage"] == "none":
         return "nothing has been reloaded since the daemon started"
-    changes = now["changes"]
-    lines = []
+    return "\n".join([*plan_lines(now), *outcome_lines(now)])
+
+
+def plan_lines(now: dict[str, Any]) -> list[str]:
+    """What is done to each slot, and why."""
+    changes, lines = now["changes"], []
     for change in changes["slots"]:
         word = "goes on" if change["step"] == "nothing" else change["step"]
         lines.append(f"slot {change['slot']}: {word}")
@@ -89,7 +97,11 @@ def to_text(now: dict[str, Any]) -> str:
     lines += [f"taken over at once: {', '.join(changes['live'])}"] * bool(changes["live"])
     if changes["needs_restart"]:
         lines.append(f"only by a restart of the daemon: {', '.join(changes['needs_restart'])}")
-    lines.append(now["stage"])
-    if now.get("error"):
-        lines += [f"  {now['error']}", f"  {now['remedy']}"]
-    return "\n".join(lines)
+    return lines
+
+
+def outcome_lines(now: dict[str, Any]) -> list[str]:
+    """How far it has come, and why not further."""
+    doing = now.get("doing") or ""
+    lines = [f"{now['stage']}: {doing}" if doing else now["stage"]]
+    return [*lines, f"  {now['error']}", f"  {now['remedy']}"] if now.get("error") else lines

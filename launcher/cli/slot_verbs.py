@@ -9,6 +9,7 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
+from launcher.cli.status_table import state_of
 from launcher.control.client import ControlClient
 from launcher.control.messages import DISRUPTIVE, Verb
 from launcher.errors import LauncherError
@@ -51,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(slot, indent=2))
     elif not args.no_wait:
-        print(f"slot {args.slot} is {slot['state']}" + ("" if done else f", not what {verb} asks for"))
+        print(f"slot {args.slot} is {_standing(slot)}" + ("" if done else f", not what {verb} asks for"))
+    if not done and not args.json:
+        hint = f"why {args.slot}" if slot["state"] == "failed" else f"events --audit --slot {args.slot}"
+        print(f"look at `numa-launcher {hint}`", file=sys.stderr)
     return 0 if done else 1
 
 
@@ -59,6 +63,10 @@ def _options(args: argparse.Namespace) -> str:
     words = ["force=1"] if args.force else []
     words += [] if args.deadline is None else [f"deadline={args.deadline:g}"]
     return "?" + "&".join(words) if words else ""
+
+
+def _standing(slot: dict[str, Any]) -> str:
+    return "in quarantine" if slot["intent"] == "quarantine" else state_of(slot)
 
 
 def _until(slot: dict[str, Any], now: float) -> str:

@@ -47,7 +47,7 @@ def level(status: Status) -> int:
 
 
 def _trouble(slot: Slot, now: float) -> str:
-    text = f"slot {slot['slot']} {_state(slot)} {duration(now - slot['since'])}"
+    text = f"slot {slot['slot']} {state_of(slot)} {duration(now - slot['since'])}"
     return f"{text} ({slot['last_cause']['name']})" if slot["last_cause"] else text
 
 
@@ -147,8 +147,12 @@ def _eta(slot: Slot, now: float) -> str:
 # --- the cells ------------------------------------------------------------------------------------------
 
 
-def _state(slot: Slot) -> str:
-    return "quarantine" if slot["intent"] == "quarantine" else str(slot["state"])
+def state_of(slot: Slot) -> str:
+    """The state in one word; what is out of rotation for good, until somebody says otherwise, has a word of its own."""
+    if slot["intent"] == "quarantine":
+        return "quarantine"
+    drained = slot["state"] == "draining" and slot["intent"] == "drain" and not slot["in_flight"]
+    return "drained" if drained else str(slot["state"])
 
 
 def _where(slot: Slot, _now: float) -> str:
@@ -228,7 +232,7 @@ def duration(seconds: float) -> str:
 COLUMNS: Final = (
     Column("SLOT", lambda slot, _: str(slot["slot"])),
     Column("MODEL", lambda slot, _: slot["model"]),
-    Column("STATE", lambda slot, _: _state(slot)),
+    Column("STATE", lambda slot, _: state_of(slot)),
     Column("SINCE", lambda slot, now: duration(now - slot["since"])),
     Column("CPUS", _where),
     Column("ZEN", _zentorch),

@@ -85,6 +85,14 @@ def _origin_of(at: str, origin: str, origins: Mapping[str, str]) -> str:
     return origin
 
 
+def _origin_of_unknown(at: str, tree: Tree, origin: str, origins: Mapping[str, str]) -> str:
+    """As `_origin_of`, of a key that is not in the schema; an override of a key below it has made it."""
+    made = _value_at(tree, at)
+    below = [name for said, name in origins.items() if said.startswith(f"{at}.")]
+    overridden = bool(below) and isinstance(made, dict) and len(made) == len(below)
+    return below[-1] if overridden else _origin_of(at, origin, origins)
+
+
 def _read(path: Path) -> Tree:
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,7 +146,7 @@ def _explain(error: str, tree: Tree, origin: str, origins: Mapping[str, str]) ->
     unknown = _UNKNOWN.match(error)
     if unknown:
         at = (unknown["at"] or "").lstrip(".")
-        origin = _origin_of(f"{at}.{unknown['key']}".lstrip("."), origin, origins)
+        origin = _origin_of_unknown(f"{at}.{unknown['key']}".lstrip("."), tree, origin, origins)
         known = _known_keys(at)
         close = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.6)
         where = f"[{at.split('[')[0]}]" if at else "the file"

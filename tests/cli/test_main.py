@@ -225,7 +225,7 @@ LEAVING: list[dict[str, Any]] = [
         ("start", {"state": "failed"}, [STARTING, {"state": "failed"}], 1, "is failed, not what start asks for"),
         ("restart", {}, [*LEAVING, STARTING, READY], 0, "is ready"),
         ("restart", {}, [*LEAVING, {"intent": "stop"}], 1, "is stopping, not what restart asks for"),
-        ("drain", {}, [DRAIN | {"in_flight": 2}, {"in_flight": 1}, {"in_flight": 0}], 0, "is draining"),
+        ("drain", {}, [DRAIN | {"in_flight": 2}, {"in_flight": 1}, {"in_flight": 0}], 0, "is drained"),
         ("drain", {}, [DRAIN | {"in_flight": 2}, READY], 1, "is ready, not what drain asks for"),
         ("drain", STOPPED, [], 1, "is stopped, not what drain asks for"),
         ("resume", DRAIN, [READY], 0, "is ready"),
@@ -233,7 +233,7 @@ LEAVING: list[dict[str, Any]] = [
         ("stop", {}, [DRAIN | {"intent": "stop"}, {"state": "stopping"}, STOPPED], 0, "is stopped"),
         ("stop", {}, [DRAIN | {"intent": "stop"}, READY], 1, "is ready, not what stop asks for"),
         ("hold", {}, [DRAIN | {"intent": "hold"}, {"state": "stopping"}, {"state": "held"}], 0, "is held"),
-        ("quarantine", {}, [DRAIN | {"intent": "quarantine", "in_flight": 1}], 0, "is draining"),
+        ("quarantine", {}, [DRAIN | {"intent": "quarantine", "in_flight": 1}], 0, "is in quarantine"),
         ("release", {"state": "held", "intent": "hold"}, [STARTING | {"intent": "run"}, READY], 0, "is ready"),
         ("release", {}, [], 0, "is ready"),
     ],
@@ -250,6 +250,8 @@ def test_a_verb_waits_until_it_is_so(  # noqa: PLR0917
     out, err = capsys.readouterr()
     assert out.strip() == f"slot 1 {said}"
     assert err.startswith("slot 1: ")
+    hint = "why 1" if "failed" in said else "events --audit --slot 1"
+    assert err.endswith(f"look at `numa-launcher {hint}`\n") == bool(code)
 
 
 def test_drain_counts_down(
@@ -436,10 +438,14 @@ def test_reload(
         "slot 0: restart", "  cpus 0-3 become 0-1", "slot 1: goes on",
         "taken over at once: supervision.probe_interval_s", "done",
     ]  # fmt: skip
+    operations.rollouts = [rollout("running", doing="restart slot 0: waits for slot 1")]
+    assert main(["reload", "--no-wait"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "running: restart slot 0: waits for slot 1"
     operations.rollouts = [rollout("rolled back", error="cannot reload: slot 0 is slow", remedy="look")]
     assert main(["scale", "3", "--force"]) == 1
     assert capsys.readouterr().out.endswith("rolled back\n  cannot reload: slot 0 is slow\n  look\n")
     assert main(["reload", "--dry-run", "--json"]) == 1
     assert operations.reloads == [
-        (["layout.use_smt=true"], False, False), (["layout.instances_per_socket=3"], False, True), ([], True, False),
+        (["layout.use_smt=true"], False, False), ([], False, False),
+        (["layout.instances_per_socket=3"], False, True), ([], True, False),
     ]  # fmt: skip

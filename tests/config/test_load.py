@@ -210,6 +210,7 @@ def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
         ("models.0=x", "'models.0' is not section.key"),
         ("models.0.name.first=x", "'models.0.name.first' is not section.key"),
         ("layout.strateg=x", "cannot use --set layout.strateg=x: unknown key 'strateg' in [layout]"),
+        ("layuot.use_smt=true", "cannot use --set layuot.use_smt=true: unknown key 'layuot' in the file"),
         ("layout.use_smt=7", "cannot use --set layout.use_smt=7: layout.use_smt = 7: expected `bool`"),
         (
             "memory.kv_cache=lots",
