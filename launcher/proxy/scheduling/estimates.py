@@ -6,6 +6,8 @@ from math import exp
 
 PREFILL = (0.05, 0.001)  # first token after 50 ms + 1 ms per prompt token, until some have been seen
 TYPICAL_PROMPT = 500.0  # tokens; how far from 0 that guess is meant
+PRIOR_FADES = 0.8  # what is left of a guess's weight after one sample more
+LEAST_SLOPE = 1e-7  # so that more work is never as good as less
 WINDOW_S = 30.0  # of the rates at which work comes and goes
 
 
@@ -26,37 +28,64 @@ class Mean:
 
 
 class Line:
-    """y = base + slope * x, least squares over about the last `memory` samples, both never negative.
+    """y = base + slope * x, least squares over about the last `memory` samples; base never negative, slope positive.
 
-    `prior` is (base, slope); it weighs as two samples at x = 0 and x = `scale`, and fades like any other.
+    `prior` is (base, slope), for x about `scale`. A sample below it lowers all of it by the same part, and it fades
+    by PRIOR_FADES with each: a guess a hundred times too high is left after a handful of samples.
     """
 
-    __slots__ = ("_keep", "_n", "_x", "_xx", "_xy", "_y", "base", "count", "slope")
+    __slots__ = (
+        "_keep",
+        "_n",
+        "_prior",
+        "_scale",
+        "_weight",
+        "_x",
+        "_xx",
+        "_xy",
+        "_y",
+        "base",
+        "count",
+        "slope",
+    )
 
     def __init__(self, prior: tuple[float, float], scale: float, memory: int) -> None:
-        self.base, self.slope = prior
+        self.base, self.slope = self._prior = prior
         self.count = 0
         self._keep = 1.0 - 1.0 / memory
-        self._n, self._x, self._xx = 2.0, scale, scale * scale
-        end = self.base + self.slope * scale
-        self._y, self._xy = self.base + end, scale * end
+        self._scale, self._weight = scale, 1.0
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         """One more pair."""
         keep = self._keep
         self.count += 1
-        self._n = n = self._n * keep + 1.0
-        self._x = sx = self._x * keep + x
-        self._y = sy = self._y * keep + y
-        self._xx = xx = self._xx * keep + x * x
-        self._xy = xy = self._xy * keep + x * y
+        self._n = self._n * keep + 1.0
+        self._x = self._x * keep + x
+        self._y = self._y * keep + y
+        self._xx = self._xx * keep + x * x
+        self._xy = self._xy * keep + x * y
+        base, slope = self._prior
+        expected = base + slope * x
+        if y < expected:
+            part = y / expected
+            self._prior = base, slope = base * part, slope * part
+        self._weight = weight = self._weight * PRIOR_FADES
+        end = self._scale
+        n = self._n + 2.0 * weight  # the prior is a sample at 0 and one at the end of its scale
+        sx = self._x + end * weight
+        sy = self._y + (2.0 * base + slope * end) * weight
+        xx = self._xx + end * end * weight
+        xy = self._xy + end * (base + slope * end) * weight
         spread = n * xx - sx * sx
         if spread <= 1e-9 * n * xx or xx <= 0.0:
             return  # all x alike: no slope can be told
         slope = (n * xy - sx * sy) / spread
         base = (sy - slope * sx) / n
-        if base < 0.0 or slope <= 0.0:  # through the origin
-            base, slope = 0.0, xy / xx
+        if slope < LEAST_SLOPE:  # flat
+            base, slope = sy / n, LEAST_SLOPE
+        elif base < 0.0:  # through the origin
+            base, slope = 0.0, max(LEAST_SLOPE, xy / xx)
         self.base, self.slope = base, slope
 
     def at(self, x: float) -> float:

@@ -18,7 +18,7 @@ from launcher.proxy.scheduling.speeds import Speeds
 from launcher.proxy.scheduling.upstreams import Upstream, UpstreamTable
 
 WINDOW = 64  # waiting tickets looked at in one pump: bounds its time, not what may wait
-KNOWN = 8  # first tokens seen before an instance's outstanding prefill is told by time
+KNOWN = 4  # first tokens seen before an instance's outstanding prefill is told by time
 # Streams without a first token until then: they soon tell, and nothing waits for a guess. Of fewer, each would come after
 # as much work as the others, and the guess of what a token takes would stay for a second.
 UNKNOWN_AT_ONCE = 4

@@ -31,13 +31,37 @@ def test_a_line_is_found_and_then_another() -> None:
     assert line.at(10.0) == pytest.approx(4.2, abs=0.1)
 
 
+@pytest.mark.parametrize("took", [0.025, 0.0025])
+def test_a_guess_many_times_too_high_is_left_after_a_handful_of_samples(took: float) -> None:
+    line = Line((0.05, 0.001), 500.0, 200)
+    for n in range(4):
+        line.add(20.0 * (n + 1), took * (1.0 + 0.01 * (n % 2)))
+    assert line.at(1000.0) < 0.25 * (0.05 + 1000.0 * 0.001)
+    assert line.at(60.0) == pytest.approx(took, rel=0.4)
+
+
+def test_a_guess_that_is_too_low_is_left_too() -> None:
+    line = Line((0.05, 0.001), 500.0, 200)
+    for n in range(8):
+        line.add(300.0 * (n + 1), 0.2 + 0.01 * 300.0 * (n + 1))
+    assert line.slope == pytest.approx(0.01, rel=0.1)
+
+
+def test_where_more_work_takes_no_longer_the_line_is_flat_at_the_mean() -> None:
+    line = Line((0.05, 0.001), 500.0, 200)
+    for n in range(40):
+        line.add(100.0 * (n % 5), 0.025 - 0.001 * (n % 5))
+    assert line.base == pytest.approx(0.023, abs=0.001)
+    assert line.at(1000.0) == pytest.approx(line.base, abs=0.001)
+
+
 @given(st.lists(st.tuples(seconds, seconds), max_size=80))
 def test_a_line_never_says_that_work_takes_no_or_negative_time(points: list[tuple[float, float]]) -> None:
     line = Line((0.05, 0.001), 500.0, 20)
     for x, y in points:
         line.add(x, y)
     assert line.base >= 0.0
-    assert line.slope >= 0.0
+    assert line.slope > 0.0
 
 
 def test_points_that_tell_no_slope_change_none() -> None:

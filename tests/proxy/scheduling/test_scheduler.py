@@ -59,24 +59,33 @@ def test_a_first_burst_waits_for_no_guess() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_burst_waits_less_than_a_second_for_a_guess_that_a_faster_engine_proves_wrong(seed: int) -> None:
-    random, count = Random(seed), 256
-    made = scheduler(1, seqs=4096, max_requests=count)
+@pytest.mark.parametrize("tokens", [20, 250, 4000])
+@pytest.mark.parametrize("instances", [1, 4])
+def test_a_burst_waits_little_for_a_guess_that_faster_engines_prove_wrong(
+    instances: int, tokens: int, seed: int
+) -> None:
+    random, count, over, step_s = Random(seed), 1000, 0.5, 0.001
+    made = scheduler(instances, seqs=4096, max_requests=count)
     made.speeds.line("m").count = 0
-    coming = [ticket(now, tokens=250) for now in sorted(random.uniform(0.0, 0.5) for _ in range(count))]
+    coming = [ticket(now, tokens=tokens) for now in sorted(random.uniform(0.0, over) for _ in range(count))]
     took = {one: random.uniform(0.024, 0.027) for one in coming}
     bound: list[tuple[float, Ticket]] = []
-    for now in (0.001 * step for step in range(4000)):
-        for since, one in bound:
+    first = 0  # of those in `bound` that may have no first token yet
+    for now in (step_s * step for step in range(4000)):
+        for since, one in bound[first:]:
             if one.first is None and now >= since + took[one]:
                 made.first_token(one, now)
+        while first < len(bound) and bound[first][1].first is not None:
+            first += 1
         while coming and coming[0].arrived <= now:
             one = coming.pop(0)
             if made.offer(one, now) is not None:
                 bound.append((now, one))
         bound += [(now, one) for one in made.pump(now)]
-    assert len(bound) == count
-    assert max(since - one.arrived for since, one in bound) < 1.0
+    waits = sorted(since - one.arrived for since, one in bound)
+    assert len(waits) == count
+    assert waits[count // 2] <= step_s
+    assert waits[count * 99 // 100] < 0.15  # six of their first tokens
 
 
 def test_a_first_token_lets_the_next_one_in() -> None:
