@@ -216,6 +216,8 @@ class Engine:
                     if entry.left < 0.0:
                         self._look_up(entry)
                     part = min(budget, entry.left)
+                    done = int(entry.prompt_tokens - entry.left + part) // shape.block_tokens
+                    self._cache.use(entry.blocks[:done])  # as vLLM: from when they are scheduled
                     budget -= part
                     work += part
                     self._chunks.append((entry, part))
