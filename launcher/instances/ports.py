@@ -57,8 +57,9 @@ class Inherited:
     process: Process
     age_s: float
     """Since it was started."""
-    follow: Callable[[Callable[[str], None]], None]
-    """Hand it `on_line` once: it gets the lines printed before, as far as they are kept, and those that come."""
+    follow: Callable[[Callable[[str, float], None]], None]
+    """Hand it `on_line` once: it gets the lines printed before, as far as they are kept, and those that come, each
+    with the time when it was printed, in seconds since the epoch."""
 
 
 class Spawner(Protocol):

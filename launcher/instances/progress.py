@@ -114,7 +114,8 @@ def observe(before: Progress, look: Look) -> Progress:
 
     1. A counter of its own or of the front door that rose is progress.
     2. An instance without counters is given the benefit: that it answers its health path counts as progress.
-    3. One that has nothing to do stands still by right.
+    3. One that has nothing to do stands still by right; not so one that stood still with work and then says nothing
+       at all: the front door has given its work to others meanwhile (proxy.hung_timeout_s).
     """
     old, new = before.counted, look.counters
     stepped = new is not None and (old is None or (new.generated, new.steps) != (old.generated, old.steps))
@@ -128,10 +129,16 @@ def observe(before: Progress, look: Look) -> Progress:
         before,
         last=look,
         counted=new or old,
-        moved_at=look.at if worked or benefit or not _busy(before, look) else before.moved_at,
+        moved_at=look.at if worked or benefit or _rests(before, look) else before.moved_at,
         proved_at=look.at if worked else before.proved_at,
         tokens_per_s=rate,
     )
+
+
+def _rests(before: Progress, look: Look) -> bool:
+    stood_still = before.last is not None and before.moved_at < before.last.at
+    silent = not look.responsive and look.counters is None
+    return not _busy(before, look) and not (stood_still and silent)
 
 
 def _busy(before: Progress, look: Look) -> bool:

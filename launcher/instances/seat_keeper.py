@@ -269,7 +269,7 @@ class SeatKeeper:
         generation, launch = inherited.generation, inherited.launch
         await self._step(ProcessInherited(generation))
         self.life = Life(launch=launch, address=launch.address, phase="taken over")
-        inherited.follow(lambda line: self._heard(generation, line))
+        inherited.follow(lambda line, at: self._heard(generation, line, at))
         self._follow(generation, inherited.process, launch.address)
 
     def _follow(self, generation: int, process: Process, address: Address) -> None:
@@ -280,8 +280,8 @@ class SeatKeeper:
         self._start(self._await_exit(generation, process), f"{name} exit")
         self._start(self._keep_looking(generation, address), f"{name} probes")
 
-    def _heard(self, generation: int, text: str) -> None:
-        self.log.add(LogLine(time.time(), generation, text))
+    def _heard(self, generation: int, text: str, at: float | None = None) -> None:
+        self.log.add(LogLine(time.time() if at is None else at, generation, text))
         phase = phase_of(text)
         if phase is not None and generation == self.seat.generation:
             self.life.phase = phase

@@ -193,7 +193,7 @@ class SystemdSpawner:
         )
         record = _record(slot, generation, unit, digested, launch.address)
         self._state.put(record)
-        self._listen(unit, on_line)
+        self._listen(unit, lambda line: on_line(line.text))
         try:
             facts = await self._start(
                 unit,
@@ -300,23 +300,26 @@ class SystemdSpawner:
         self, slot: int, unit: str, record: Record, facts: UnitFacts, launch: Launch
     ) -> Inherited:
         self._state.put(_complete(record, facts))
-        heard: list[str] = []
-        hearing: list[Callable[[str], None]] = [heard.append]
+        heard: list[Line] = []
+        hearing: list[Callable[[Line], None]] = [heard.append]
 
-        def on_line(line: str) -> None:
+        def hear(line: Line) -> None:
             hearing[0](line)
 
-        follower = self._listen(unit, on_line)
+        def on_line(text: str) -> None:
+            hear(Line(unit, time.time(), text))
+
+        follower = self._listen(unit, hear)
         try:
             before = await asyncio.to_thread(history, unit, facts.invocation, HISTORY_LINES, follower.since)
         except OSError as error:
             log.warning("cannot read the journal of %s: %s", unit, error)
             before = []
 
-        def follow(hear: Callable[[str], None]) -> None:
-            for line in [*(line.text for line in before), *heard]:
-                hear(line)
-            hearing[0] = hear
+        def follow(tell: Callable[[str, float], None]) -> None:
+            for line in [*before, *heard]:
+                tell(line.text, line.time)
+            hearing[0] = lambda line: tell(line.text, line.time)
 
         return Inherited(
             generation=record.generation,
@@ -328,14 +331,10 @@ class SystemdSpawner:
 
     # --- small things ---------------------------------------------------------------------------
 
-    def _listen(self, unit: str, on_line: Callable[[str], None]) -> Follower:
+    def _listen(self, unit: str, hear: Callable[[Line], None]) -> Follower:
         if self._follower is None:
             self._follower = Follower()
             self._follower.start()
-
-        def hear(line: Line) -> None:
-            on_line(line.text)
-
         self._follower.listen(unit, hear)
         return self._follower
 

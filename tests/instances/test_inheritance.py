@@ -14,6 +14,7 @@ from launcher.cpuset import CpuSet
 from launcher.instances.backoff import Limits
 from launcher.instances.life import Pace
 from launcher.instances.lifecycle import State
+from launcher.instances.logtail import LogLine
 from launcher.instances.ports import Inherited, InstanceEvent, InstanceReady
 from launcher.instances.supervisor import Supervisor
 from launcher.planning.plan import Plan
@@ -29,7 +30,7 @@ class Scene:
         self.heard: list[InstanceEvent] = []
         self.spawner, self.prober = FakeSpawner(), FakeProber()
         self.old: dict[int, FakeProcess] = {}
-        self.said: list[Callable[[str], None]] = []
+        self.said: list[Callable[[str, float], None]] = []
         for slot in inherited:
             process = self.old[slot] = FakeProcess(100 + slot, slot, 5, str)
             launch = FakeEngine().launch(a_slot(slot), 5)
@@ -56,8 +57,8 @@ async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
     assert [process.slot for process in scene.spawner.started] == [1]
     ready = {event.slot: event.generation for event in scene.heard if isinstance(event, InstanceReady)}
     assert ready == {0: 5, 1: 1, 2: 5}
-    scene.said[0]("a line from before")
-    assert "a line from before" in [line.text for line in scene.supervisor.keepers[0].log.last(10)]
+    scene.said[0]("a line from before", 12.5)
+    assert LogLine(12.5, 5, "a line from before") in scene.supervisor.keepers[0].log.last(10)
     await scene.end()
     assert all(process.orders == ["kill"] for process in scene.old.values()), "leave() of a fake kills"
 

@@ -86,6 +86,15 @@ def test_an_engine_without_counters_is_given_the_benefit_while_it_answers() -> N
     assert seen(look(1, None), look(100, None, responsive=False, relayed=1)).moved_at == 100
 
 
+def test_silence_after_its_work_was_taken_away_is_no_rest() -> None:
+    silent = look(30, None, responsive=False)
+    assert seen(look(1, None), silent, replace(silent, at=60, in_flight=0)).moved_at == 1
+    assert seen(look(1, None), replace(silent, in_flight=0)).moved_at == 30, "it had answered until then"
+    assert seen(look(1, None), silent, look(60, None, in_flight=0)).moved_at == 60
+    idle = replace(COUNTED, running=0)
+    assert seen(look(1), silent, look(60, idle, in_flight=0, responsive=False)).moved_at == 60
+
+
 def test_stall_names_everything_that_stood_still() -> None:
     progress = seen(look(1), look(50), look(125))
     assert stall(progress, 120.0, 120.0, 3.0) == ()
