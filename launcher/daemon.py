@@ -302,7 +302,7 @@ class Daemon:
         where = f" at {self.door.endpoints[0]}" if self.door.endpoints else ""
         return f"{counts}; {self.door.stats()['in_flight']} requests in flight{where}"
 
-    # --- control.server.Operations ----------------------------------------------------------
+    # --- control.operations.Operations ----------------------------------------------------------
 
     def status(self) -> Status:
         """The whole state."""

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from launcher.control import arguments, connections, server
+from launcher.control import answers, arguments, connections, server
 from launcher.control.messages import ENDPOINTS, PREFIX, Endpoint, Option
 
 # Where the socket is unless [control] socket says otherwise.
@@ -151,7 +151,7 @@ def _bounds() -> str:
         ("a request line, or one header", "8 KiB"),
         ("a body", f"{server.MAX_BODY_BYTES // 1024} KiB, unread"),
         ("lines or events in one answer", f"{arguments.MAX_TAIL_LINES:,}"),
-        ("`follow` at once", f"{server.MAX_FOLLOWERS}"),
+        ("`follow` at once", f"{answers.MAX_FOLLOWERS}"),
         (
             "connections of one user, and in all (root has no bound)",
             f"{connections.MAX_PER_USER}, {connections.MAX_IN_ALL}",

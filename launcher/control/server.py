@@ -6,17 +6,18 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 from urllib.parse import unquote
 
-import msgspec
 from aiohttp import web
 
-from launcher.control.arguments import deadline, flag, follows, number, slot_of, verb_of
+from launcher.control.answers import Answers, Handler, json_answer
+from launcher.control.arguments import follows, verb_of
 from launcher.control.connections import Counts, Gate
-from launcher.control.messages import ENDPOINTS, PREFIX, REDACT, Endpoint, Request, Verb
+from launcher.control.messages import ENDPOINTS, PREFIX, Endpoint
+from launcher.control.operations import Operations
 from launcher.control.peers import Peer, group_id, may_use, peer_of
 from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError
 from launcher.redaction import Redactor
@@ -34,72 +35,12 @@ HEADERS_S: Final = 15.0
 LINGER_S: Final = 1.0
 # Nobody sends a body here but by mistake.
 MAX_BODY_BYTES: Final = 64 * 1024
-MAX_OVERRIDES: Final = 64
 # Connections that wait to be accepted; a client beyond them waits in connect(2).
 BACKLOG: Final = 128
 # A reader that takes nothing of its answer for so long has gone.
 STALL_S: Final = 60.0
-# Followers of logs at once.
-MAX_FOLLOWERS: Final = 64
 # Errors to HTTP statuses; any other LauncherError is a bad argument.
 _STATUS_OF: Final[dict[type[LauncherError], int]] = {NotFoundError: 404, RefusedError: 409, BusyError: 503}
-
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Operations(Protocol):
-    """What the daemon does for an operator."""
-
-    def status(self) -> Any:
-        """The whole state."""
-        ...
-
-    def act(self, slot: int, request: Request) -> None:
-        """Ask for a change. Returns at once; raises NotFoundError for an unknown slot, RefusedError."""
-        ...
-
-    async def reload(
-        self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
-    ) -> dict[str, Any]:
-        """Re-read the configuration and begin to go there. Raises LauncherError; nothing has changed then."""
-        ...
-
-    def reloading(self) -> dict[str, Any]:
-        """How far the last reload has come."""
-        ...
-
-    def events(self, count: int, after: int) -> list[dict[str, Any]]:
-        """The last events with a number above `after`, oldest first."""
-        ...
-
-    def plan(self) -> dict[str, Any]:
-        """The plan that is running, as `plan --json` prints it."""
-        ...
-
-    def config(self) -> dict[str, Any]:
-        """The configuration that is in force, secrets masked."""
-        ...
-
-    async def metrics(self) -> str:
-        """The metrics page. Raises LauncherError."""
-        ...
-
-    async def redactor(self) -> Redactor:
-        """What masks every secret that the daemon knows."""
-        ...
-
-    def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
-        """The last lines of a slot, oldest first. Raises LauncherError for an unknown slot."""
-        ...
-
-    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
-        """The last lines and then those that come, none lost between. Raises LauncherError for an unknown slot."""
-        ...
-
-    async def verify(self, slot: int) -> None:
-        """Look at a slot's placement now; the result is in `status`."""
-        ...
 
 
 class ControlServer:
@@ -113,10 +54,9 @@ class ControlServer:
         self._change_group = f"group '{group}' (control.group)" if group else "control.group"
         self._readers = group_id(read_group, "read_group")
         self._read_group = f"group '{read_group}' (control.read_group)"
-        self._followers = 0
         # Without one, the file has the daemon's own group, and its members may use it.
         self._allowed_group = os.getegid() if self._group is None else self._group
-        self._operations = operations
+        self._answers = Answers(operations)
         self._runner: web.AppRunner | None = None
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._listeners: list[asyncio.AbstractServer] = []
@@ -159,17 +99,13 @@ class ControlServer:
     def _application(self) -> web.Application:
         """Routes by the protocol's table."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
-        handlers: dict[str, _Handler] = {
-            "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
-            "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
-            "verify": self._verify, "act": self._act,
-        }  # fmt: skip
+        handlers = self._answers.handlers
         for endpoint in ENDPOINTS:
             route = app.router.add_route(endpoint.method, PREFIX + endpoint.path, handlers[endpoint.name])
             assert route.resource is not None  # noqa: S101  add_route makes one
             self._endpoints[endpoint.method, route.resource.canonical] = endpoint
         app.router.add_route(
-            "POST", PREFIX + "/slots/{slot}/{verb}", self._act
+            "POST", PREFIX + "/slots/{slot}/{verb}", self._answers.act
         )  # says that there is no such verb
         return app
 
@@ -226,7 +162,7 @@ class ControlServer:
                 self._path.unlink(missing_ok=True)
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the peer, bound the time, log changes, and turn errors into the wire's form."""
         peer = peer_of(request.transport)
         change = request.method not in {"GET", "HEAD"}
@@ -250,7 +186,7 @@ class ControlServer:
                 _audit(request, peer, response.status if response is not None else 500, why)
         return response
 
-    async def _answer(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self._check_options(request)
         if follows(request):
             return await handler(request)
@@ -258,10 +194,7 @@ class ControlServer:
             async with asyncio.timeout(REQUEST_S):
                 if request.can_read_body:
                     await request.read()  # nothing is read of it, but a body past the limit is refused
-                response = await handler(request)
-                if flag(request, REDACT.name) and isinstance(response, web.Response):
-                    await self._redact(response)
-                return response
+                return await self._answers.redacted(request, await handler(request))
         except TimeoutError:
             raise BusyError(
                 f"cannot answer {request.method} {request.path}: it took more than {REQUEST_S:.0f} s",
@@ -282,12 +215,6 @@ class ControlServer:
                     f"options are {', '.join(known)}" if known else "it takes no options",
                 )
 
-    async def _redact(self, response: web.Response) -> None:
-        redactor = await self._operations.redactor()
-        body = response.body
-        assert isinstance(body, bytes)  # noqa: S101  ours are
-        response.body = await asyncio.to_thread(_redacted, redactor, body, response.content_type)
-
     def _refusal(self, peer: Peer | None, *, change: bool) -> web.Response | None:
         if peer is not None and may_use(peer, os.geteuid(), self._allowed_group):
             return None
@@ -302,82 +229,6 @@ class ControlServer:
                 _ask(self._change_group),
             )
         return None
-
-    async def _status(self, _request: web.Request) -> web.Response:
-        return _json(self._operations.status())
-
-    async def _plan(self, _request: web.Request) -> web.Response:
-        return _json(self._operations.plan())
-
-    async def _config(self, _request: web.Request) -> web.Response:
-        return _json(self._operations.config())
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        page = await self._operations.metrics()
-        return web.Response(text=page, content_type="text/plain")
-
-    async def _events(self, request: web.Request) -> web.Response:
-        count, after = number(request, "tail", "100"), number(request, "after", "0", digits=12)
-        return _json({"events": self._operations.events(count, after)})
-
-    async def _reloading(self, _request: web.Request) -> web.Response:
-        return _json(self._operations.reloading())
-
-    async def _reload(self, request: web.Request) -> web.Response:
-        overrides = request.query.getall("set", [])
-        if len(overrides) > MAX_OVERRIDES:
-            raise LauncherError(f"cannot reload with {len(overrides)} overrides: too many", "use the file")
-        begun = await self._operations.reload(
-            overrides, dry_run=flag(request, "dry_run"), force=flag(request, "force")
-        )
-        return _json(begun)
-
-    async def _act(self, request: web.Request) -> web.Response:
-        slot = slot_of(request)
-        word = verb_of(request)
-        try:
-            verb = Verb(word)
-        except ValueError:
-            raise NotFoundError(
-                f"cannot '{word[:80]}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
-            ) from None
-        asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
-        self._operations.act(slot, asked)
-        await asyncio.sleep(0)  # the slot's owner takes the event before we report
-        return _json(self._slot_status(slot))
-
-    async def _verify(self, request: web.Request) -> web.Response:
-        slot = slot_of(request)
-        await self._operations.verify(slot)
-        return _json(self._slot_status(slot))
-
-    def _slot_status(self, slot: int) -> Any:
-        return next(status for status in self._operations.status().slots if status.slot == slot)
-
-    async def _logs(self, request: web.Request) -> web.StreamResponse:
-        slot = slot_of(request)
-        tail = number(request, "tail", "100")
-        if not follows(request):
-            return _json({"lines": self._operations.log_tail(slot, tail)})
-        if self._followers >= MAX_FOLLOWERS:
-            raise BusyError(f"cannot follow slot '{slot}': {self._followers} do", "end some of them")
-        feed = self._operations.log_follow(slot, tail)
-        self._followers += 1
-        try:
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            async for line in feed:
-                await response.write(msgspec.json.encode(line) + b"\n")
-        finally:
-            self._followers -= 1
-        return response
-
-
-def _redacted(redactor: Redactor, body: bytes, content_type: str) -> bytes:
-    """JSON stays JSON."""
-    if content_type != "application/json":
-        return redactor.text(body.decode()).encode()
-    return msgspec.json.encode(redactor.tree(msgspec.json.decode(body))) + b"\n"
 
 
 def _ask(group: str) -> str:
@@ -405,11 +256,5 @@ def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:
     )  # fmt: skip
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value) + b"\n", status=status, content_type="application/json"
-    )
-
-
 def _error(status: int, message: str, remedy: str) -> web.Response:
-    return _json({"error": {"message": message, "remedy": remedy}}, status)
+    return json_answer({"error": {"message": message, "remedy": remedy}}, status)

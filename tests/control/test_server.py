@@ -391,7 +391,7 @@ async def test_a_request_that_takes_too_long_is_answered(
 async def test_too_many_followers(
     http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.control.server.MAX_FOLLOWERS", 1)
+    monkeypatch.setattr("launcher.control.answers.MAX_FOLLOWERS", 1)
     async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response, asyncio.timeout(SOON_S):
         await response.content.readline()
         assert (await asked(http, "GET", "/v1/slots/0/logs?follow=1"))[0] == 503

@@ -1,0 +1,132 @@
+"""What each request of the protocol's table is answered: Operations asked, and its reply on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from launcher.control.arguments import deadline, flag, follows, number, slot_of, verb_of
+from launcher.control.messages import REDACT, Request, Verb
+from launcher.control.operations import Operations
+from launcher.errors import BusyError, LauncherError, NotFoundError
+from launcher.redaction import Redactor
+
+MAX_OVERRIDES: Final = 64
+# Followers of logs at once.
+MAX_FOLLOWERS: Final = 64
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Answers:
+    """A handler for each name in the protocol's table. They raise LauncherError; the server puts it into words."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._followers = 0
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By Endpoint.name."""
+        return {
+            "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
+            "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
+            "verify": self._verify, "act": self.act,
+        }  # fmt: skip
+
+    async def redacted(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """With secrets masked, where the request asks for it."""
+        if flag(request, REDACT.name) and isinstance(response, web.Response):
+            redactor = await self._operations.redactor()
+            body = response.body
+            assert isinstance(body, bytes)  # noqa: S101  ours are
+            response.body = await asyncio.to_thread(_redacted, redactor, body, response.content_type)
+        return response
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        return json_answer(self._operations.status())
+
+    async def _plan(self, _request: web.Request) -> web.Response:
+        return json_answer(self._operations.plan())
+
+    async def _config(self, _request: web.Request) -> web.Response:
+        return json_answer(self._operations.config())
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        page = await self._operations.metrics()
+        return web.Response(text=page, content_type="text/plain")
+
+    async def _events(self, request: web.Request) -> web.Response:
+        count, after = number(request, "tail", "100"), number(request, "after", "0", digits=12)
+        return json_answer({"events": self._operations.events(count, after)})
+
+    async def _reloading(self, _request: web.Request) -> web.Response:
+        return json_answer(self._operations.reloading())
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        overrides = request.query.getall("set", [])
+        if len(overrides) > MAX_OVERRIDES:
+            raise LauncherError(f"cannot reload with {len(overrides)} overrides: too many", "use the file")
+        begun = await self._operations.reload(
+            overrides, dry_run=flag(request, "dry_run"), force=flag(request, "force")
+        )
+        return json_answer(begun)
+
+    async def act(self, request: web.Request) -> web.Response:
+        """A verb on a slot."""
+        slot = slot_of(request)
+        word = verb_of(request)
+        try:
+            verb = Verb(word)
+        except ValueError:
+            raise NotFoundError(
+                f"cannot '{word[:80]}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
+            ) from None
+        asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
+        self._operations.act(slot, asked)
+        await asyncio.sleep(0)  # the slot's owner takes the event before we report
+        return json_answer(self._slot_status(slot))
+
+    async def _verify(self, request: web.Request) -> web.Response:
+        slot = slot_of(request)
+        await self._operations.verify(slot)
+        return json_answer(self._slot_status(slot))
+
+    def _slot_status(self, slot: int) -> Any:
+        return next(status for status in self._operations.status().slots if status.slot == slot)
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        slot = slot_of(request)
+        tail = number(request, "tail", "100")
+        if not follows(request):
+            return json_answer({"lines": self._operations.log_tail(slot, tail)})
+        if self._followers >= MAX_FOLLOWERS:
+            raise BusyError(f"cannot follow slot '{slot}': {self._followers} do", "end some of them")
+        feed = self._operations.log_follow(slot, tail)
+        self._followers += 1
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            async for line in feed:
+                await response.write(msgspec.json.encode(line) + b"\n")
+        finally:
+            self._followers -= 1
+        return response
+
+
+def _redacted(redactor: Redactor, body: bytes, content_type: str) -> bytes:
+    """JSON stays JSON."""
+    if content_type != "application/json":
+        return redactor.text(body.decode()).encode()
+    return msgspec.json.encode(redactor.tree(msgspec.json.decode(body))) + b"\n"
+
+
+def json_answer(value: Any, status: int = 200) -> web.Response:
+    """`value` as JSON."""
+    return web.Response(
+        body=msgspec.json.encode(value) + b"\n", status=status, content_type="application/json"
+    )
