@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from launcher.proxy.continuation import Continuation
-from launcher.proxy.transcript import EVENT_END, UNREADABLE, Pattern, Transcript, event_data
+from launcher.proxy.sse import EVENT_END
+from launcher.proxy.transcript import UNREADABLE, Pattern, Transcript, event_data
 
 
 class Diverged(Exception):  # noqa: N818 - it is a finding, not a fault
@@ -53,6 +54,8 @@ class ContinuationRewriter:
             event, start = payload[start : end.end()], end.end()
             piece = self._theirs.piece(event)
             out += self._rewrite(event) if piece is None else self._ours.prefix + piece + self._ours.suffix
+        if start < len(payload):
+            raise Diverged("cannot go on: an event that is larger than any should be")
         return bytes(out)
 
     def _rewrite(self, event: bytes) -> bytes:

@@ -15,7 +15,7 @@ import re
 
 HOLD_BYTES = 1 << 20
 
-_BOUNDARY = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
@@ -62,7 +62,7 @@ class EventTracker:
             return whole
         passed = bytearray()
         start = 0
-        for found in _BOUNDARY.finditer(whole):
+        for found in EVENT_END.finditer(whole):
             event = whole[start : found.end()]
             start = found.end()
             if self._keep(event):

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from launcher.proxy.sse import EVENT_END
+
 Quick = Callable[[bytes], bool]
 
 TEXT_BYTES = 256 * 1024
@@ -29,7 +31,6 @@ UNREADABLE = (
 )  # fmt: skip
 """What reading JSON of an unknown shape may raise."""
 
-EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _PIECE = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _TEXT_KEY = re.compile(rb'"(?:content|text)":"')
@@ -210,6 +211,8 @@ class Transcript:
                 self._keep(piece)
             else:
                 self._parse(event)
+        if start < len(payload):
+            self._give_up("a part of an event")
 
     def _parse(self, event: bytes) -> None:
         data = event_data(event)

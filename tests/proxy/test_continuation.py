@@ -455,6 +455,8 @@ class TestRewriter:
     def test_garbage_diverges(self) -> None:
         with pytest.raises(Diverged, match="no chunk"):
             ContinuationRewriter(Continuation(b"", 0), Transcript()).feed(b"data: {oh\n\n")
+        with pytest.raises(Diverged, match="larger"):
+            ContinuationRewriter(Continuation(b"", 0), Transcript()).feed(b"data: a part of an event")
 
     def test_a_role_with_text_keeps_its_text(self) -> None:
         rewriter = ContinuationRewriter(Continuation(b"", 0), after(ENGINE, ENGINE.request(), 1))

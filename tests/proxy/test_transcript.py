@@ -80,6 +80,16 @@ def test_an_odd_event_ends_the_transcript(payload: bytes, why: str) -> None:
     assert transcript.pieces() == []
 
 
+def test_a_part_of_an_event_ends_the_transcript() -> None:
+    """An event that was too large to be held back passes as it comes."""
+    assert fed(chunk({"content": "a"}), chunk({"content": "b" * 9})[:40]).odd == "a part of an event"
+
+
+def test_a_blank_line_may_end_otherwise_than_the_line_before_it() -> None:
+    transcript = fed(*(chunk({"content": word})[:-1] + b"\r\n" for word in "abc"))
+    assert transcript.pieces() == [b"a", b"b", b"c"]
+
+
 def test_nothing_of_a_delta_is_no_text() -> None:
     assert fed(chunk({}, finish_reason="stop")).pieces() == []
     assert fed(chunk({"content": "", "tool_calls": [], "reasoning": None})).pieces() == [b""]

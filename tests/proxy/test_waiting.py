@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from fakes import SOON_S
 from proxy.front_house import Build, House, until
+from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
 
@@ -61,6 +62,41 @@ async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
     async with house.client.get("/metrics") as answer:
         page = await answer.text()
     assert 'numa_launcher_queue_rejected_total{reason="requests"} 1.0' in page
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_begun_is_not_turned_away_by_a_full_queue(build: Build, stream: bool) -> None:
+    """The only instance dies with 8 requests on it while the queue is full: all of them are answered by its next life."""
+    house = await build(queue_max_requests=2)
+
+    said = PlainEngine(CHAT, ("Hello", " world"))
+
+    async def begins(call: Call) -> None:
+        if stream:
+            await call.start_stream()
+            await call.chunk(b"".join(said.answer(call.body)[:2]))
+        await call.until_left()
+
+    async def answers(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(b"".join(said.answer(call.body)))
+        await call.end_stream()
+
+    engine = await house.engine(0, begins)
+    messages = [{"role": "user", "content": QUESTION}]
+    asked = [
+        asyncio.create_task(ask(house, stream=stream, messages=messages, temperature=0)) for _ in range(10)
+    ]
+    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 2)
+    await asyncio.sleep(0.02)
+    await engine.die()
+    house.door.remove_upstream(0, 1, "killed by signal 9")
+    await until(lambda: house.door.stats()["waiting"] == 10 or house.sums()["in_flight"] < 10)
+    await house.engine(0, answers if stream else answer_chat, generation=2)
+    told = await asyncio.gather(*asked)
+    assert [status for status, _, _ in told] == [200] * 10
+    assert not stream or all(body.endswith(DONE) and body.count(b"Hello") == 1 for _, body, _ in told)
+    assert house.sums()["completed"] == 10
 
 
 async def test_a_wait_that_is_too_long_is_429(build: Build) -> None:

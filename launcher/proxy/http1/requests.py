@@ -28,7 +28,8 @@ _HEAD = re.compile(
 )
 # The lines that must be looked at; but for content-encoding none of them passes.
 _OURS = re.compile(
-    rb"\r\n(content-(?:length|encoding)|expect|host|origin|x-request-id|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
+    rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|host|origin|x-request-id|%s):[ \t]*+([^\r]*)"
+    % HOP_BY_HOP
 )
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
 # RFC 3986 3.2 without userinfo (RFC 9110 4.2.4) and without the comma, which some read as a list of hosts.
@@ -232,7 +233,8 @@ def upstream_head(
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
     What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
-    which is `length` now: the body goes on whole. `extra`: field lines of ours, each ended by CRLF.
+    which is `length` now: the body goes on whole. So does Accept-Encoding: a stream that a layer in front of
+    the engine compressed could be neither watched nor continued. `extra`: field lines of ours, each ended by CRLF.
     `method`: another than the client's (GET for HEAD). `authorization=False`: the client's key was for us.
     """
     cuts = head.cuts

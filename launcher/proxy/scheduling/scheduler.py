@@ -71,7 +71,7 @@ class Scheduler:
     def offer(self, ticket: Ticket, now: float) -> Upstream | None:
         """Bind it now and give its upstream, or let it wait (None). Raises FullError; not for one that comes again."""
         queue = self.queue
-        if ticket.number == 0:
+        if new := ticket.number == 0:
             self._number += 1
             ticket.number = self._number
         if not queue.count:
@@ -80,7 +80,7 @@ class Scheduler:
         if chosen is not None:
             self._bind(ticket, chosen, now)
             return chosen
-        if not ticket.tried and (refusal := queue.refusal(ticket.demand.body_bytes)):
+        if new and (refusal := queue.refusal(ticket.demand.body_bytes)):
             seat = self._any_seat(ticket, now)
             if seat is None:
                 raise FullError(refusal, self.retry_after_s(now))

@@ -125,7 +125,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
         made.offer(ticket(9.0), 9.0)
     assert full.value.retry_after_s == 10  # nothing has left yet: the oldest has waited so long
     again = ticket(0.0)
-    again.tried.add((7, 1))
+    again.number = 99
     assert made.offer(again, 0.0) is None  # one that was accepted before is not refused
 
 

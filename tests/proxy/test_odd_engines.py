@@ -1,0 +1,256 @@
+"""Engines that answer in ways HTTP and server-sent events allow, and vLLM seldom does."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import pytest
+from fakes import SOON_S
+from proxy.front_house import House, until
+from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.scripted_engine import DONE, Call, FakeEngine, answer_chat, event
+
+from launcher.address import TcpAddress
+
+ASKED = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class RawEngine(FakeEngine):
+    """What `serve` makes of a connection, over TCP or a UNIX socket."""
+
+    def __init__(self, path: Path, serve: Serve, *, tcp: bool = False) -> None:
+        super().__init__(path)
+        self._serve = serve  # type: ignore[method-assign]
+        self._tcp = tcp
+
+    async def __aenter__(self) -> Self:
+        if not self._tcp:
+            return await super().__aenter__()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = TcpAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])  # type: ignore[assignment]
+        return self
+
+
+async def raw_engine(house: House, serve: Serve, *, tcp: bool = False) -> None:
+    """Slot 0."""
+    engine = RawEngine(house.folder / "raw.sock", serve, tcp=tcp)
+    await house.stack.enter_async_context(engine)
+    house.door.add_upstream(0, 1, "m", engine.address, 8)
+
+
+def large(size: int) -> io.BytesIO:
+    """A request's body."""
+    return io.BytesIO(json.dumps({"model": "m", "messages": [], "pad": "x" * size}).encode())
+
+
+def text_of(stream: bytes) -> str:
+    """What a client reads, whichever line ends the events have."""
+    lines = stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    found = [json.loads(line[5:]) for line in lines if line.startswith(b"data:") and b"[DONE]" not in line]
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in found if c.get("choices"))
+
+
+async def test_interim_answers_are_skipped_wherever_they_are_cut(house: House) -> None:
+    body = b'{"ok": 1}'
+    answer = (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\nContent-Length: 5\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    ) + body
+    cuts = [1, 20, 25, 26, 60, 97, 98, 120, len(answer) - 12, len(answer) - 1]
+
+    async def script(call: Call) -> None:
+        cut = cuts.pop()
+        await call.raw(answer[:cut])
+        await asyncio.sleep(0.002)
+        await call.raw(answer[cut:])
+
+    await house.engine(0, script)
+    while cuts:
+        async with asyncio.timeout(SOON_S), house.chat() as got:
+            assert (got.status, await got.read()) == (200, body)
+    assert house.sums()["completed"] == 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_layer_before_an_engine_compresses_what_must_be_read(house: House, stream: bool) -> None:
+    async def script(call: Call) -> None:
+        if "gzip" not in (call.header("Accept-Encoding") or ""):
+            await answer_chat(call)
+            return
+        kind = "text/event-stream" if stream else "application/json"
+        data = gzip.compress(event("one") + event("two") + event("three") + DONE if stream else b"{}")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Encoding: gzip\r\nContent-Length: {len(data)}"
+        await call.raw(head.encode() + b"\r\n\r\n" + data)
+
+    engine = await house.engine(0, script)
+    async with asyncio.timeout(SOON_S), house.chat(stream=stream) as got:
+        body = await got.read()
+    assert got.status == 200
+    assert body.endswith(DONE) or not stream
+    assert house.sums()["completed"] == 1
+    assert "gzip" in got.request_info.headers["Accept-Encoding"]
+    assert engine.calls[0].header("Accept-Encoding") is None
+
+
+ENDS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r", "both": b"\n"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cut", [None, 3, 9])
+async def test_any_line_ends_and_comments(house: House, end: str, cut: int | None) -> None:
+    words = tuple(f" wörd{n}" for n in range(12))
+    engine = PlainEngine(CHAT, words, escaped=False)
+    cuts = [cut]
+
+    async def script(call: Call) -> None:
+        limit = cuts.pop() if cuts else None
+        await call.start_stream()
+        for number, told in enumerate(engine.answer(call.body)):
+            if number == limit:
+                await asyncio.sleep(0.01)
+                call.cut()
+                return
+            data = (b": a comment\nid: 7\n" + told).replace(b"\n", ENDS[end])
+            await call.chunk(data[:-1] + b"\r\n" if end == "both" else data)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    await house.engine(1, script)
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+        body = await got.read()
+    assert text_of(body) == "".join(words)
+    assert body.count(b"[DONE]") == 1
+    assert house.sums()["completed"] == 1
+
+
+async def test_data_of_several_lines(house: House) -> None:
+    words = tuple(f" w{n}" for n in range(12))
+    engine = PlainEngine(CHAT, words)
+    cuts = [8]
+
+    async def script(call: Call) -> None:
+        limit = cuts.pop() if cuts else None
+        await call.start_stream()
+        for number, told in enumerate(engine.answer(call.body)):
+            if number == limit:
+                await asyncio.sleep(0.01)
+                call.cut()
+                return
+            await call.chunk(told.replace(b',"choices"', b'\ndata: ,"choices"'))
+        await call.end_stream()
+
+    await house.engine(0, script)
+    await house.engine(1, script)
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+        body = await got.read()
+    joined = body.replace(b"\ndata: ,", b",")
+    assert text_of(joined) == "".join(words)
+
+
+@pytest.mark.parametrize("at", range(0, 14, 2))
+async def test_a_cut_within_a_character(house: House, at: int) -> None:
+    """The connection ends after some bytes of an emoji's: none of them reaches the client, all of it comes once."""
+    words = ("Hello", " a", " b", " c", " d", " e", " f", " g", " h", " 🙂🙃", " i", " \u00e9", " k", ".")
+    engine = PlainEngine(CHAT, words, escaped=False)
+    cuts = [True]
+
+    async def script(call: Call) -> None:
+        first = bool(cuts and cuts.pop())
+        await call.start_stream()
+        for told in engine.answer(call.body):
+            if first and "🙂".encode() in told:
+                place = told.index("🙂".encode()) - 3 + at
+                await call.raw(b"%x\r\n" % len(told) + told[:place])
+                await asyncio.sleep(0.01)
+                call.cut()
+                return
+            framed = b"%x\r\n" % len(told) + told + b"\r\n"
+            for start, stop in pairwise([0, len(framed) // 3, 2 * len(framed) // 3, len(framed)]):
+                await call.raw(framed[start:stop])
+                await asyncio.sleep(0)
+        await call.end_stream()
+
+    await house.engine(0, script)
+    await house.engine(1, script)
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+        body = await got.read()
+    body.decode()
+    assert text_of(body) == "".join(words)
+    assert body.endswith(DONE)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("size", [1 << 10, 3 << 20, 15 << 20])
+async def test_an_early_refusal_of_a_large_body_reaches_the_client(
+    house: House, size: int, tcp: bool
+) -> None:
+    """The engine answers 413 when it has read the head, and closes with most of the body unread."""
+    seen = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(
+            b"HTTP/1.1 413 Too Large\r\nContent-Type: application/json\r\nContent-Length: 15\r\nConnection: close\r\n\r\n"
+            b'{"error": "no"}'
+        )
+        await writer.drain()
+        writer.close()
+
+    await raw_engine(house, serve, tcp=tcp)
+    async with asyncio.timeout(SOON_S), house.client.post(CHAT, data=large(size)) as got:
+        body = await got.read()
+    assert (got.status, body) == (413, b'{"error": "no"}'), len(seen)
+    assert len(seen) == 1
+    assert house.sums()["completed"] == 1
+
+
+async def test_an_engine_that_dies_while_a_body_is_written(house: House) -> None:
+    """Another one gets the whole of it, byte for byte."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(100_000)
+        writer.transport.abort()
+
+    await raw_engine(house, serve)
+    other = await house.engine(1)
+    bodies = set()
+    for _ in range(4):
+        async with asyncio.timeout(SOON_S), house.client.post(CHAT, data=large(9 << 20)) as got:
+            assert got.status == 200
+        bodies.add(other.calls[-1].body)
+    assert len(bodies) == 1
+    assert len(bodies.pop()) > 9 << 20
+    assert house.sums()["completed"] == 4
+
+
+async def test_kept_connections_that_close_as_a_request_comes(house: House) -> None:
+    """As uvicorn does after its keep-alive time: the request goes on a new connection, the instance is not blamed."""
+    served = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(44)
+        served += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        await asyncio.sleep(0.001 * (served % 4))
+        writer.close()
+
+    await raw_engine(house, serve)
+    for _ in range(60):
+        async with asyncio.timeout(SOON_S), house.chat() as got:
+            assert (got.status, await got.read()) == (200, b"{}")
+    assert house.suspects == []
+    assert house.door.stats()["retried"] == 0
+    await until(lambda: house.sums()["completed"] == 60)
