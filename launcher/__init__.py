@@ -26,10 +26,13 @@ Rooms, and what each may import of ours (the table in tests/test_imports.py hold
     assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
     changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan
     drift        the machine that was planned for against the one that is: planning.plan, topology, cpuset
+    machine_watch  looks for drift now and then: drift, planning.plan, topology.model
     rollout      applies them: assembly, changes, instances
     reloader     one rollout at a time: assembly, changes, rollout, instances, config.schema
     verbs        what an operator asks -> events of a slot's owner: control.messages, instances
-    daemon       everything but cli; only cli.serve imports it
+    oncall       what a running daemon does for an operator: assembly, reloader, status, verbs, control.messages,
+                 config.shown, host, instances, proxy
+    daemon       builds and wires everything but cli, and ends it in order; only cli.serve imports it
     cli          control.client, columns; the offline verbs assembly, config, doctor, planning, topology; key proxy.keystore
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies

@@ -9,45 +9,34 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import launcher
 from launcher.assembly import Assembly
-from launcher.config.schema import Config, EngineKind
-from launcher.config.shown import secret_values, shown
-from launcher.control.messages import Request
+from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
-from launcher.drift import drift, look
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
-from launcher.errors import LauncherError, RefusedError
+from launcher.errors import LauncherError
 from launcher.host import activation, collector, notify
 from launcher.host.events import EventRing
 from launcher.instances.choose_spawner import choose_spawner
 from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.health import HttpProber
 from launcher.instances.held_file import HeldFile
-from launcher.instances.lifecycle import (
-    State,
-)
-from launcher.instances.logtail import LogLine
+from launcher.instances.lifecycle import State
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
 from launcher.instances.supervisor import Supervisor
+from launcher.machine_watch import MachineWatch
+from launcher.oncall import OnCall
 from launcher.planning.plan import Placement
 from launcher.proxy.app import FrontDoor
-from launcher.redaction import Redactor
-from launcher.reloader import Reloader, Reread, limits_of, pace_of, refuse_violations
-from launcher.status import Status, slot_status
-from launcher.verbs import check_request, event_of
+from launcher.reloader import Reread, limits_of, pace_of, refuse_violations
 
 log = logging.getLogger("launcher.daemon")
 
 # Beyond drain and stop, for SIGKILL to take effect on a large tree.
 STOP_SLACK_S: Final = 30.0
-
-# Between two looks at the machine: cpus, cpuset, memory. One costs milliseconds.
-MACHINE_INTERVAL_S: Final = 15.0
 
 # For an inherited instance to answer one completion; clients wait that long at most before they are told.
 TAKE_OVER_S: Final = 30.0
@@ -61,9 +50,7 @@ class Daemon:
 
     def __init__(self, assembly: Assembly, reread: Reread | None = None) -> None:
         config = assembly.config
-        self._assembly = assembly
         self.prober = HttpProber(assembly.engine.health_path, config.supervision.probe_timeout_s)
-        self._since = time.time()
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._stop_asked = asyncio.Event()
@@ -94,12 +81,15 @@ class Daemon:
             held=HeldFile(assembly.run_dir.with_suffix(".held")),
             caches=CompileCaches() if config.engine.kind is EngineKind.VLLM else None,
         )
-        self._reloader = Reloader(self.supervisor, self.prober, reread, self._on_reloaded)
-        self.control = ControlServer(
-            config.control.socket, config.control.group, self, read_group=config.control.read_group
-        )
         self.ring = EventRing()
-        self._drift: tuple[str, ...] = ()
+        self.machine = MachineWatch(lambda: (self.oncall.assembly.topology, self.oncall.assembly.plan))
+        self.oncall = OnCall(
+            assembly, self.supervisor, self.prober, self.door, self.ring, reread=reread,
+            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found,
+        )  # fmt: skip
+        self.control = ControlServer(
+            config.control.socket, config.control.group, self.oncall, read_group=config.control.read_group
+        )
 
     async def run(self) -> None:
         """Serve until a signal; then drain, stop every instance and return. Raises LauncherError."""
@@ -110,7 +100,7 @@ class Daemon:
             logging.getLogger("launcher").removeHandler(self.ring)
 
     async def _run(self) -> None:
-        for warning in self._assembly.warnings:
+        for warning in self.oncall.assembly.warnings:
             log.warning("%s", warning)
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)
@@ -121,7 +111,7 @@ class Daemon:
         try:
             if activation.HTTP not in ready:
                 await self._open(())
-            _pin_to(self._assembly.plan.reserved)
+            _pin_to(self.oncall.assembly.plan.reserved)
             collector.settle()
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
@@ -131,7 +121,7 @@ class Daemon:
 
     async def _open(self, ready: Sequence[socket.socket]) -> None:
         await self.door.start(ready)
-        log.info("endpoint %s, %d instances", self.door.endpoint, len(self._assembly.plan.slots))
+        log.info("endpoint %s, %d instances", self.door.endpoint, len(self.oncall.assembly.plan.slots))
 
     async def _open_when_taken_over(self, ready: Sequence[socket.socket]) -> None:
         """Clients wait in systemd's socket until instances that an earlier daemon left can serve them."""
@@ -146,12 +136,12 @@ class Daemon:
             owners = [
                 group.create_task(self.supervisor.run(), name="supervisor"),
                 group.create_task(self._report(), name="systemd"),
-                group.create_task(self._watch_machine(), name="machine"),
+                group.create_task(self.machine.run(), name="machine"),
             ]
             if ready:
                 owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
             await self._stop_asked.wait()
-            await self._reloader.end()
+            await self.oncall.end()
             await self._shut_down()
             for owner in owners:
                 owner.cancel()
@@ -159,7 +149,7 @@ class Daemon:
     async def _shut_down(self) -> None:
         """No new requests, those in flight to their end, then the instances; at once on a second signal."""
         notify.stopping()
-        supervision = self._assembly.config.supervision
+        supervision = self.oncall.assembly.config.supervision
         grace = supervision.drain_timeout_s
         notify.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
         log.info(
@@ -208,7 +198,7 @@ class Daemon:
 
     async def _reload_by_signal(self) -> None:
         try:
-            await self.reload(())
+            await self.oncall.reload(())
         except LauncherError as error:
             log.error("%s; %s", error.message, error.remedy)  # noqa: TRY400  no traceback for a person
 
@@ -225,19 +215,12 @@ class Daemon:
                     event.address,
                     event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
-                    adapters=lora_adapters(self._config_of(event.slot), event.model),
+                    adapters=lora_adapters(self.oncall.config_of(event.slot), event.model),
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)
             case InstanceGone():
                 self.door.remove_upstream(event.slot, event.generation, event.reason)
-
-    def _config_of(self, slot: int) -> Config:
-        """What a slot was started by: during a reload some slots have the next configuration already."""
-        target, keeper = self._reloader.target, self.supervisor.keepers.get(slot)
-        if target is not None and keeper is not None and keeper.engine is target.engine:
-            return target.config
-        return self._assembly.config
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)
@@ -265,7 +248,7 @@ class Daemon:
         interval = min(notify.watchdog_interval_s() or STATUS_INTERVAL_S, STATUS_INTERVAL_S)
         while True:
             text = self._summary()
-            if not announced and self._ready():
+            if not announced and self.oncall.ready:
                 announced = True
                 notify.ready(text)
             notify.status(text)
@@ -276,131 +259,11 @@ class Daemon:
                 log.error("no watchdog kick: %s stand still", ", ".join(sorted(self._watchdog.missing)))
             await asyncio.sleep(interval if announced else min(interval, 0.2))
 
-    async def _watch_machine(self) -> None:
-        """Say so when the machine is no longer the one that was planned for."""
-        while True:
-            await asyncio.sleep(MACHINE_INTERVAL_S)
-            assembly = self._assembly
-            try:
-                now = await asyncio.to_thread(look, assembly.topology)
-                found = drift(assembly.topology, now, assembly.plan)
-            except LauncherError as error:
-                found = (error.message,)
-            for line in found:
-                if line not in self._drift:
-                    log.warning("the machine has changed: %s", line, extra={"drift": line})
-            if self._drift and not found:
-                log.info("the machine is again the one that was planned for", extra={"drift": ""})
-            self._drift = found
-
-    def _ready(self) -> int:
-        return sum(keeper.seat.state is State.READY for keeper in self.supervisor.keepers.values())
-
     def _summary(self) -> str:
         states = [keeper.seat.state.value for keeper in self.supervisor.keepers.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in State if state.value in states)
         where = f" at {self.door.endpoints[0]}" if self.door.endpoints else ""
         return f"{counts}; {self.door.stats()['in_flight']} requests in flight{where}"
-
-    # --- control.operations.Operations ----------------------------------------------------------
-
-    def status(self) -> Status:
-        """The whole state."""
-        slots = tuple(
-            slot_status(
-                keeper,
-                self.door.in_flight(keeper.slot.id, keeper.seat.generation),
-                self._assembly.stack,
-                self.door.first_token(keeper.slot.id),
-            )
-            for keeper in self.supervisor.keepers.values()
-        )
-        stack = self._assembly.stack
-        return Status(
-            slots=slots,
-            ready=self._ready(),
-            endpoint=next(iter(self.door.endpoints), ""),
-            version=launcher.__version__,
-            pid=os.getpid(),
-            since=self._since,
-            binding=self._assembly.binding.policy.value,
-            stack={
-                "vllm": stack.vllm,
-                "torch": stack.torch,
-                "zentorch": stack.zentorch,
-                "tcmalloc": stack.tcmalloc,
-            },
-            requests=self.door.stats(),
-            warnings=(
-                *self._assembly.warnings,
-                *(f"the machine has changed: {line}" for line in self._drift),
-            ),
-        )
-
-    def act(self, slot: int, request: Request) -> None:
-        """Ask a slot's owner for a change. Raises NotFoundError for an unknown slot, RefusedError."""
-        verb = request.verb
-        if self._stop_asked.is_set():
-            raise RefusedError(
-                f"cannot {verb} slot '{slot}': the daemon is stopping", "start the daemon again"
-            )
-        self.supervisor.keeper(slot)  # there is one
-        check_request(slot, request, self.supervisor.keepers, self._assembly.config.supervision.min_ready)
-        self.supervisor.post(slot, event_of(request))
-
-    async def reload(
-        self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
-    ) -> dict[str, Any]:
-        """Re-read the configuration and go there. Raises LauncherError; nothing has changed then."""
-        if self._stop_asked.is_set():
-            raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
-        return await self._reloader.reload(self._assembly, overrides, dry_run=dry_run, force=force)
-
-    def reloading(self) -> dict[str, Any]:
-        """How far the last reload has come."""
-        return self._reloader.show()
-
-    def _on_reloaded(self, assembly: Assembly) -> None:
-        self._assembly = assembly
-        self.prober.timeout_s = assembly.config.supervision.probe_timeout_s
-
-    def events(self, count: int, after: int) -> list[dict[str, Any]]:
-        """The last events."""
-        return self.ring.last(count, after)
-
-    def plan(self) -> dict[str, Any]:
-        """The running plan."""
-        return self._assembly.to_json()
-
-    def config(self) -> dict[str, Any]:
-        """The configuration in force, secrets masked."""
-        return shown(self._assembly.config, Redactor())
-
-    async def metrics(self) -> str:
-        """The metrics page."""
-        return await self.door.metrics_page()
-
-    async def redactor(self) -> Redactor:
-        """What masks every secret that is known here."""
-        values, _ = await asyncio.to_thread(secret_values, self._assembly.config, os.environ)
-        return Redactor(values)
-
-    def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
-        """The last lines of a slot."""
-        return [_shown(line) for line in self.supervisor.keeper(slot).log.last(lines)]
-
-    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
-        """The last lines and then those that come."""
-        feed = self.supervisor.keeper(slot).log.follow(lines)
-        return (_shown(line) async for line in feed)
-
-    async def verify(self, slot: int) -> None:
-        """Look at a slot's placement now."""
-        await self.supervisor.keeper(slot).verify()
-
-
-def _shown(line: LogLine) -> dict[str, Any]:
-    return {"time": line.time, "generation": line.generation, "text": line.text}
 
 
 def _pin_to(reserved: Any) -> None:

@@ -37,9 +37,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reloader": {"assembly", "changes", "config.schema", "instances", "rollout", "cpuset", "errors"},
     "drift": {"cpuset", "planning.plan", "topology"},
     "rollout": {"assembly", "changes", "instances", "errors"},
+    "machine_watch": {"drift", "errors", "planning.plan", "topology.model"},
+    "oncall": {
+        "assembly", "reloader", "status", "verbs", "config.schema", "config.shown", "control.messages", "errors", "host",
+        "instances", "proxy", "redaction",
+    },
     "daemon": {
-        "assembly", "drift", "reloader", "status", "verbs", "config.schema", "config.shown", "control", "engines", "host",
-        "instances", "planning.plan", "proxy", "telemetry", *LEAVES,
+        "assembly", "machine_watch", "oncall", "reloader", "config.schema", "control", "engines", "host", "instances",
+        "planning.plan", "proxy", *LEAVES,
     },
     # Verbs talk through control.client, but for the offline ones and serve.
     "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns"},

@@ -1,0 +1,52 @@
+"""Looks at the machine now and then, and says when it is no longer the one that was planned for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from launcher.drift import drift, look
+from launcher.errors import LauncherError
+from launcher.planning.plan import Plan
+from launcher.topology.model import Topology
+
+log = logging.getLogger("launcher.daemon")
+
+# Between two looks: cpus, cpuset, memory. One costs milliseconds.
+MACHINE_INTERVAL_S: Final = 15.0
+
+
+class MachineWatch:
+    """`planned` is the machine and the plan that are in force; `look_at` reads the machine as it is."""
+
+    def __init__(
+        self,
+        planned: Callable[[], tuple[Topology, Plan]],
+        look_at: Callable[[Topology], Topology] = look,
+    ) -> None:
+        self._planned = planned
+        self._look_at = look_at
+        self.found: tuple[str, ...] = ()
+        """What is other than planned, one line each."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(MACHINE_INTERVAL_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once; each thing is said when it is new."""
+        topology, plan = self._planned()
+        try:
+            found = drift(topology, await asyncio.to_thread(self._look_at, topology), plan)
+        except LauncherError as error:
+            found = (error.message,)
+        for line in found:
+            if line not in self.found:
+                log.warning("the machine has changed: %s", line, extra={"drift": line})
+        if self.found and not found:
+            log.info("the machine is again the one that was planned for", extra={"drift": ""})
+        self.found = found
