@@ -40,7 +40,6 @@ class Ticket:
     bound: float = 0.0  # when
     first: float | None = None  # when its first token came
     uncached: float = 0.0  # prompt tokens believed to be computed anew where it is bound
-    ahead: float = 0.0  # seconds of prefill expected to its first token when it was bound
     work: float = 0.0  # prompt tokens that were to be computed there up to its first token
     work_s: float = 0.0  # seconds of prefill that it adds to the queue
     family: int | None = (
