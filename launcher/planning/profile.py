@@ -91,12 +91,6 @@ class ModelProfile:
         heads = self.num_kv_heads or 1
         return (KvLayers(LayerKind.FULL, 1, heads, -(-self.kv_bytes_per_token // heads)),)
 
-    def kv_bytes_per_token_and_rank(self, ranks: int) -> int | None:
-        """KV bytes of one token on one tensor-parallel rank: heads are split, never below one a rank."""
-        if self.kv_bytes_per_token is None:
-            return None
-        return sum(its.count * its.token_bytes(ranks) for its in self.kv_layers)
-
     def weights_bytes_per_rank(self, ranks: int) -> int:
         """Weights of one rank: matrices are split, norms and narrow projections are not."""
         total = self.weights_bytes or 0

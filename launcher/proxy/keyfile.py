@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
@@ -27,12 +26,10 @@ from launcher.errors import LauncherError
 ID_BYTES: Final = 5
 SECRET_BYTES: Final = 32
 SALT_BYTES: Final = 16
-KEY_LENGTH: Final = 64
 HASH_BYTES: Final = hashlib.sha256().digest_size
 
 _PREFIX: Final = "nl-"
 _ID_END: Final = len(_PREFIX) + 8
-_KEY: Final = re.compile(r"nl-[a-z2-7]{8}-[a-z2-7]{52}")
 
 Limit = Annotated[int, Meta(ge=1, le=10**12)]
 Hex = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2})+$")]
@@ -72,11 +69,6 @@ def compose_key(key_id: bytes, secret: bytes) -> str:
 
 def _base32(data: bytes) -> str:
     return base64.b32encode(data).decode().rstrip("=").lower()
-
-
-def is_key(text: str) -> bool:
-    """Whether it has the form of a key."""
-    return _KEY.fullmatch(text) is not None
 
 
 def id_of(key: str) -> str:

@@ -19,7 +19,6 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created", "_info", "_gsum", "_gcount")
-_GROWING_TYPES = frozenset({"counter", "histogram", "summary"})
 
 MAX_SERIES: Final = 50_000
 """Of one source; what comes beyond is left out, so that a page that invents labels can't eat the memory."""

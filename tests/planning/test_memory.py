@@ -184,5 +184,5 @@ def test_free_memory_below_the_plan_is_said() -> None:
 
 @pytest.mark.parametrize(("ranks", "per_rank"), [(1, 131_072), (2, 65_536), (8, 16_384), (16, 16_384)])
 def test_kv_heads_are_split_then_repeated(ranks: int, per_rank: int) -> None:
-    assert LLAMA_8B.kv_bytes_per_token_and_rank(ranks) == per_rank
-    assert UNKNOWN.kv_bytes_per_token_and_rank(ranks) is None
+    assert sum(its.count * its.token_bytes(ranks) for its in LLAMA_8B.kv_layers) == per_rank
+    assert UNKNOWN.kv_layers == ()

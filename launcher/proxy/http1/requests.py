@@ -69,11 +69,6 @@ class RequestHead(NamedTuple):
         """The field lines as they came, each ended by CRLF."""
         return self.lines[2:]
 
-    @property
-    def has_body(self) -> bool:
-        """Whether bytes of a body follow."""
-        return self.chunked or bool(self.length)
-
     def get(self, name: bytes) -> str | None:
         """The first value of a field, without the space around it; `name` in lower case."""
         return first_value(self.lines, self.lowered, name)

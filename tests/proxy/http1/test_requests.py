@@ -89,7 +89,7 @@ def test_heads_that_never_become_one(buffer: bytes, status: int) -> None:
 def test_what_an_sdk_sends() -> None:
     request = parse_request(SDK)
     assert (request.method, request.target, request.http_1_0) == ("POST", "/v1/chat/completions", False)
-    assert (request.length, request.chunked, request.has_body) == (12, False, True)
+    assert (request.length, request.chunked) == (12, False)
     assert request.keep_alive
     assert not request.expect_continue
     assert request.get(b"authorization") == "Bearer k"
