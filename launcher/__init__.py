@@ -12,7 +12,7 @@ The way of the data::
 Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
 
     cpuset, address, sizes, errors, columns, redaction   nothing
-    config       cpuset, sizes, errors, redaction; its schema nothing
+    config       cpuset, sizes, errors, redaction; its schema only its values
     topology     cpuset, sizes, errors, columns
     planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
     engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors

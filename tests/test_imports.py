@@ -20,7 +20,8 @@ OFFLINE = {
 MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "config": {"cpuset", "sizes", "errors", "redaction"},
-    "config.schema": set(),
+    "config.schema": {"config.values"},
+    "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "columns"},
     "planning": {"topology.model", "config.schema", "engines.base", "engines.arguments", *(LEAVES - {"address"})},
     "engines": {"planning.plan", "config.schema", "topology.model", *LEAVES},
@@ -61,7 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "changes", "cpuset", "sizes", "errors", "address", "columns", "redaction", "config.schema", "topology.model",
+    "changes", "cpuset", "sizes", "errors", "address", "columns", "redaction", "config.schema", "config.values",
+    "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify",
     "proxy.transcript", "proxy.continuation", "proxy.handover", "proxy.rewriter",
