@@ -12,7 +12,6 @@ from typing import Any, Final, assert_never
 from launcher.address import Address
 from launcher.engines.base import Engine, Launch
 from launcher.engines.phases import phase_of
-from launcher.engines.zentorch import zentorch_active
 from launcher.errors import LauncherError
 from launcher.host import placement
 from launcher.host.oom import SILENCE, OomWatch
@@ -37,6 +36,7 @@ from launcher.instances.lifecycle import (
 )
 from launcher.instances.logtail import LogLine, LogTail
 from launcher.instances.nobody import NoCaches, NoTraffic
+from launcher.instances.placement_watch import PlacementWatch
 from launcher.instances.ports import (
     Caches,
     Inherited,
@@ -49,7 +49,7 @@ from launcher.instances.ports import (
     Spawner,
     Traffic,
 )
-from launcher.instances.verify import NOTHING, Asked, Verification, verify
+from launcher.instances.verify import Verification
 from launcher.instances.watcher import Watcher
 from launcher.planning.plan import Slot
 
@@ -101,7 +101,6 @@ class SeatKeeper:
         self._prober = prober
         self._limits = limits
         self._pace = pace
-        self._strict_binding = strict_binding
         self._announce = announce
         self._traffic = traffic or NoTraffic()
         self._caches = caches or NoCaches()
@@ -110,8 +109,7 @@ class SeatKeeper:
         """How long the last start took until it was ready."""
         self._clock = clock
         self._draw = draw
-        self._observe = observe
-        self._look_around = look_around
+        self._placement = PlacementWatch(observe, look_around, bound=strict_binding)
         self._watch_memory = watch_memory
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -373,38 +371,8 @@ class SeatKeeper:
 
     async def verify(self) -> Verification | None:
         """Look where the instance's threads and pages are; the result stays in `life`."""
-        process, life = self.life.process, self.life
-        if process is None:
-            return None
-        facts = await asyncio.to_thread(self._observe, process.pid)
-        ours = {process_facts.pid for process_facts in facts}
-        others = [other for other in await asyncio.to_thread(self._look_around) if other.pid not in ours]
-        if life.process is not process:
-            return None  # it ended while we looked
-        life.pids |= ours
         texts = [line.text for line in self.log.last(self._pace.tail_lines, self.seat.generation)]
-        env = life.launch.env if life.launch is not None else {}
-        known = life.verification
-        life.verification = verify(
-            self.slot.placement,
-            facts,
-            bound=self._strict_binding,
-            # One that still loads has neither mapped nor bound everything yet.
-            asked=Asked.of(env, zentorch=zentorch_active(texts, "") is True) if life.served else NOTHING,
-            others=others,
-        )
-        life.zentorch = zentorch_active(texts, " ".join(life.verification.libraries))
-        said = () if known is None else (*known.problems, *known.foreign)
-        for problem in (*life.verification.problems, *life.verification.foreign):
-            if problem in said:
-                continue
-            log.warning(
-                "slot %d: placement differs from the plan: %s",
-                self.slot.id,
-                problem,
-                extra={"slot": self.slot.id},
-            )
-        return life.verification
+        return await self._placement.look(self.slot, self.life, texts)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
