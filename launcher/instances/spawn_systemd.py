@@ -29,8 +29,9 @@ from launcher.host.journal_reader import Follower, Line, history
 from launcher.host.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts, cannot_reach
 from launcher.instances.ports import Exit, Inherited
 from launcher.instances.spawn_direct import OURS_ALONE, PLANNED_PREFIXES
-from launcher.instances.state_file import Record, StateFile, digest, write_private
-from launcher.instances.unit import UNITS_OWN, USERS_OWN, Frame, mark, properties, secrets_text
+from launcher.instances.state_file import Record, digest
+from launcher.instances.state_folder import StateFolder
+from launcher.instances.unit import UNITS_OWN, USERS_OWN, Frame, mark, properties
 from launcher.instances.unit_facts import exit_of, fitting, last_words
 from launcher.planning.plan import Placement
 
@@ -109,8 +110,7 @@ class SystemdSpawner:
         }
         self._frame = frame
         self._group = group
-        self._state_dir = state
-        self._state = StateFile(state / "instances.json")
+        self._state = StateFolder(state)
         self._placement_of = placement_of
         self._systemd = Systemd()
         self._follower: Follower | None = None
@@ -129,7 +129,7 @@ class SystemdSpawner:
         except OSError as error:
             raise LauncherError(
                 f"cannot start slot {slot}: {error.strerror or error}",
-                f"check owner and space of '{self._state_dir}' and of the run folder",
+                f"check owner and space of '{self._state.path}' and of the run folder",
             ) from error
 
     async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
@@ -140,7 +140,7 @@ class SystemdSpawner:
         except BusError as error:
             raise cannot_reach(error) from error
         for slot in [slot for slot in self._state.records if self._frame.unit(slot) not in found]:
-            self._forget(slot)
+            self._state.forget(slot)
         return {slot: inherited for slot, inherited in looked if inherited is not None}
 
     async def goes_on(self) -> bool:
@@ -188,28 +188,24 @@ class SystemdSpawner:
         digested = digest(launch)
         env[MARK] = mark(slot, generation, digested)
         secret = secret_names(env) | launch.secrets
-        secrets_file = self._write_secrets(
-            slot, {name: env.pop(name) for name in sorted(secret & env.keys())}
-        )
+        secrets = {name: env.pop(name) for name in sorted(secret & env.keys())}
         record = _record(slot, generation, unit, digested, launch.address)
-        self._state.put(record)
+        self._state.remember(record)
         self._listen(unit, lambda line: on_line(line.text))
         try:
-            facts = await self._start(
-                unit,
-                properties(
-                    self._frame, slot, generation, command=command, argv=launch.argv, env=env,
-                    secrets_file=str(secrets_file) if secrets_file else None, placement=self._placement_of(slot),
-                ),
-            )  # fmt: skip
+            with self._state.secrets(slot, secrets) as secrets_file:
+                facts = await self._start(
+                    unit,
+                    properties(
+                        self._frame, slot, generation, command=command, argv=launch.argv, env=env,
+                        secrets_file=secrets_file, placement=self._placement_of(slot),
+                    ),
+                )  # fmt: skip
         except BaseException:
             self._unlisten(unit)
-            self._forget(slot)
+            self._state.forget(slot)
             raise
-        finally:
-            if secrets_file is not None:
-                secrets_file.unlink(missing_ok=True)  # systemd has read it
-        self._state.put(_complete(record, facts))
+        self._state.remember(_complete(record, facts))
         return self._process(slot, unit, facts, launch.address, on_line)
 
     async def _start(self, unit: str, wanted: list[tuple[str, str, Any]]) -> UnitFacts:
@@ -260,7 +256,7 @@ class SystemdSpawner:
         for line in last_words(facts):
             on_line(line)
         await self._systemd.forget(unit)
-        self._forget(slot)
+        self._state.forget(slot)
         if isinstance(address, UnixAddress):
             _remove(address.path)  # a killed instance leaves its socket
         return exit_of(facts)
@@ -293,13 +289,13 @@ class SystemdSpawner:
             await self._systemd.stop(unit)
             await self._systemd.until(unit, lambda now: now.over)
         await self._systemd.forget(unit)
-        self._forget(slot)
+        self._state.forget(slot)
         return slot, None
 
     async def _take_over(
         self, slot: int, unit: str, record: Record, facts: UnitFacts, launch: Launch
     ) -> Inherited:
-        self._state.put(_complete(record, facts))
+        self._state.remember(_complete(record, facts))
         heard: list[Line] = []
         hearing: list[Callable[[Line], None]] = [heard.append]
 
@@ -350,19 +346,6 @@ class SystemdSpawner:
                 os.chown(path.parent, -1, self._group)
                 path.parent.chmod(0o2770)
         path.unlink(missing_ok=True)
-
-    def _write_secrets(self, slot: int, secrets: Mapping[str, str]) -> Path | None:
-        if not secrets:
-            return None
-        path = self._state_dir / f"slot{slot}.env"
-        write_private(path, secrets_text(secrets))
-        return path
-
-    def _forget(self, slot: int) -> None:
-        try:
-            self._state.remove(slot)
-        except OSError as error:
-            log.warning("cannot write '%s': %s", self._state.path, error)
 
     async def _send(self, unit: str, number: signal.Signals, *, whole: bool) -> None:
         try:
