@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from host.bytecode import add_bytecode
 from host.image import ROOT
 from host.vm import LAYOUTS, run
 
@@ -38,7 +39,30 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True, timeout=600,
     )  # fmt: skip
     (found,) = folder.glob("*.whl")
+    add_bytecode(found)
     return found
+
+
+@pytest.fixture(scope="session")
+def night(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What guest/oncall.py did to a host and saw, with every request of the load."""
+    folder = tmp_path_factory.mktemp("oncall")
+    repo, tests = folder / "repo", ROOT / "tests"
+    for name in ("scripts", "systemd", "configs"):
+        shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(tests / "fake_engine.py", repo)
+    (folder / "instances").mkdir()
+    for name in ("conftest.py", "test_spawner_contract.py"):
+        shutil.copy(tests / "instances" / name, folder / "instances")
+    files = [wheel, tests / "fakes.py", tests / "conftest.py", ROOT / "pyproject.toml"]
+    files += [GUEST / name for name in ("notes.py", "load.py", "contract")]
+    done = run(LAYOUTS["nps2"], GUEST / "oncall.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    facts["load"] = [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
+    return facts
 
 
 @pytest.fixture(scope="module", params=["nps4", "cxl"])

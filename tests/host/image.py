@@ -117,6 +117,7 @@ def recipe_key() -> str:
         Path(__file__).read_text(),
         (HERE / "mkimage").read_text(),
         (HERE / "customize").read_text(),
+        (HERE / "bytecode.py").read_text(),
         suite(),
         *dependencies(),
         sys.version,
@@ -175,6 +176,7 @@ def _bootstrap(work: Path, log: int) -> None:
     (units / "multi-user.target.wants").mkdir()
     (units / "multi-user.target.wants/guest-run.service").symlink_to("../guest-run.service")
     shutil.move(work / "wheels", tree / "opt/wheelhouse")
+    shutil.copy(HERE / "bytecode.py", tree / "opt")
     _run(
         [
             "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}",

@@ -38,7 +38,7 @@ def test_a_guest_that_takes_too_long_is_ended_with_its_last_words(tmp_path: Path
 
 def test_shellcheck_is_content() -> None:
     assert shutil.which("shellcheck"), "scripts/test installs shellcheck"
-    scripts = [HERE / name for name in ("customize", "mkimage", "rootfs/opt/guest-run")]
+    scripts = [HERE / name for name in ("customize", "mkimage", "rootfs/opt/guest-run", "guest/contract")]
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
 

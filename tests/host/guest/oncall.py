@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from load import CLIENTS
 from notes import ask, facts, note, request, sh, status, until
 
 UNIT = "numa-launcher"
@@ -25,6 +27,9 @@ ENGINE = "/srv/fake_engine.py"
 TOKEN = "hf_thisIsAVeryPrivateToken"
 READY_S = 300.0
 MEMORY_MAX_MIB = 320
+LOAD = Path("load.jsonl")
+# When the last step ended, and the processes then.
+last: tuple[float, dict[str, Any]] = (0.0, {})
 JOURNAL_FIELDS = (
     "MESSAGE",
     "NUMA_LAUNCHER_SLOT",
@@ -44,13 +49,14 @@ reserve_cores = 0
 [engine]
 kind = "command"
 command = ["{PREFIX}/python", "{ENGINE}", "--uds", "{{uds}}", "--model", "{{name}}", "--allocate", "48", "--children", "1",
-  "--token-s", "0.3"]
+  "--token-s", "0.2"]
 hf_token_file = "/run/credentials/{UNIT}.service/secret_hf-token"
 [supervision]
-probe_timeout_s = 15
+probe_interval_s = 2
+probe_timeout_s = 4
 stop_timeout_s = 30
 drain_timeout_s = 120
-stall_timeout_s = 15
+stall_timeout_s = 10
 backoff_initial_s = 0.5
 [systemd]
 memory_max = "{MEMORY_MAX_MIB}MiB"
@@ -65,7 +71,13 @@ def write_config(text: str) -> None:
 
 
 def install() -> None:
-    """As docs say, without network; then the configuration, the token, and a short watchdog: emulation is slow enough."""
+    """As docs say, without network; then the configuration, the token, and a short watchdog: emulation is slow enough.
+
+    Beside it the contract of a Spawner is held against systemd: it needs another cpu than pip does.
+    """
+    contract = subprocess.Popen(
+        ["bash", "contract"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     wheels = Path("/root/wheels")
     wheels.mkdir()
     for wheel in [*Path("/opt/wheelhouse").glob("*.whl"), *Path().glob("*.whl")]:
@@ -79,21 +91,23 @@ def install() -> None:
     Path("/etc/numa-launcher/secrets/hf-token").write_text(TOKEN + "\n")
     drop_in = Path(f"/etc/systemd/system/{UNIT}.service.d")
     drop_in.mkdir()
-    (drop_in / "watchdog.conf").write_text("[Service]\nWatchdogSec=30\n")
+    (drop_in / "watchdog.conf").write_text("[Service]\nWatchdogSec=20\nTimeoutAbortSec=3\n")
     sh("systemctl", "daemon-reload")
     note("security", sh("systemd-analyze", "security", f"{UNIT}.service", "--no-pager", "--threshold=25"))
+    out, _ = contract.communicate(timeout=600)
+    note("contract", {"status": contract.returncode, "out": out})
 
 
 # --- what is looked at -------------------------------------------------------------------------------
 
 
-def pids() -> dict[str, int]:
-    """Main process of each instance's unit."""
-    return {str(slot): main_pid(f"{UNIT}-slot{slot}") for slot in SLOTS}
-
-
-def main_pid(unit: str) -> int:
-    return int(sh("systemctl", "show", "--property", "MainPID", "--value", unit)["out"] or 0)
+def processes() -> dict[str, Any]:
+    """Main process of the daemon, and of each instance's unit."""
+    units = [f"{UNIT}.service", *(f"{UNIT}-slot{slot}.service" for slot in SLOTS)]
+    told = sh("systemctl", "show", "--property=Id,MainPID", *units)["out"]
+    found = [dict(line.split("=", 1) for line in block.splitlines()) for block in told.strip().split("\n\n")]
+    pids = {one["Id"]: int(one["MainPID"]) for one in found}
+    return {"pids": {str(slot): pids[unit] for slot, unit in enumerate(units[1:])}, "daemon": pids[units[0]]}
 
 
 def all_ready() -> dict[str, Any] | None:
@@ -110,6 +124,8 @@ def strays() -> list[str]:
             unit = (proc / "cgroup").read_text().strip().rpartition("/")[2]
         except (OSError, NotADirectoryError):
             continue
+        if not words:
+            continue  # a thread of the kernel
         if ENGINE in words and not unit.startswith(f"{UNIT}-slot"):
             found.append(f"{proc.name} {words}in {unit}")
         if "numa-launcher serve" in words and unit != f"{UNIT}.service":
@@ -119,29 +135,38 @@ def strays() -> list[str]:
     return found
 
 
-def step(name: str, act: Callable[[], Any], *, within_s: float = READY_S) -> None:
-    """One thing that happens under load: what was before, what was done, when all was well again."""
-    before = {"pids": pids(), "daemon": main_pid(UNIT)}
-    started = time.time()
+def served(since: float) -> bool:
+    """Whether so many requests as there are clients have begun and gone well since."""
+    lines = LOAD.read_text().splitlines()[-50:]
+    done = [json.loads(line) for line in lines if line.endswith("}")]
+    return sum(one["ok"] and one["began"] >= since for one in done) >= CLIENTS
+
+
+def step(name: str, act: Callable[[], Any]) -> None:
+    """One thing that happens under load: what was before, what was done, when all was well again.
+
+    `act` does it and returns what it has seen of it, or, where there is more to wait for, a function that does.
+    One step ends where the next one begins.
+    """
+    global last  # noqa: PLW0603
+    began, before = last
     done = act()
     acted = time.time()
-    well = until(all_ready, within_s, 0.5)
+    if callable(done):
+        done = done()
+    well = until(all_ready, READY_S, 0.5)
     seen = time.time()
-    time.sleep(4)  # some requests more
+    until(lambda: served(seen), READY_S, 0.25)
+    after, ended = processes(), time.time()
+    last = ended, after
     note(name, {
-        "before": before, "done": done, "from": started, "acted": acted, "to": time.time(), "recovered_s": seen - acted,
-        "well": well is not None, "after": {"pids": pids(), "daemon": main_pid(UNIT)}, "strays": strays(),
+        "before": before, "done": done, "from": began, "acted": acted, "to": ended, "well": well is not None,
+        "after": after, "strays": strays(), "took": [round(seen - acted, 1), round(ended - seen, 1)],
     })  # fmt: skip
 
 
 def address(slot: int) -> str:
     return str(status()["slots"][slot]["address"]).removeprefix("unix:")
-
-
-def changed(what: Callable[[], Any]) -> Callable[[], bool]:
-    """Whether it is another than now."""
-    old = what()
-    return lambda: what() not in {old, 0}
 
 
 # --- the night ------------------------------------------------------------------------------------------
@@ -160,7 +185,7 @@ def start() -> None:
 
 def secrets() -> None:
     """Everywhere where anybody could read it, and where it has to be."""
-    environ = Path(f"/proc/{main_pid(f'{UNIT}-slot0')}/environ").read_bytes().decode().split("\0")
+    environ = Path(f"/proc/{processes()['pids']['0']}/environ").read_bytes().decode().split("\0")
     words = [
         path.read_bytes()
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -178,19 +203,22 @@ def secrets() -> None:
 
 def planned() -> None:
     for slot in SLOTS:
-        old = changed(lambda slot=slot: main_pid(f"{UNIT}-slot{slot}"))  # type: ignore[misc]
-
-        def restart(slot: int = slot, old: Callable[[], bool] = old) -> Any:
-            done = sh("numa-launcher", "restart", str(slot), timeout=READY_S)
-            until(old, READY_S)
-            return done
-
-        step(f"restart-{slot}", restart)
+        step(
+            f"restart-{slot}",
+            lambda slot=slot: sh("numa-launcher", "restart", str(slot), timeout=READY_S),  # type: ignore[misc]
+        )
+    began = time.time()
     step("systemctl-restart", lambda: sh("systemctl", "restart", UNIT, timeout=READY_S))
+    # What instances have printed before this daemon was there, with the time when they did.
+    old = sh("numa-launcher", "logs", "0", "--since", "1h", "--json")
+    lines = [json.loads(line) for line in old["out"].splitlines()]
+    ago = int(time.time() - began)
+    recent = sh("numa-launcher", "logs", "0", "--since", f"{ago}s")
+    note("logs", {"began": began, "old": old, "lines": lines, "recent": recent})
 
 
 def reload() -> None:
-    good = CONFIG.replace('"--token-s", "0.3"', '"--token-s", "0.25"')
+    good = CONFIG.replace('"--token-s", "0.2"', '"--token-s", "0.15"')
     bad = CONFIG.replace("[layout]", "[layuot]")
 
     def to(text: str) -> Callable[[], Any]:
@@ -205,38 +233,60 @@ def reload() -> None:
 
 
 def unplanned() -> None:
-    def kill_daemon() -> None:
-        new = changed(lambda: main_pid(UNIT))
-        os.kill(main_pid(UNIT), signal.SIGKILL)
-        until(new, READY_S, 0.2)
-
-    def hit(slot: int, blow: Callable[[int], Any]) -> Callable[[], Any]:
+    def hit_daemon(number: signal.Signals) -> Callable[[], Any]:
         def act() -> Any:
-            pid = main_pid(f"{UNIT}-slot{slot}")
-            blow(pid)
-            until(lambda: main_pid(f"{UNIT}-slot{slot}") not in {0, pid}, READY_S, 0.5)
-            until(all_ready, READY_S, 0.5)
-            return (
-                ask("numa-launcher", "why", str(slot), "--json")
-                if slot
-                else sh("numa-launcher", "why", str(slot))
-            )
+            old = last[1]["daemon"]
+            os.kill(old, number)
+            return lambda: until(lambda: processes()["daemon"] not in {0, old}, READY_S, 0.5)
 
         return act
 
-    def freeze_daemon() -> None:
-        new = changed(lambda: main_pid(UNIT))
-        os.kill(main_pid(UNIT), signal.SIGSTOP)
-        until(new, READY_S, 0.5)
+    def hit(slot: int, blow: Callable[[int], Any]) -> Callable[[], Any]:
+        def act() -> Any:
+            old = last[1]["pids"][str(slot)]
+            blow(old)
 
-    step("kill-daemon", kill_daemon)
+            def replaced() -> bool:
+                now = all_ready()
+                return now is not None and now["slots"][slot]["pid"] != old
+
+            def again() -> Any:
+                until(replaced, READY_S, 0.5)
+                # Once as a person reads it.
+                if slot == 0:
+                    return sh("numa-launcher", "why", "0")
+                return ask("numa-launcher", "why", str(slot), "--json")
+
+            return again
+
+        return act
+
+    step("kill-daemon", hit_daemon(signal.SIGKILL))
     step("kill-instance", hit(0, lambda pid: os.kill(pid, signal.SIGKILL)))
     step(
         "oom-instance",
         hit(1, lambda _: request(address(1), "POST", "/fault", {"kind": f"eat {2 * MEMORY_MAX_MIB}"})),
     )
     step("stop-instance", hit(2, lambda pid: os.kill(pid, signal.SIGSTOP)))
-    step("freeze-daemon", freeze_daemon)
+    step("freeze-daemon", hit_daemon(signal.SIGSTOP))
+
+
+def bundle() -> None:
+    """What goes into a bug report after such a night."""
+    file = Path("/root/bundle.tar.gz")
+    made = sh("numa-launcher", "bundle", "--lines", "20000", "-o", str(file))
+    parts = {}
+    if file.exists():
+        with tarfile.open(file) as tar:
+            for member in tar:
+                opened = tar.extractfile(member)
+                parts[member.name.partition("/")[2]] = opened.read() if opened is not None else b""
+    note("bundle", {
+        "made": made,
+        "parts": sorted(parts),
+        "journal": parts.get("journal.txt", b"").decode(),
+        "secret": [name for name, data in parts.items() if TOKEN.encode() in data],
+    })  # fmt: skip
 
 
 def offline() -> None:
@@ -252,7 +302,7 @@ def end() -> None:
     note("verify", ask("numa-launcher", "verify", "--json"))
     load.terminate()
     load.wait(60)
-    before = list(pids().values())
+    before = list(last[1]["pids"].values())
     note("stop", sh("systemctl", "stop", UNIT, timeout=READY_S))
     note("stopped", {
         "units": sh("systemctl", "list-units", "--plain", "--no-legend", "--state=active,failed,deactivating",
@@ -271,10 +321,11 @@ if __name__ == "__main__":
     install()
     start()
     secrets()
-    load = subprocess.Popen([sys.executable, "load.py", "127.0.0.1", "8000", "load.jsonl"])
+    load = subprocess.Popen([sys.executable, "load.py", "127.0.0.1", "8000", str(LOAD)])
     try:
-        time.sleep(5)
-        for act in (planned, reload, unplanned, offline, end):
+        until(lambda: LOAD.exists() and served(0), READY_S)
+        last = time.time(), processes()
+        for act in (planned, reload, unplanned, offline, bundle, end):
             act()
     finally:
         load.terminate()
