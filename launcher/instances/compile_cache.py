@@ -1,18 +1,26 @@
 """The slots' compile caches: one folder a slot; what one has compiled, the others of its kind start from a copy of.
 
-Instances that share one folder clobber each other (vllm#24601, #18851). The folders of a stack of versions lie below
-its name (engines.stack.Stack.fingerprint), so code compiled for one never meets another; each has a stamp, written when
-an engine has come up with it, that says what it was compiled for. Blocking: called in threads.
+Instances that share vLLM's own cache clobber each other (vllm#24601, #18851), so VLLM_CACHE_ROOT is never shared. The
+folders of a stack of versions lie below its name (engines.stack.Stack.fingerprint), so code compiled for one never meets
+another; each has a stamp, written when an engine has come up with it, that says what it was compiled for.
+
+Those of one kind that find nothing compiled compile together: TORCHINDUCTOR_CACHE_DIR is a link to a workshop until
+the engine has come up, then a copy of the workshop. Inductor locks each kernel while it is compiled and takes one that is
+there (torch/_inductor/codecache.py, _worker_compile_cpp, 2.13), as the ranks of one vLLM do: the first that needs it
+compiles it, the others wait for it. The lock of one that dies goes with it. Blocking: called in threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +34,23 @@ STAMP: Final = "stamp.json"
 # Folders of other stacks that no engine has come up with for so long are removed.
 FORGOTTEN_S: Final = 30 * 86400.0
 
-# vLLM's word for compiling nothing: nobody needs to wait for a copy of that.
+# vLLM's word for compiling nothing.
 EAGER: Final = "--enforce-eager"
+
+WORKSHOP: Final = "workshop"
+# In a workshop: somebody has met a broken file in it, and whoever starts from now on uses another one.
+DAMAGED: Final = "damaged"
 
 # What tells one slot's launch from its siblings', and has no part in what is compiled.
 _PLACE: Final = ("--physcpubind", "--membind", "--preferred", "--interleave", "--cpunodebind")
 _OWN: Final = frozenset(
-    {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CPU_OMP_THREADS_BIND", "LD_PRELOAD"}
+    {
+        "VLLM_CACHE_ROOT",
+        "VLLM_RPC_BASE_PATH",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "LD_PRELOAD",
+    }
 )
 
 
@@ -41,55 +59,61 @@ class CompileCaches:
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-
-    def warm(self, slot: int, launch: Launch) -> bool:  # noqa: ARG002
-        """Whether this start finds everything compiled: in its own folder, or in one of its kind's, or has nothing to."""
-        folder = _folder(launch)
-        if folder is None or EAGER in launch.argv:
-            return True
-        wanted = _kind(launch)
-        return _stamped(folder) == wanted or next(_siblings(folder, wanted), None) is not None
+        self._lock = threading.Lock()
+        """Links, and the workshops that they lead to, are changed by one thread at a time."""
 
     def prepare(self, slot: int, launch: Launch) -> None:
-        """Remove what was compiled for something else, and copy what a sibling has."""
+        """Remove what was compiled for something else; copy what a sibling has, or compile with those of its kind."""
         folder = _folder(launch)
         if folder is None:
             return
         wanted, found = _kind(launch), _stamped(folder)
         try:
-            self._forget_old_stacks(folder.parent)
-            if found is not None and found != wanted:
-                log.info(
-                    "slot %d: its compile cache is another model's or setting's: emptied",
-                    slot,
-                    extra={"slot": slot},
-                )
-                shutil.rmtree(folder, ignore_errors=True)
-            if found == wanted:
-                return
-            source = next(_siblings(folder, wanted), None)
-            if source is not None:
-                _copy(source, folder)
-                log.info("slot %d: compile cache copied from %s", slot, source.name, extra={"slot": slot})
+            with self._lock:
+                self._forget_old_stacks(folder.parent)
+                if found is not None and found != wanted:
+                    log.info(
+                        "slot %d: its compile cache is another model's or setting's: emptied",
+                        slot,
+                        extra={"slot": slot},
+                    )
+                    shutil.rmtree(folder, ignore_errors=True)
+                if found == wanted:
+                    return
+                source = next(_siblings(folder, wanted), None)
+                if source is not None:
+                    _copy(source, folder)
+                    log.info("slot %d: compile cache copied from %s", slot, source.name, extra={"slot": slot})
+                elif EAGER not in launch.argv:
+                    _join_workshop(_compiled(launch), wanted)
+                _sweep_workshops(_compiled(launch))
         except OSError as error:  # it compiles for itself then
             log.warning("slot %d: cannot copy a compile cache: %s", slot, error, extra={"slot": slot})
 
     def purge(self, slot: int, launch: Launch) -> None:
-        """Empty a slot's."""
+        """Empty a slot's. Those that compile where it did go on; nobody joins them."""
         folder = _folder(launch)
-        if folder is not None:
+        if folder is None:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            if _compiled(launch).is_symlink():
+                (_compiled(launch) / DAMAGED).touch()
             shutil.rmtree(folder, ignore_errors=True)
-            log.info("slot %d: compile cache emptied", slot, extra={"slot": slot})
+            _sweep_workshops(_compiled(launch))
+        log.info("slot %d: compile cache emptied", slot, extra={"slot": slot})
 
     def keep(self, slot: int, launch: Launch) -> None:
-        """An engine has come up with it: others may start from a copy."""
+        """An engine has come up with it: it becomes the slot's own, and others may start from a copy."""
         folder = _folder(launch)
         if folder is None or not folder.is_dir():
             return
         try:
-            fresh = folder / f".{STAMP}.{slot}"
-            fresh.write_text(json.dumps({"kind": _kind(launch), "time": self._wall()}), encoding="utf-8")
-            fresh.replace(folder / STAMP)
+            with self._lock:
+                _leave_workshop(_compiled(launch))
+                fresh = folder / f".{STAMP}.{slot}"
+                fresh.write_text(json.dumps({"kind": _kind(launch), "time": self._wall()}), encoding="utf-8")
+                fresh.replace(folder / STAMP)
+                _sweep_workshops(_compiled(launch))
         except OSError as error:
             log.warning("slot %d: cannot stamp its compile cache: %s", slot, error, extra={"slot": slot})
 
@@ -108,6 +132,11 @@ def _folder(launch: Launch) -> Path | None:
         return None
     folder = Path(compiled).parent
     return folder if folder.name.startswith("slot") else None
+
+
+def _compiled(launch: Launch) -> Path:
+    """Where Inductor compiles: a folder, or a link to a workshop."""
+    return Path(launch.env["TORCHINDUCTOR_CACHE_DIR"])
 
 
 def _kind(launch: Launch) -> str:
@@ -163,3 +192,56 @@ def _copy(source: Path, folder: Path) -> None:
         fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _join_workshop(compiled: Path, wanted: str) -> None:
+    """What earlier starts left there is used: compiling a large model again takes minutes."""
+    stack = compiled.parent.parent
+    shops = (stack / f"{WORKSHOP}-{wanted}-{number}" for number in itertools.count())
+    shop = next(shop for shop in shops if not (shop / DAMAGED).exists())
+    if compiled.is_symlink():
+        compiled.unlink()
+    shutil.rmtree(compiled, ignore_errors=True)
+    shop.mkdir(parents=True, exist_ok=True)
+    compiled.parent.mkdir(exist_ok=True)
+    compiled.symlink_to(Path("..", shop.name))
+
+
+def _leave_workshop(compiled: Path) -> None:
+    """With a copy of what is ready there."""
+    if not compiled.is_symlink():
+        return
+    fresh = compiled.with_name(f".{compiled.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        shutil.copytree(compiled.resolve(), fresh, symlinks=True, ignore=_unfinished)
+        compiled.unlink()
+        fresh.rename(compiled)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _sweep_workshops(compiled: Path) -> None:
+    """Remove those that no slot's link leads to any more."""
+    stack = compiled.parent.parent
+    used = {link.readlink().name for link in stack.glob(f"slot*/{compiled.name}") if link.is_symlink()}
+    for shop in stack.glob(f"{WORKSHOP}-*"):
+        if shop.name not in used:
+            shutil.rmtree(shop, ignore_errors=True)
+
+
+def _unfinished(folder: str, names: list[str]) -> set[str]:
+    """What is not worth copying: locks, and kernels that another one is compiling at this moment."""
+    found = set(shutil.ignore_patterns("*.lock", "*.tmp", DAMAGED)(folder, names))
+    locks = Path(folder).parent / "locks"
+    return found | {name for name in names if name.endswith(".so") and _held(locks / f"{name[:-3]}.lock")}
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process holds Inductor's lock (torch/utils/_filelock.py: flock)."""
+    with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -17,10 +17,6 @@ class NoCaches:
     def keep(self, slot: int, launch: Launch) -> None:
         """Nothing."""
 
-    def warm(self, slot: int, launch: Launch) -> bool:  # noqa: ARG002
-        """There is nothing to compile."""
-        return True
-
 
 class NoTraffic:
     """For a supervisor without a front door."""

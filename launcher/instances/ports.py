@@ -135,10 +135,6 @@ class Caches(Protocol):
         """A start with it has gone well: siblings may have a copy."""
         ...
 
-    def warm(self, slot: int, launch: Launch) -> bool:
-        """Whether a start would find everything compiled."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class InstanceReady:

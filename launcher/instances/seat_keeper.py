@@ -315,16 +315,12 @@ class SeatKeeper:
         self.post(ProcessExited(generation, cause, self._draw()))
 
     async def _keep_cache(self) -> None:
-        """Once what it compiles lies there: its siblings need not wait until it is ready."""
+        """Once what it compiles lies there."""
         life = self.life
         if life.launch is not None and not life.compiled:
             await asyncio.to_thread(self._caches.keep, self.slot.id, life.launch)
             life.compiled = True
             self._changed.set()
-
-    def has_warm_cache(self) -> bool:
-        """Whether its next start would find everything compiled. Blocking."""
-        return self._caches.warm(self.slot.id, self._engine.launch(self.slot, self.seat.generation + 1))
 
     def _last_words(self, generation: int) -> list[str]:
         return [line.text for line in self.log.last(DIAGNOSIS_LINES, generation)]

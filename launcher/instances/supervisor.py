@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from launcher.engines.base import Engine
-from launcher.errors import LauncherError, NotFoundError
+from launcher.errors import NotFoundError
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
 from launcher.instances.life import Pace
@@ -16,7 +16,6 @@ from launcher.instances.lifecycle import (
     Event,
     HoldRequested,
     KillRequested,
-    Seat,
     StartRequested,
     State,
     StopRequested,
@@ -151,28 +150,10 @@ class Supervisor:
             if self._ending:
                 return
             keepers = [self._keepers[slot] for slot in wave if slot not in self._held]
-            await self._start_wave(keepers)
+            for keeper in keepers:
+                keeper.post(StartRequested())
             for keeper in keepers:
                 await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
-
-    async def _start_wave(self, keepers: Sequence[SeatKeeper]) -> None:
-        """All at once, where nothing has to be compiled. Else the first of each model compiles, and the others
-        start from a copy of its cache: when it has compiled, or has failed to start."""
-        cold = [keeper for keeper in keepers if not await asyncio.to_thread(_is_warm, keeper)]
-        first = {keeper.slot.model.name: keeper for keeper in reversed(cold)}
-        waiting = [keeper for keeper in cold if keeper is not first[keeper.slot.model.name]]
-        for keeper in keepers:
-            if keeper not in waiting:
-                keeper.post(StartRequested())
-        async with asyncio.TaskGroup() as group:
-            for keeper in waiting:
-                after = self._start_after(first[keeper.slot.model.name], keeper)
-                group.create_task(after, name=f"slot {keeper.slot.id} waits for a compile cache")
-
-    async def _start_after(self, leader: SeatKeeper, keeper: SeatKeeper) -> None:
-        await leader.until(partial(_has_compiled, leader))
-        if not self._ending and keeper.seat.generation == 0:
-            keeper.post(StartRequested())
 
     def post(self, slot: int, event: Event) -> None:
         """Hand an event to a slot's owner. Raises LauncherError for an unknown slot."""
@@ -210,17 +191,6 @@ class Supervisor:
             keeper.post(event)
         for keeper in self._keepers.values():
             await keeper.until_stopped()
-
-
-def _is_warm(keeper: SeatKeeper) -> bool:
-    try:
-        return keeper.has_warm_cache()
-    except LauncherError:  # its own start will say so
-        return True
-
-
-def _has_compiled(keeper: SeatKeeper, seat: Seat) -> bool:
-    return keeper.life.compiled or (seat.generation > 0 and seat.state is not State.STARTING)
 
 
 async def _until_settled(keeper: SeatKeeper) -> State:

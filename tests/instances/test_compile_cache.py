@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from launcher.address import UnixAddress
 from launcher.engines.base import Launch
-from launcher.instances.compile_cache import FORGOTTEN_S, STAMP, CompileCaches
+from launcher.instances.compile_cache import FORGOTTEN_S, STAMP, WORKSHOP, CompileCaches
 
 
 def launch(root: Path, slot: int, *more: str, stack: str = "vllm1", cpus: str = "0-3") -> Launch:
@@ -26,40 +27,125 @@ def launch(root: Path, slot: int, *more: str, stack: str = "vllm1", cpus: str = 
     return Launch(argv=argv, env=env, secrets=frozenset(), address=UnixAddress("/x"))
 
 
-def compile_into(of: Launch, text: str = "code") -> Path:
-    file = Path(of.env["TORCHINDUCTOR_CACHE_DIR"]) / "aa" / "x.so"
-    file.parent.mkdir(parents=True)
+def folder_of(launch: Launch) -> Path:
+    return Path(launch.env["TORCHINDUCTOR_CACHE_DIR"])
+
+
+def compile_into(of: Launch, text: str = "code", name: str = "x") -> Path:
+    file = folder_of(of) / "aa" / f"{name}.so"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
 
 
+def kernels(of: Launch) -> dict[str, str]:
+    return {file.stem: file.read_text() for file in folder_of(of).glob("aa/*.so")}
+
+
+def workshops(root: Path) -> list[Path]:
+    return sorted((root / "vllm1").glob(f"{WORKSHOP}-*"))
+
+
 def test_the_second_starts_from_a_copy_of_the_first(tmp_path: Path) -> None:
     caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1, cpus="4-7")
-    assert not caches.warm(0, first)
     caches.prepare(0, first)
     compile_into(first)
-    assert not caches.warm(1, second), "an engine has not come up with it yet"
     caches.keep(0, first)
-    assert caches.warm(0, first)
-    assert caches.warm(1, second)
     caches.prepare(1, second)
-    assert (Path(second.env["TORCHINDUCTOR_CACHE_DIR"]) / "aa" / "x.so").read_text() == "code"
+    assert kernels(second) == {"x": "code"}
     assert sorted(path.name for path in (tmp_path / "vllm1").iterdir()) == ["slot0", "slot1"]
+    compile_into(second, "another")
+    assert kernels(first) == {"x": "code"}
 
 
-@pytest.mark.parametrize("other", [{"cpus": "4-6"}, {"stack": "vllm2"}])
-def test_another_number_of_threads_or_another_stack_compiles_for_itself(
+def test_those_that_start_with_nothing_compile_together_and_keep_a_copy_each(tmp_path: Path) -> None:
+    caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1, cpus="4-7")
+    caches.prepare(0, first)
+    caches.prepare(1, second)
+    compile_into(first, "by the first", "a")
+    compile_into(second, "by the second", "b")
+    both = {"a": "by the first", "b": "by the second"}
+    assert kernels(first) == kernels(second) == both
+    assert first.env["VLLM_CACHE_ROOT"] != second.env["VLLM_CACHE_ROOT"]
+    caches.keep(0, first)
+    caches.keep(0, first)
+    compile_into(second, "later", "c")
+    assert kernels(first) == both, "it has left"
+    assert len(workshops(tmp_path)) == 1, "the second still compiles"
+    caches.keep(1, second)
+    assert workshops(tmp_path) == []
+    assert kernels(second) == both | {"c": "later"}
+    compile_into(second, "own", "d")
+    assert kernels(first) == both
+
+
+@pytest.mark.parametrize("other", [{"cpus": "4-6"}, {"stack": "vllm2"}, {"more": ("--max-num-seqs", "8")}])
+def test_another_number_of_threads_stack_or_setting_compiles_for_itself(
     tmp_path: Path, other: dict[str, str]
 ) -> None:
-    caches, first = CompileCaches(), launch(tmp_path, 0)
+    more = other.pop("more", ())
+    caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1, *more, **other)
+    caches.prepare(0, first)
     compile_into(first)
+    caches.prepare(1, second)
+    assert kernels(second) == {}
     caches.keep(0, first)
-    assert not caches.warm(1, launch(tmp_path, 1, **other))
-    assert not caches.warm(1, launch(tmp_path, 1, "--max-num-seqs", "8"))
+    caches.prepare(2, third := launch(tmp_path, 2, *more, **other))
+    assert kernels(third) == {}
 
 
-def test_who_compiles_nothing_waits_for_nobody(tmp_path: Path) -> None:
-    assert CompileCaches().warm(1, launch(tmp_path, 1, "--enforce-eager"))
+def test_who_compiles_nothing_gets_no_workshop(tmp_path: Path) -> None:
+    CompileCaches().prepare(1, launch(tmp_path, 1, "--enforce-eager"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_dies_while_it_compiles_holds_nobody_up_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1)
+    caches.prepare(0, first)
+    caches.prepare(1, second)
+    compile_into(first)
+    CompileCaches().prepare(0, first)  # after a crash, of the daemon too
+    assert kernels(first) == {"x": "code"}
+    caches.keep(1, second)
+    caches.prepare(0, first)
+    assert kernels(first) == {"x": "code"}
+    assert not folder_of(first).is_symlink(), "there is one to copy now"
+    assert workshops(tmp_path) == []
+
+
+def test_a_broken_file_in_a_workshop_is_met_by_nobody_who_starts_later(tmp_path: Path) -> None:
+    caches = CompileCaches()
+    first, second, third = (launch(tmp_path, slot) for slot in range(3))
+    caches.prepare(0, first)
+    caches.prepare(1, second)
+    compile_into(first, "half a")
+    caches.purge(0, first)
+    assert kernels(second) == {"x": "half a"}, "who compiles there goes on"
+    for slot, other in ((0, first), (2, third)):
+        caches.prepare(slot, other)
+        assert kernels(other) == {}
+    compile_into(third, "whole")
+    assert kernels(first) == {"x": "whole"}
+    caches.purge(1, second)
+    assert len(workshops(tmp_path)) == 1
+
+
+def test_a_kernel_that_another_one_compiles_at_this_moment_is_not_copied(tmp_path: Path) -> None:
+    caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1)
+    caches.prepare(0, first)
+    caches.prepare(1, second)
+    compile_into(first, name="ready")
+    compile_into(second, "ha", name="half")
+    locks = folder_of(second) / "locks"
+    locks.mkdir()
+    for name in ("ready", "half"):
+        (locks / f"{name}.lock").touch()
+    with (locks / "half.lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        caches.keep(0, first)
+    assert kernels(first) == {"ready": "code"}
+    caches.keep(1, second)
+    assert kernels(second) == {"ready": "code", "half": "ha"}
 
 
 def test_what_was_compiled_for_something_else_is_emptied(tmp_path: Path) -> None:
@@ -97,16 +183,16 @@ def test_old_stacks_are_forgotten(tmp_path: Path) -> None:
 def test_a_damaged_stamp_is_none(tmp_path: Path) -> None:
     caches, first = CompileCaches(), launch(tmp_path, 0)
     compile_into(first)
-    for text in ("", "[]", json.dumps({"time": 1})):
+    for slot, text in enumerate(("", "[]", json.dumps({"time": 1})), start=1):
         (tmp_path / "vllm1" / "slot0" / STAMP).write_text(text)
-        assert not caches.warm(0, first)
+        caches.prepare(slot, other := launch(tmp_path, slot))
+        assert kernels(other) == {}
 
 
 def test_an_engine_with_no_cache_of_ours(tmp_path: Path) -> None:
     caches = CompileCaches()
     for env in ({}, {"VLLM_CACHE_ROOT": f"{tmp_path}/a/v", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/b/i"}):
         plain = Launch(argv=("x",), env=env, secrets=frozenset(), address=UnixAddress("/x"))
-        assert caches.warm(0, plain)
         caches.prepare(0, plain)
         caches.keep(0, plain)
         caches.purge(0, plain)

@@ -476,31 +476,29 @@ async def test_a_stop_during_the_first_wave_starts_no_second() -> None:
         await task
 
 
-async def test_where_something_must_be_compiled_the_first_one_does_it_for_all() -> None:
+async def test_all_start_at_once_and_what_is_compiled_is_kept_before_they_are_ready() -> None:
     troupe = Troupe(pace=QUICK)
-    troupe.caches.compiled = False
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
-    await until(lambda: troupe.prober.asked > 3)
-    assert [process.slot for process in troupe.spawner.started] == [0]
-    troupe.spawner.started[0].say("init engine (profile, create kv cache, warmup model) took 9 s")
     await until(lambda: len(troupe.spawner.started) == 3)
+    assert troupe.caches.asked == ["prepare 0", "prepare 1", "prepare 2"]
+    troupe.spawner.started[0].say("init engine (profile, create kv cache, warmup model) took 9 s")
+    await until(lambda: "keep 0" in troupe.caches.asked)
     assert troupe.supervisor.keepers[0].seat.state is State.STARTING, "it has compiled, and is not ready yet"
-    assert troupe.caches.asked[:2] == ["prepare 0", "keep 0"]
     await troupe.supervisor.stop()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_first_one_that_fails_holds_nobody_up() -> None:
+async def test_one_that_fails_to_start_holds_nobody_up() -> None:
     troupe = Troupe(pace=QUICK)
-    troupe.caches.compiled = False
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
-    await until(lambda: len(troupe.spawner.started) == 1)
+    await until(lambda: len(troupe.spawner.started) == 3)
     troupe.spawner.started[0].end(code=1)
-    await until(lambda: {process.slot for process in troupe.spawner.started} == {0, 1, 2})
+    troupe.prober.health = True
+    await until(lambda: troupe.states == {State.READY})
     await troupe.supervisor.kill()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
