@@ -47,6 +47,8 @@ class Launch:
     address: Address
     container: Container | None = None
     """Set where `argv` starts a container, and does not exec into the engine."""
+    scratch: str | None = None
+    """A folder for sockets of the engine's own, made and emptied before each start."""
 
     @property
     def own_env(self) -> Mapping[str, str]:

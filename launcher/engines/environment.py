@@ -17,10 +17,10 @@ def secret_names(env: Mapping[str, str]) -> frozenset[str]:
 def shell_lines(launch: Launch, token_file: str | None = None) -> str:
     """The environment and command of one instance, as a person could paste them into a shell.
 
-    HF_TOKEN is read from `token_file` by the shell; other secrets are expected in the shell's own
-    environment. Values of secrets never appear.
+    Its folder for sockets is made first. HF_TOKEN is read from `token_file` by the shell; other secrets are expected in
+    the shell's own environment. Values of secrets never appear.
     """
-    words: list[str] = []
+    words = [] if launch.scratch is None else [f"mkdir -p {shlex.quote(launch.scratch)} &&"]
     for name, value in launch.own_env.items():
         if name not in launch.secrets:
             words.append(f"{name}={shlex.quote(value)}")

@@ -23,6 +23,11 @@ MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
 # Whole GiB only; wins over --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 
+# Where its processes have their sockets, each named by a uuid (vllm/utils/network_utils.py); /tmp unless it is told.
+RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
+# sun_path of unix(7), less its closing zero, a slash and a uuid.
+RPC_PATH_BYTES: Final = 107 - 1 - 36
+
 # Share of supervision.stop_timeout_s that vLLM may spend on requests it still has after SIGTERM:
 # the rest is for its processes to end before SIGKILL.
 SHUTDOWN_SHARE: Final = 0.5
@@ -56,13 +61,20 @@ class VllmEngine:
         """What to start for the given life of a slot. Pure: creates no files."""
         # A path of its own for each life: vLLM dies with EADDRINUSE where a stale socket lies.
         address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
-        env = self._environment(slot) | dict(self.user_env)
+        scratch = self._scratch(slot)
+        env = self._environment(slot) | ({RPC_PATH: scratch} if scratch else {}) | dict(self.user_env)
         argv = (
             *self.binding.prefix(slot.placement),
             *self._serve(slot.model),
             *self._arguments(slot, address),
         )
-        return Launch(argv=argv, env=env, secrets=secret_names(env), address=address)
+        return Launch(argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch)
+
+    def _scratch(self, slot: Slot) -> str | None:
+        """A killed vLLM leaves its sockets; None where their names would be too long, or the operator has a place."""
+        folder = f"{self.socket_dir}/slot{slot.id}"
+        fits = len(folder.encode()) <= RPC_PATH_BYTES
+        return folder if fits and RPC_PATH not in self.user_env else None
 
     def _serve(self, model: Model) -> tuple[str, ...]:
         path = self.local_models.get(model.path, model.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -142,6 +143,8 @@ class DirectSpawner:
             containers.make_folders(launch.container)
         if isinstance(launch.address, UnixAddress):
             _make_way(Path(launch.address.path))
+        if launch.scratch is not None:
+            _empty(Path(launch.scratch))
         with contextlib.ExitStack() as undo:
             control, report = _Pipe(), _Pipe()
             undo.callback(control.close)
@@ -224,6 +227,8 @@ class _Life:
             await asyncio.gather(output, return_exceptions=True)
         if isinstance(self.launch.address, UnixAddress):
             _remove(Path(self.launch.address.path))  # a killed instance leaves its socket
+        if self.launch.scratch is not None:
+            shutil.rmtree(self.launch.scratch, ignore_errors=True)
         ended, said = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
         if said is not None:
             on_line(said)
@@ -234,6 +239,11 @@ def _make_way(path: Path) -> None:
     """The folder of an instance's socket, and no socket in it: an old one makes vLLM die with EADDRINUSE."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     path.unlink(missing_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
 
 
 def _remove(path: Path) -> None:

@@ -185,6 +185,9 @@ class SystemdSpawner:
             return self._stillborn(unit)
         if isinstance(launch.address, UnixAddress):
             self._make_way(Path(launch.address.path))
+        if launch.scratch is not None:
+            shutil.rmtree(launch.scratch, ignore_errors=True)
+            self._open_folder(Path(launch.scratch))
         digested = digest(launch)
         env[MARK] = mark(slot, generation, digested)
         secret = secret_names(env) | launch.secrets
@@ -340,12 +343,16 @@ class SystemdSpawner:
 
     def _make_way(self, path: Path) -> None:
         """The folder of an instance's socket, where its user may make one, and no socket in it."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o770)
+        self._open_folder(path.parent)
+        path.unlink(missing_ok=True)
+
+    def _open_folder(self, folder: Path) -> None:
+        """Open to the user that instances run as."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o770)
         if self._group is not None:
             with contextlib.suppress(PermissionError):  # not ours: whoever made it has set it up
-                os.chown(path.parent, -1, self._group)
-                path.parent.chmod(0o2770)
-        path.unlink(missing_ok=True)
+                os.chown(folder, -1, self._group)
+                folder.chmod(0o2770)
 
     async def _send(self, unit: str, number: signal.Signals, *, whole: bool) -> None:
         try:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from launcher.address import UnixAddress
 from launcher.engines.base import Launch
 from launcher.engines.environment import secret_names, shell_lines
+
+
+def test_printed_lines_make_the_folder_that_the_engine_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "run of mine" / "slot0"
+    launch = Launch(("test", "-d", str(folder)), {}, frozenset(), UnixAddress("/x"), scratch=str(folder))
+    subprocess.run(["sh", "-c", shell_lines(launch)], check=True)
 
 
 def test_which_names_are_secret() -> None:

@@ -49,6 +49,7 @@ def test_one_epyc_9755_socket_starts_as_amd_published_it(make_slot: MakeSlot) ->
         "TORCHINDUCTOR_FREEZING": "1",
         "VLLM_USE_AOT_COMPILE": "0",
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "VLLM_RPC_BASE_PATH": "/run/nl/slot0",
         "VLLM_ENGINE_READY_TIMEOUT_S": "1800",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -61,6 +62,17 @@ def test_one_epyc_9755_socket_starts_as_amd_published_it(make_slot: MakeSlot) ->
 def test_each_life_of_a_slot_has_its_own_socket(make_slot: MakeSlot) -> None:
     lives = [engine().launch(make_slot(id=3), generation).address for generation in (1, 2)]
     assert lives == [UnixAddress("/run/nl/slot3-1.sock"), UnixAddress("/run/nl/slot3-2.sock")]
+
+
+def test_its_own_sockets_are_in_a_folder_of_the_slot_where_their_names_are_short_enough(
+    make_slot: MakeSlot,
+) -> None:
+    long = "/" + "r" * 64
+    for socket_dir, folder in (("/run/nl", "/run/nl/slot0"), (long[:64], f"{long[:64]}/slot0"), (long, None)):
+        launch = engine(socket_dir=socket_dir).launch(make_slot(), 1)
+        assert launch.scratch == launch.env.get("VLLM_RPC_BASE_PATH") == folder
+    launch = engine(user_env={"VLLM_RPC_BASE_PATH": "/mine"}).launch(make_slot(), 1)
+    assert (launch.scratch, launch.env["VLLM_RPC_BASE_PATH"]) == (None, "/mine")
 
 
 def test_documented_options_become_flags(make_slot: MakeSlot) -> None:

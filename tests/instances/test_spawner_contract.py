@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -239,6 +240,16 @@ async def test_old_sockets_make_way_and_go_with_their_instance(start: Start, tmp
     assert await ended(process) == Exit(0, None)
     assert path.parent.is_dir()
     assert not path.exists()
+
+
+async def test_an_engines_own_sockets_are_gone_when_it_starts_again(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "slot0"
+    folder.mkdir(parents=True)
+    (folder / "left by one that was killed").touch()
+    script = f'test -z "$(ls -A {folder})" && touch {folder}/own'
+    for _ in range(2):
+        process = await start(replace(launch("sh", "-c", script), scratch=str(folder)), Lines())
+        assert await ended(process) == Exit(0, None)
 
 
 async def test_what_an_instance_inherits(start: Start) -> None:

@@ -17,7 +17,7 @@ from launcher.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"
 AMD = ("--strategy", "interleaved", "--instances-per-socket", "2", "--reserve-cores", "0")
-HOST_FOLDERS = {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"}
+HOST_FOLDERS = {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "VLLM_RPC_BASE_PATH"}
 
 
 def plan(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
