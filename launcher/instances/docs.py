@@ -80,10 +80,10 @@ each step: an instance that is on its way is waited for.
 Slots of a node that is short of free memory start one after the other; all others at once. A slot that has compiled
 before finds its own compile cache; one whose sibling has, starts from a copy of that. Those of one model that find nothing
 compile together: Inductor's folder is one for all until they have come up, and whoever needs a kernel first compiles it,
-under Inductor's own lock, while the others wait for that kernel and no longer. Each then keeps a copy. One that dies takes its
-locks with it and holds nobody up; where it leaves half a file (`compile-cache-corrupt`), nobody starts from that folder again.
-vLLM's own cache is never shared. Each cache is stamped with what it was compiled for: the versions of vLLM, torch
-and ZenTorch, the engine's arguments, its environment, and the number of threads. What does not fit is emptied.
+under Inductor's own lock, while the others wait for that kernel and no longer. Each then keeps a copy. One that dies takes
+its locks with it and holds nobody up; where it leaves half a file (`compile-cache-corrupt`), nobody starts from that folder
+again. vLLM's own cache is never shared. Each cache is stamped with what it was compiled for: the versions of vLLM, torch and
+ZenTorch, the engine's arguments, its environment, and the number of threads. What does not fit is emptied.
 
 ## Reload
 
