@@ -81,7 +81,7 @@ class Daemon:
             held=HeldFile(assembly.run_dir.with_suffix(".held")),
             caches=CompileCaches() if config.engine.kind is EngineKind.VLLM else None,
         )
-        self.ring = EventRing()
+        self.ring = EventRing(began=int(time.time() * 1000))
         self.machine = MachineWatch(lambda: (self.oncall.assembly.topology, self.oncall.assembly.plan))
         self.oncall = OnCall(
             assembly, self.supervisor, self.prober, self.door, self.ring, reread=reread,

@@ -58,6 +58,8 @@ class FakeOperations:
     lines: list[str] = field(default_factory=lambda: ["one", "two", "three"])
     more: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     following: int = 0
+    printed_at: float = 0.0
+    """Of every line."""
 
     def status(self) -> Status:
         if self.after and self.asked:
@@ -128,9 +130,8 @@ class FakeOperations:
         finally:
             self.following -= 1
 
-    @staticmethod
-    def _line(text: str) -> dict[str, Any]:
-        return {"time": 0.0, "generation": 1, "text": text}
+    def _line(self, text: str) -> dict[str, Any]:
+        return {"time": self.printed_at, "generation": 1, "text": text}
 
     async def verify(self, slot: int) -> None:
         self._known(slot)

@@ -212,7 +212,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s c -l config 
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s n -l lines -x -d 'last N events (default 50)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -l slot -xka "(numa-launcher status --slots 2>/dev/null)" -d 'of this slot only'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -l audit -d 'only what somebody asked for'
-complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s f -l follow -d 'go on with new ones until Ctrl-C'
+complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s f -l follow -d 'go on with new ones, also of the next daemon, until Ctrl-C'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -l json -d 'one JSON object per line'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a logs -d 'Print the last lines of a slot'"'"'s instance.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s h -l help -d 'show this help message and exit'
@@ -220,7 +220,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l socket -xka "(
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take the socket'"'"'s path from this configuration'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s n -l lines -x -d 'last N lines (default 100, with --since all)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l since -x -d 'only what is not older than 90s, 10m, 2h or 1d'
-complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s f -l follow -d 'go on with new lines until Ctrl-C'
+complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s f -l follow -d 'go on with new lines, also of the next daemon, until Ctrl-C'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l json -d 'one JSON object per line'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a verify -d 'Look where a slot'"'"'s threads and pages really are.'

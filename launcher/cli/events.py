@@ -8,8 +8,10 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
+from launcher.cli.follow import over_restarts
 
-POLL_S: Final = 0.5
+# All that the daemon keeps.
+_ALL: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--slot", type=options.slot_number, metavar="SLOT", help="of this slot only")
     parser.add_argument("--audit", action="store_true", help="only what somebody asked for")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with new ones until Ctrl-C")
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on with new ones, also of the next daemon, until Ctrl-C",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -28,15 +35,16 @@ def run(args: argparse.Namespace) -> int:
     """Print them, oldest first."""
     client = options.client_of(args)
     after, count = 0, args.lines
-    while True:
-        for event in client.get(f"/events?tail={count}&after={after}")["events"]:
-            after = event["number"]
-            if _wanted(event, args):
-                print(json.dumps(event) if args.json else to_text(event), flush=args.follow)
-        if not args.follow:
-            return 0
-        count = 1000
-        time.sleep(POLL_S)
+
+    def ask() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = client.get(f"/events?tail={count}&after={after}")["events"]
+        return found
+
+    for event in over_restarts(ask) if args.follow else ask():
+        after, count = event["number"], _ALL
+        if _wanted(event, args):
+            print(json.dumps(event) if args.json else to_text(event), flush=args.follow)
+    return 0
 
 
 def _wanted(event: dict[str, Any], args: argparse.Namespace) -> bool:

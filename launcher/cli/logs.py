@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from launcher.cli import options
+from launcher.cli.follow import over_restarts
+
+if TYPE_CHECKING:
+    from launcher.control.client import ControlClient
 
 _LAST: Final = 100
 # The most that the daemon takes; it keeps [logging] tail_lines.
@@ -24,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", type=options.since, metavar="AGO", help="only what is not older than 90s, 10m, 2h or 1d"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C")
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on with new lines, also of the next daemon, until Ctrl-C",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -33,13 +43,25 @@ def run(args: argparse.Namespace) -> int:
     client = options.client_of(args)
     count = args.lines if args.lines is not None else _ALL if args.since is not None else _LAST
     after = 0.0 if args.since is None else time.time() - args.since
-    path = f"/slots/{args.slot}/logs?tail={count}"
-    lines = client.lines(path + "&follow=1") if args.follow else client.get(path)["lines"]
-    for line in lines:
-        if line["time"] < after:
-            continue
-        print(json.dumps(line) if args.json else _text(line), flush=args.follow)
+    path = f"/slots/{args.slot}/logs?tail="
+    for line in _followed(client, path, count) if args.follow else client.get(f"{path}{count}")["lines"]:
+        if line["time"] >= after:
+            print(json.dumps(line) if args.json else _text(line), flush=args.follow)
     return 0
+
+
+def _followed(client: ControlClient, path: str, count: int) -> Iterator[dict[str, Any]]:
+    """Also what the next daemons have; each shows again what was printed before it, as far as it is kept."""
+    seen: float | None = None
+
+    def ask() -> Iterator[dict[str, Any]]:
+        before = seen
+        lines = client.lines(f"{path}{count if before is None else _ALL}&follow=1")
+        return (line for line in lines if before is None or line["time"] > before)
+
+    for line in over_restarts(ask):
+        seen = line["time"]
+        yield line
 
 
 def _text(line: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ class Answers:
         return web.Response(text=page, content_type="text/plain")
 
     async def _events(self, request: web.Request) -> web.Response:
-        count, after = number(request, "tail", "100"), number(request, "after", "0", digits=12)
+        count, after = number(request, "tail", "100"), number(request, "after", "0", digits=15)
         return json_answer({"events": self._operations.events(count, after)})
 
     async def _reloading(self, _request: web.Request) -> web.Response:

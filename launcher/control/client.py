@@ -16,6 +16,10 @@ from launcher.errors import LauncherError
 TIMEOUT_S: Final = 30.0
 
 
+class UnreachableError(LauncherError):
+    """Nobody answers, or not any more: a daemon may be there again soon."""
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float | None) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -34,7 +38,7 @@ class ControlClient:
         self._path = path
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """One reply. Raises LauncherError."""
+        """One reply. Raises LauncherError; UnreachableError when nobody answers."""
         return self._call("GET", path, timeout_s)
 
     def text(self, path: str, timeout_s: float = TIMEOUT_S) -> str:
@@ -46,13 +50,18 @@ class ControlClient:
         return self._call("POST", path, timeout_s)
 
     def lines(self, path: str) -> Iterator[dict[str, Any]]:
-        """Objects of a reply that goes on until one side closes it."""
-        connection, response = self._request("GET", path, timeout=None)
+        """Objects of a reply that goes on until one side closes it. Raises LauncherError, at once or, where
+        the daemon breaks off, later."""
+        return self._objects(*self._request("GET", path, timeout=None))
+
+    def _objects(
+        self, connection: _UnixConnection, response: http.client.HTTPResponse
+    ) -> Iterator[dict[str, Any]]:
         try:
             for line in response:
                 yield json.loads(line)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise LauncherError(
+            raise UnreachableError(
                 f"cannot read on from '{self._path}': {str(error) or type(error).__name__}",
                 "the daemon has ended: look at its log",
             ) from None
@@ -89,9 +98,17 @@ class ControlClient:
             response = connection.getresponse()
         except FileNotFoundError:
             connection.close()
-            raise LauncherError(
+            raise UnreachableError(
                 f"cannot reach numa-launcher on '{self._path}': no such socket",
-                "start it (`numa-launcher serve -c FILE`), or name its socket with --socket or -c FILE",
+                "start it (`systemctl start numa-launcher`, or `numa-launcher serve -c FILE`), or name its socket "
+                "with --socket or -c FILE",
+            ) from None
+        except ConnectionRefusedError:
+            connection.close()
+            raise UnreachableError(
+                f"cannot reach numa-launcher on '{self._path}': Connection refused: a daemon was there, and is no more",
+                "read its last words (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
+                "or `numa-launcher serve -c FILE`)",
             ) from None
         except PermissionError:
             connection.close()
@@ -101,14 +118,14 @@ class ControlClient:
             ) from None
         except TimeoutError:
             connection.close()
-            raise LauncherError(
+            raise UnreachableError(
                 f"cannot reach numa-launcher on '{self._path}': no answer within {timeout:.0f} s",
                 "it hangs, or the machine does: look at its log, and at `top` or `ps`",
             ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise LauncherError(
+            raise UnreachableError(
                 f"cannot reach numa-launcher on '{self._path}': {why}",
                 "check that the daemon runs and that you may use its socket (group of the file)",
             ) from None

@@ -130,7 +130,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "events", "GET", "/events", "the last events: what was done, and what was asked for by whom",
         "`events`, oldest first: `number`, `time` (seconds since the epoch), `level`, `logger`, `message`, `fields`",
-        "events", (_TAIL, Option("after", "0", "only those with a higher number"), REDACT), ("tail=3",),
+        "events",
+        (_TAIL, Option("after", "0", "only those with a higher number; the next daemon's are higher too"), REDACT),
+        ("tail=3",),
     ),
     Endpoint(
         "metrics", "GET", "/metrics", "the metrics page of the endpoint, also where that needs an API key or TLS",

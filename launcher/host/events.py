@@ -14,12 +14,13 @@ _LEFT_OUT: Final = ("launcher.output", "launcher.access")
 
 
 class EventRing(logging.Handler):
-    """A ring of the last events, oldest first."""
+    """A ring of the last events, oldest first. `began`: milliseconds since the epoch, so that numbers go on rising with
+    the next daemon, and whoever has seen some is not shown them again."""
 
-    def __init__(self, kept: int = EVENTS_KEPT) -> None:
+    def __init__(self, kept: int = EVENTS_KEPT, *, began: int = 0) -> None:
         super().__init__(logging.INFO)
         self._events: deque[dict[str, Any]] = deque(maxlen=kept)
-        self._count = 0
+        self._count = began
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one record. Never raises."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
+from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import SUMMARY, Request, Verb
 from launcher.errors import LauncherError
 
@@ -317,8 +319,76 @@ def test_logs_follow(daemon: Backstage) -> None:
         daemon.say("four")
         assert logs.stdout.readline().endswith("| four\n")
         daemon.close()
+        daemon.operations.printed_at = 1.0
+        with Backstage(daemon.path, daemon.operations) as following:
+            # What the next daemon has of before is not shown again, but that its clock says that it is new.
+            assert [logs.stdout.readline().split(" | ")[1] for _ in range(3)] == ["one\n", "two\n", "three\n"]
+            following.say("five")
+            assert logs.stdout.readline().endswith("| five\n")
+        logs.send_signal(signal.SIGINT)
         assert logs.stdout.read() == ""
-    assert logs.returncode == 0
+    assert logs.returncode == 130
+
+
+def test_lines_that_were_shown_are_not_shown_again_after_a_restart(
+    daemon: Backstage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    answers = iter([
+        [{"time": 1.0, "text": "a"}, {"time": 2.0, "text": "b"}],
+        UnreachableError("cannot reach it", "wait"),
+        [{"time": 1.0, "text": "a"}, {"time": 2.0, "text": "b"}, {"time": 3.0, "text": "c"}],
+    ])  # fmt: skip
+
+    def lines(_client: ControlClient, path: str) -> list[dict[str, Any]]:
+        asked.append(path)
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return [line | {"generation": 1} for line in answer]
+
+    asked: list[str] = []
+    monkeypatch.setattr("launcher.cli.follow.time.sleep", nap)
+    monkeypatch.setattr(ControlClient, "lines", lines)
+    assert main(["logs", "0", "-f", "-n", "5"]) == 130
+    out, err = capsys.readouterr()
+    assert [line.split(" | ")[1] for line in out.splitlines()] == ["a", "b", "c"]
+    assert err.splitlines()[0] == "cannot reach it; waiting for the next daemon"
+    assert asked == ["/slots/0/logs?tail=5&follow=1", *["/slots/0/logs?tail=100000&follow=1"] * 2]
+
+
+def test_events_go_on_with_the_next_daemon(
+    daemon: Backstage,
+    operations: FakeOperations,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            daemon.close()
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.cli.follow.time.sleep", nap)
+    assert main(["events", "-f", "-n", "1"]) == 130
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert err.count("waiting for the next daemon") == 1, "said once"
+
+
+def test_following_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["logs", "0", "-f"], ["events", "-f"]):
+        assert main([*words, "--socket", str(tmp_path / "none")]) == 2
+        assert "no such socket" in capsys.readouterr().err
 
 
 def test_verify(daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_operations import Backstage, FakeOperations
 
-from launcher.control.client import ControlClient
+from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import Verb
 from launcher.errors import LauncherError
 
@@ -62,8 +62,9 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert "--socket" in caught.value.remedy
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead"))
-    with pytest.raises(LauncherError, match="Connection refused"):
+    with pytest.raises(UnreachableError, match="Connection refused: a daemon was there") as caught:
         ControlClient(str(tmp_path / "dead")).get("/status")
+    assert "journalctl -u numa-launcher" in caught.value.remedy
     with pytest.raises(LauncherError, match="too long"):
         ControlClient(str(tmp_path / ("x" * 200))).get("/status")
 
