@@ -219,7 +219,7 @@ class Rollout:
             self._say_aside(keeper)
             return
         if seat.state is not State.READY:
-            cause = seat.last_cause
+            cause = None if seat.last_cause is None else seat.last_cause.of_slot(slot)
             why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {seat.state}"
             raise CheckError(
                 f"cannot reload: slot {slot} did not come up: {why}",

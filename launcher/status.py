@@ -166,7 +166,7 @@ def slot_status(
         address=str(life.address) if life.address is not None else None,
         responsive=life.responsive,
         next_start=deadline if seat.state is State.BACKOFF else None,
-        last_cause=seat.last_cause,
+        last_cause=None if seat.last_cause is None else seat.last_cause.of_slot(slot.id),
         verified=life.verification,
         zentorch=Zentorch(found=stack.zentorch, active=life.zentorch),
         last_cause_at=seat.cause_at + offset if seat.last_cause is not None else None,

@@ -8,7 +8,7 @@ a restart speak of the configuration: they hold only for a life that never serve
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -32,6 +32,10 @@ class Cause:
     retry: Retry
     evidence: tuple[str, ...] = ()
     """The lines that say so: of its log, of the kernel, or what was measured."""
+
+    def of_slot(self, slot: int) -> Cause:
+        """With a remedy that can be typed as it stands."""
+        return replace(self, remedy=self.remedy.replace(" SLOT", f" {slot}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ RULES: Final[tuple[Rule, ...]] = (
         rf"(?:{_DIED}-(?:6|7|8|11)\b|Fatal Python error: (?:Segmentation fault|Bus error|Aborted|Floating)"
         r"|!!!!!!! Segfault encountered !!!!!!!)",
         "the engine crashed in native code",
-        "read the stack above it in `numa-launcher logs SLOT`; a bus error in a container: give it more /dev/shm",
+        "read the stack: `numa-launcher logs SLOT` or `coredumpctl info`; a bus error in a container: more /dev/shm",
         Retry.BACKOFF,
     ),
     _rule(

@@ -22,6 +22,7 @@ _EVIDENCE: Final = 3
 UNIT_OOM: Final = "numa-launcher: systemd ended the unit: Result=oom-kill"
 # Signals that people and service managers send; what an engine does to itself are SIGABRT, SIGSEGV, SIGBUS, SIGILL.
 _SENT: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
+_NATIVE: Final = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
 # vLLM's and uvicorn's words when SIGTERM or SIGINT asked them to end; the process then exits with 0.
 _FAREWELL: Final = (
     "Shutting down",
@@ -48,7 +49,8 @@ def diagnose(
     1. A kill by the kernel for lack of memory is the kernel's word, and outweighs the log.
     2. The first rule with a line in the log.
     3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
-       memory where the node was short of it or the kernel's log can't be read, else by somebody.
+       memory where the node was short of it or the kernel's log can't be read, else by somebody. By a signal that
+       a fault raises: a crash in native code.
     """
     cause = _of_kernel(ended, tail, kernel) or _of_log(str(ended), tail, served=served)
     return cause or _of_signal(ended, tail, kernel, served=served)
@@ -94,6 +96,8 @@ def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelWord, *, served: 
     if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail):
         evidence = (*(said or last), *map(_memory, kernel.nodes if killed else ()))
         return rule("killed-by-operator").cause(str(ended), evidence)
+    if ended.signal in _NATIVE:
+        return rule("native-crash").cause(str(ended), last)
     how = f"ended by {ended}" if ended.signal is not None else f"ended by itself with {ended}"
     return replace(rule("unknown").cause("", last), message=how)
 

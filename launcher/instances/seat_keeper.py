@@ -205,7 +205,7 @@ class SeatKeeper:
         cause = seat.last_cause
         if seat.last_cause is not before.last_cause and cause is not None:
             log.error(
-                "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.remedy,
+                "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.of_slot(self.slot.id).remedy,
                 extra={**fields, "cause": cause.name},
             )  # fmt: skip
         if seat.state is State.BACKOFF and seat.deadline is not None:

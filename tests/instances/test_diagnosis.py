@@ -237,7 +237,10 @@ def test_only_the_last_three_lines_are_evidence() -> None:
         (Exit(0, None), "unknown", "ended by itself with exit code 0"),
         (Exit(3, None), "unknown", "ended by itself with exit code 3"),
         (Exit(None, 9), "killed-by-operator", "somebody sent it a signal (signal 9)"),
-        (Exit(None, 7), "unknown", "ended by signal 7"),
+        (Exit(None, 6), "native-crash", "the engine crashed in native code (signal 6)"),
+        (Exit(None, 7), "native-crash", "the engine crashed in native code (signal 7)"),
+        (Exit(None, 11), "native-crash", "the engine crashed in native code (signal 11)"),
+        (Exit(None, 30), "unknown", "ended by signal 30"),
     ],
 )
 def test_without_a_known_line(ended: Exit, name: str, message: str) -> None:
@@ -350,3 +353,11 @@ def test_a_unit_that_its_own_limit_ended_says_so() -> None:
     cause = diagnose(Exit(None, 9), tail, served=True)
     assert cause.name == "cgroup-oom"
     assert cause.evidence == (UNIT_OOM,)
+
+
+def test_a_remedy_can_be_typed_as_it_stands() -> None:
+    assert any("logs SLOT" in known.remedy for known in RULES)
+    for known in RULES:
+        remedy = known.cause("", ()).of_slot(3).remedy
+        assert "SLOT" not in remedy
+        assert ("logs 3" in remedy) == ("logs SLOT" in known.remedy)
