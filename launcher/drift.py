@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
 from launcher.cpuset import CpuSet
 from launcher.planning.plan import Plan
@@ -13,17 +15,48 @@ from launcher.topology.model import Topology
 _MEMORY_SHARE = 0.02
 
 
-def look(planned: Topology) -> Topology:
-    """The machine now, as a process with the affinity of then would see it. Blocking. Raises LauncherError."""
-    return sysfs.read(affinity=planned.allowed | planned.offline)
+# The kernel's NR_CPUS tops out here.
+_EVERY_CPU: Final = CpuSet(range(8192))
 
 
-def drift(planned: Topology, now: Topology, plan: Plan) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The machine at one moment."""
+
+    topology: Topology
+    """As a process with the affinity of the planned one would see it."""
+    room: CpuSet
+    """Cpus that are online and in this cgroup's cpuset, whatever the affinity."""
+
+
+def look(planned: Topology) -> Sight:
+    """The machine now. Blocking. Raises LauncherError."""
+    now = sysfs.read(affinity=_EVERY_CPU)
+    return Sight(replace(now, allowed=now.allowed & (planned.allowed | planned.offline)), now.allowed)
+
+
+def added(planned: Topology, first: Sight, now: Sight) -> CpuSet:
+    """What the cgroup's cpuset has now and had not at the `first` look. What came online is another thing."""
+    return now.room - first.room - planned.allowed - (now.topology.online - first.topology.online)
+
+
+def drift(
+    planned: Topology,
+    now: Topology,
+    plan: Plan,
+    more: CpuSet = CpuSet(),  # noqa: B008  frozen
+) -> tuple[str, ...]:
     """What has changed, one line each with the slots that it hurts; `numa-launcher reload` plans anew.
 
     Instances that run stay where they are: the kernel moves threads of an offlined cpu, and memory does not move.
+    `more`: as `added` says.
     """
-    return tuple(_lines(planned, now, plan))
+    lines = tuple(_lines(planned, now, plan))
+    if more:
+        lines += (
+            f"cpus {more} were added to this cgroup's cpuset, and nothing runs there: a restart of the daemon plans anew",
+        )
+    return lines
 
 
 def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:

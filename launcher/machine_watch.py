@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from launcher.drift import drift, look
+from launcher.drift import Sight, added, drift, look
 from launcher.errors import LauncherError
 from launcher.planning.plan import Plan
 from launcher.topology.model import Topology
@@ -24,10 +24,11 @@ class MachineWatch:
     def __init__(
         self,
         planned: Callable[[], tuple[Topology, Plan]],
-        look_at: Callable[[Topology], Topology] = look,
+        look_at: Callable[[Topology], Sight] = look,
     ) -> None:
         self._planned = planned
         self._look_at = look_at
+        self._first: Sight | None = None
         self.found: tuple[str, ...] = ()
         """What is other than planned, one line each."""
 
@@ -41,7 +42,9 @@ class MachineWatch:
         """Once; each thing is said when it is new."""
         topology, plan = self._planned()
         try:
-            found = drift(topology, await asyncio.to_thread(self._look_at, topology), plan)
+            now = await asyncio.to_thread(self._look_at, topology)
+            self._first = self._first or now
+            found = drift(topology, now.topology, plan, added(topology, self._first, now))
         except LauncherError as error:
             found = (error.message,)
         for line in found:

@@ -10,7 +10,7 @@ from synthetic import Machine
 
 from launcher.config.schema import Strategy
 from launcher.cpuset import CpuSet
-from launcher.drift import drift, look
+from launcher.drift import Sight, added, drift, look
 from launcher.planning.plan import Plan
 from launcher.sizes import GIB
 from launcher.topology import sysfs
@@ -88,4 +88,20 @@ def test_a_new_node() -> None:
 
 def test_this_machine_has_not_drifted() -> None:
     here = sysfs.read()
-    assert drift(here, look(here), PLAN) == ()
+    now = look(here)
+    assert drift(here, now.topology, PLAN, added(here, now, now)) == ()
+    assert here.allowed <= now.room
+
+
+def test_a_cpuset_that_grows() -> None:
+    narrow = replace(PLANNED, allowed=CpuSet.parse("0-3"))
+    first = Sight(narrow, CpuSet.parse("0-3"))
+    assert added(narrow, first, first) == CpuSet()
+    grown = Sight(narrow, CpuSet.parse("0-7"))
+    assert drift(narrow, narrow, PLAN, added(narrow, first, grown)) == (
+        "cpus 4-7 were added to this cgroup's cpuset, and nothing runs there: a restart of the daemon plans anew",
+    )
+    # A daemon under taskset had the room from the first on; a cpu that comes online is said as such.
+    assert added(narrow, grown, grown) == CpuSet()
+    nine = Sight(replace(narrow, online=CpuSet.parse("0-8")), CpuSet.parse("0-3,8"))
+    assert added(narrow, first, nine) == CpuSet()

@@ -9,6 +9,7 @@ import pytest
 from test_drift import PLAN, PLANNED
 
 from launcher.cpuset import CpuSet
+from launcher.drift import Sight
 from launcher.errors import LauncherError
 from launcher.machine_watch import MachineWatch
 from launcher.topology.model import Topology
@@ -24,11 +25,11 @@ class Machine:
     now: Topology | LauncherError = PLANNED
     planned: Topology = PLANNED
 
-    def look(self, planned: Topology) -> Topology:
+    def look(self, planned: Topology) -> Sight:
         assert planned is self.planned
         if isinstance(self.now, LauncherError):
             raise self.now
-        return self.now
+        return Sight(self.now, self.now.allowed)
 
 
 async def test_each_thing_is_said_when_it_is_new(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,6 +50,17 @@ async def test_each_thing_is_said_when_it_is_new(caplog: pytest.LogCaptureFixtur
     await watch.look()
     assert watch.found == ()
     assert caplog.messages[-1] == "the machine is again the one that was planned for"
+
+
+async def test_a_cpuset_that_grows_is_said() -> None:
+    narrow = replace(PLANNED, allowed=CpuSet.parse("0-3"))
+    machine = Machine(now=narrow, planned=narrow)
+    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.look)
+    await watch.look()
+    machine.now = PLANNED
+    await watch.look()
+    assert len(watch.found) == 1
+    assert watch.found[0].startswith("cpus 4-7 were added to this cgroup's cpuset")
 
 
 async def test_a_reload_makes_the_machine_that_is_the_one_that_was_planned_for() -> None:

@@ -95,6 +95,13 @@ configuration before back, on every slot that was changed. One that an operator 
 meanwhile, changes when it starts again. `--dry-run` only prints. `numa-launcher scale N` is a reload with another
 number of instances per socket, until the next reload.
 
+## The machine changes
+
+Every 15 s the daemon reads the machine again. A cpu that goes off- or comes online, one that is taken out of the cgroup's
+cpuset or added to it, a node with more or less memory, and a lower memory limit are said in the log and in `status`,
+with the slots that it hurts. Nothing is moved by itself: a model that is loaded stays. `reload` plans anew for the
+machine as it is, prints which slots that restarts, and refuses with the reason where it does not fit.
+
 ## Causes
 
 The kernel's word comes first (its log, the cgroup's count of kills), then the first of these that a log line names.
