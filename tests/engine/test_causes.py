@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -50,9 +51,12 @@ class RealVllm:
 
     argv: tuple[str, ...]
     folder: Path
+    cache: Path
     env: dict[str, str] = field(default_factory=dict)
     health_path: str = "/health"
     wants_completion_probe: bool = True
+    sockets: str = field(default_factory=lambda: f"{tempfile.gettempdir()}/nl-{os.urandom(4).hex()}")
+    """Not in `folder`, whose name is long."""
 
     @property
     def uds(self) -> str:
@@ -61,9 +65,10 @@ class RealVllm:
     def launch(self, slot: Slot, generation: int) -> Launch:
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-            "VLLM_CACHE_ROOT": str(self.folder / "vllm"), "HF_HOME": str(self.folder / "hf"),
+            "VLLM_CACHE_ROOT": str(self.cache), "HF_HOME": str(self.folder / "hf"),
+            "VLLM_RPC_BASE_PATH": self.sockets,
         } | self.env  # fmt: skip
-        return Launch(self.argv, env, frozenset(), UnixAddress(self.uds))
+        return Launch(self.argv, env, frozenset(), UnixAddress(self.uds), scratch=self.sockets)
 
 
 Act = Callable[[SeatKeeper], Awaitable[None]]
@@ -97,10 +102,11 @@ class Stage:
     vllm: str
     model: Path
     folder: Path
+    cache: Path
 
     def serve(self, *more: str, model: str | None = None, env: dict[str, str] | None = None) -> RealVllm:
         argv = (self.vllm, "serve", model or str(self.model), "--served-model-name", "m", *COMMON, *more)
-        engine = RealVllm(argv, self.folder, env or {})
+        engine = RealVllm(argv, self.folder, self.cache, env or {})
         return replace(engine, argv=(*argv, "--uds", engine.uds) if "--port" not in more else argv)
 
     def variant(self, **config: object) -> Path:
@@ -113,8 +119,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(vllm: str, model: Path, tmp_path: Path) -> Stage:
-    return Stage(vllm, model, tmp_path)
+def stage(vllm: str, model: Path, cache: Path, tmp_path: Path) -> Stage:
+    """What vLLM has found out about an architecture is kept: finding out takes one more import of it, of each start."""
+    return Stage(vllm, model, tmp_path, cache / "causes")
 
 
 class Gate(http.server.BaseHTTPRequestHandler):

@@ -71,6 +71,23 @@ def test_threads_and_memory_are_where_the_plan_says(daemon: DaemonProcess) -> No
         assert slot["zentorch"] == {"found": None, "active": False}
 
 
+def test_what_both_compile_is_compiled_once(daemon: DaemonProcess, cache: Path) -> None:
+    daemon.wait_ready(2, READY_S)
+    stack = next(cache.glob("vllm*"))
+    eventually(
+        lambda: len(list(stack.glob("slot*/stamp.json"))) >= 2, what="both to have a cache of their own"
+    )
+    assert not [path for path in stack.rglob("*") if path.is_symlink()]
+    assert not list(stack.glob("workshop-*"))
+    built = [
+        {so.name: so.stat().st_mtime_ns for so in stack.glob(f"slot{slot}/inductor/*/*.so")}
+        for slot in (0, 1)
+    ]
+    shared = built[0].keys() & built[1].keys()
+    assert len(shared) > 3
+    assert not {name for name in shared if built[0][name] != built[1][name]}, "a copy keeps its time"
+
+
 def test_200_chats_of_the_openai_sdk(daemon: DaemonProcess) -> None:
     before = daemon.status()["requests"]["slots"]
 
@@ -167,6 +184,12 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
             lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 3, READY_S, "slot 0 back"
         )
         more(load, 10)
+    # What the killed ones had of sockets is gone.
+    listening = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+    for slot in (0, 1):
+        folder = Path(daemon.slot(slot)["address"].removeprefix("unix:")).parent / f"slot{slot}"
+        assert {str(path) for path in folder.iterdir()} <= listening
+        assert len(list(folder.iterdir())) >= 2
     # Only streams with bytes already delivered from the dead instance failed, each with an error event and no [DONE].
     assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
     requests = daemon.status()["requests"]
