@@ -95,9 +95,10 @@ class CompileCaches:
         folder = _folder(launch)
         if folder is None:
             return
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             if _compiled(launch).is_symlink():
-                (_compiled(launch) / DAMAGED).touch()
+                with contextlib.suppress(OSError):  # the workshop is gone too
+                    (_compiled(launch) / DAMAGED).touch()
             shutil.rmtree(folder, ignore_errors=True)
             _sweep_workshops(_compiled(launch))
         log.info("slot %d: compile cache emptied", slot, extra={"slot": slot})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,9 @@ def test_a_broken_file_in_a_workshop_is_met_by_nobody_who_starts_later(tmp_path:
     assert kernels(first) == {"x": "whole"}
     caches.purge(1, second)
     assert len(workshops(tmp_path)) == 1
+    shutil.rmtree(workshops(tmp_path)[0])
+    caches.purge(0, first)
+    assert not folder_of(first).is_symlink()
 
 
 def test_a_kernel_that_another_one_compiles_at_this_moment_is_not_copied(tmp_path: Path) -> None:
