@@ -193,14 +193,16 @@ class Daemon:
 
     def _on_hangup(self) -> None:
         """As `numa-launcher reload`: what goes wrong is said in the log."""
-        log.info("got SIGHUP: reload")
+        log.info("got SIGHUP: reload", extra={"audit": "done", "verb": "reload"})
         self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
 
     async def _reload_by_signal(self) -> None:
         try:
             await self.oncall.reload(())
         except LauncherError as error:
-            log.error("%s; %s", error.message, error.remedy)  # noqa: TRY400  no traceback for a person
+            log.error(  # noqa: TRY400  no traceback for a person
+                "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
+            )
 
     # --- the seam between supervisor and front door ---------------------------------------
 

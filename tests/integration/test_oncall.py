@@ -223,3 +223,8 @@ def test_sighup_reloads_and_scale_takes_a_slot_away_and_back(start: Start) -> No
     daemon.wait_ready(2)
     eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, what="the reload's end")
     assert daemon.process.poll() is None
+    edit(daemon, "[layout]", "[layuot]")
+    os.kill(daemon.process.pid, signal.SIGHUP)
+    eventually(lambda: "layuot" in daemon.cli("events", "--audit").stdout, what="a refusal in the audit")
+    assert "got SIGHUP: reload" in daemon.cli("events", "--audit").stdout
+    assert daemon.status()["ready"] == 2
