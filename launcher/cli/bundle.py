@@ -65,11 +65,17 @@ def _check_free(file: Path) -> None:
 def _write(file: Path, data: bytes) -> None:
     try:
         # For its owner alone, and never over another file: a bundle holds log lines.
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            opened.write(data)
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as opened:
+                opened.write(data)
+        except OSError:  # half of one helps nobody, and would be in the way of the next
+            file.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise LauncherError(
-            f"cannot write '{file}': {error.strerror}", "name a file in a folder that is there and writable"
+            f"cannot write '{file}': {error.strerror}",
+            "name a file with -o in a folder that is there, writable, and has space",
         ) from None
 
 

@@ -6,6 +6,8 @@ import json
 import logging
 from pathlib import Path
 
+from launcher.instances.state_file import write_private
+
 log = logging.getLogger("launcher.instances")
 
 
@@ -29,14 +31,14 @@ class HeldFile:
         self._slots = slots
         try:
             if slots:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                fresh = self._path.with_name(f"{self._path.name}.new")
-                fresh.write_text(json.dumps(sorted(slots)), encoding="ascii")
-                fresh.replace(self._path)
+                write_private(self._path, json.dumps(sorted(slots)).encode("ascii"))
             else:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("cannot remember which slots are held: %s", error, extra={"slot": slot})
+            log.warning(
+                "slot %d: cannot write '%s': %s; the next daemon does not know that it is %sheld",
+                slot, self._path, error.strerror or error, "" if held else "no longer ", extra={"slot": slot},
+            )  # fmt: skip
 
 
 def _load(path: Path) -> frozenset[int]:

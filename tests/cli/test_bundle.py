@@ -209,6 +209,27 @@ def test_nothing_is_written_over(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert "No such file or directory" in capsys.readouterr().err
 
 
+def test_of_a_full_disk_nothing_is_left(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _data: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    def full(fd: int, _mode: str) -> Full:
+        os.close(fd)
+        return Full()
+
+    file = tmp_path / "b.tar.gz"
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.cli.bundle.os.fdopen", full)
+        assert main(["bundle", "-c", str(config), "-o", str(file)]) == 2
+    said, remedy = capsys.readouterr().err.splitlines()
+    assert said == f"cannot write '{file}': No space left on device"
+    assert "space" in remedy
+    assert not file.exists()
+
+
 @pytest.mark.usefixtures("daemon")
 def test_a_daemon_that_breaks_off(
     operations: FakeOperations,

@@ -585,4 +585,5 @@ def test_what_is_no_list_of_slots_holds_nothing(tmp_path: Path, caplog: pytest.L
     lost = HeldFile(tmp_path / "file" / "c.held")
     lost.note(3, held=True)
     assert lost.slots == {3}
-    assert "cannot remember which slots are held" in caplog.text
+    assert "slot 3: cannot write" in caplog.text
+    assert "the next daemon does not know that it is held" in caplog.text
