@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec import Raw
 JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
+PART_HEAD_BYTES = 8192  # of one part of a form
 REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
 
 
@@ -51,6 +52,8 @@ _DECODER = msgspec.json.Decoder(_Body)
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', re.IGNORECASE)
+_NAMED_MODEL = re.compile(rb';\s*name="?model"?\s*(;|\r|$)', re.IGNORECASE)
 _REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
 
@@ -144,34 +147,39 @@ def peek_json(body: bytes | bytearray) -> Peek:
 
 
 def peek_form(body: bytes | bytearray, content_type: str) -> Peek:
-    """Read the field `model` out of a multipart form (RFC 7578)."""
-    boundary = re.search(r'boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', content_type, re.IGNORECASE)
-    if "multipart/form-data" not in content_type.lower() or boundary is None:
-        raise Refusal(400, "cannot read the form: Content-Type must be multipart/form-data with a boundary")
-    mark = b"--" + (boundary[1] or boundary[2]).encode()
-    for part in _parts(body, mark):
-        head, _, value = part.partition(b"\r\n\r\n")
-        if (
-            re.search(rb'\bname="?model"?\s*(;|\r|$)', head, re.IGNORECASE)
-            and b"filename=" not in head.lower()
-        ):
-            return Peek(value.decode("utf-8", "replace").strip() or None)
-    return Peek()
+    """Read the field `model` out of a multipart form (RFC 7578).
+
+    Raises Refusal also for what two readers could take in two ways: a second boundary, a second `model`, or a
+    part whose header has no end. An API key's list of models must hold for what the instance reads.
+    """
+    boundaries = _BOUNDARY.findall(content_type)
+    if not content_type.lower().lstrip().startswith("multipart/form-data") or len(boundaries) != 1:
+        raise Refusal(400, "cannot read the form: Content-Type must be multipart/form-data with one boundary")
+    models = list(_models(body, b"--" + "".join(boundaries[0]).encode()))
+    if len(models) > 1:
+        raise Refusal(400, "cannot read the form: it has more than one field `model`", param="model")
+    return Peek(models[0] or None) if models else Peek()
 
 
-def _parts(body: bytes | bytearray, mark: bytes) -> Sequence[bytes | bytearray]:
-    """The parts between boundary lines; no part is copied but those small enough to be a field."""
-    parts: list[bytes | bytearray] = []
+def _models(body: bytes | bytearray, mark: bytes) -> Iterator[str]:
+    """The values of the parts named `model`; no part is copied but the heads, and values that are short."""
     start = body.find(mark)
     while start >= 0:
         start += len(mark)
         end = body.find(b"\r\n" + mark, start)
         if end < 0:
-            break
-        if end - start <= REPLY_PREFIX_BYTES:
-            parts.append(body[start:end])
+            return
+        value = body.find(b"\r\n\r\n", start, min(end, start + PART_HEAD_BYTES))
+        if value < 0:
+            raise Refusal(400, "cannot read the form: a part's header has no end")
+        head = bytes(body[start:value])
+        if _NAMED_MODEL.search(head) and b"filename=" not in head.lower():
+            yield (
+                bytes(body[value + 4 : min(end, value + 4 + REPLY_PREFIX_BYTES)])
+                .decode("utf-8", "replace")
+                .strip()
+            )
         start = end + 2
-    return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,34 @@ def test_the_model_of_a_form(body: bytes, model: str | None) -> None:
     assert peek_form(body, 'multipart/form-data; boundary="B"').model == model
 
 
-@pytest.mark.parametrize("content_type", ["", "application/json", "multipart/form-data"])
+MODEL = 'Content-Disposition: form-data; name="model"'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form((MODEL, b"mine"), FILE, (MODEL, b"another")),
+        form((MODEL, b"mine"), ("content-disposition: form-data;\r\n name=model", b"another")),
+        form((MODEL, b"mine"), (f"X: {'x' * 9000}\r\n{MODEL}", b"another")),
+    ],
+)
+def test_a_form_that_names_two_models_is_refused(body: bytes) -> None:
+    """Whichever of them an instance reads, a key's list of models holds."""
+    with pytest.raises(Refusal) as caught:
+        peek_form(body, "multipart/form-data; boundary=B")
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "application/json",
+        "multipart/form-data",
+        "multipart/form-data; xboundary=B",
+        "multipart/form-data; boundary=A; boundary=B",
+    ],
+)
 def test_a_form_needs_a_boundary(content_type: str) -> None:
     with pytest.raises(Refusal):
         peek_form(b"", content_type)
