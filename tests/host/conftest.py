@@ -15,7 +15,7 @@ from host.image import ROOT
 from host.vm import LAYOUTS, run
 
 GUEST = Path(__file__).parent / "guest"
-# A boot with everything in it; three to four minutes on two cores that nobody else uses.
+# A boot with everything in it: minutes, and the longest one may take 15 (test_oncall.py).
 GUEST_TIMEOUT_S = 1500.0
 
 

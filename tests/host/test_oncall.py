@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-# 5 minutes on two cores that nobody else uses.
+# 500 s on two cores that others use as well.
 STEPS_S = 900
 SLOTS = {"0", "1", "2", "3"}
 # One client can have one stream open.

@@ -172,10 +172,12 @@ def command(layout: Layout, disk: Image, folder: Path) -> list[str]:
     for a, row in enumerate(layout.distances):
         for b, distance in enumerate(row):
             words += ["-numa", f"dist,src={a},dst={b},val={distance}"]
-    # Without lpj= every emulated cpu calibrates its delay loop, 0.7 s each.
+    # Without lpj= every emulated cpu calibrates its delay loop, 0.7 s each. norandmaps: what was translated for one
+    # process is used for the next one of the same program, which halves the start of a Python. nosmap, nosmep: a
+    # system call costs half.
     kernel = (
-        "console=ttyS0 loglevel=4 panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable lpj=10000000 "
-        "nowatchdog rcupdate.rcu_cpu_stall_suppress=1 random.trust_cpu=on 8250.nr_uarts=1 systemd.show_status=0"
+        "console=ttyS0 loglevel=4 panic=-1 mitigations=off nokaslr norandmaps nosmap nosmep no_timer_check tsc=reliable "
+        "lpj=10000000 nowatchdog rcupdate.rcu_cpu_stall_suppress=1 random.trust_cpu=on 8250.nr_uarts=1 systemd.show_status=0"
     )
     return [
         *words, "-kernel", str(disk.kernel), "-initrd", str(disk.initrd), "-append", kernel,

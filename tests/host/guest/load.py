@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 CLIENTS = 6
-TOKENS = 8
+TOKENS = 6
 # A daemon that restarts under emulation keeps a client waiting.
 REQUEST_S = 240.0
 

@@ -49,10 +49,11 @@ reserve_cores = 0
 [engine]
 kind = "command"
 command = ["{PREFIX}/python", "{ENGINE}", "--uds", "{{uds}}", "--model", "{{name}}", "--allocate", "48", "--children", "1",
-  "--token-s", "0.2"]
+  "--token-s", "0.3"]
 hf_token_file = "/run/credentials/{UNIT}.service/secret_hf-token"
+[proxy]
+access_log = "errors"
 [supervision]
-probe_interval_s = 2
 probe_timeout_s = 4
 stop_timeout_s = 30
 drain_timeout_s = 120
@@ -154,9 +155,9 @@ def step(name: str, act: Callable[[], Any]) -> None:
     acted = time.time()
     if callable(done):
         done = done()
-    well = until(all_ready, READY_S, 0.5)
+    well = until(all_ready, READY_S)
     seen = time.time()
-    until(lambda: served(seen), READY_S, 0.25)
+    until(lambda: served(seen), READY_S, 0.5)
     after, ended = processes(), time.time()
     last = ended, after
     note(name, {
@@ -218,7 +219,7 @@ def planned() -> None:
 
 
 def reload() -> None:
-    good = CONFIG.replace('"--token-s", "0.2"', '"--token-s", "0.15"')
+    good = CONFIG.replace('"--token-s", "0.3"', '"--token-s", "0.25"')
     bad = CONFIG.replace("[layout]", "[layuot]")
 
     def to(text: str) -> Callable[[], Any]:
@@ -251,7 +252,7 @@ def unplanned() -> None:
                 return now is not None and now["slots"][slot]["pid"] != old
 
             def again() -> Any:
-                until(replaced, READY_S, 0.5)
+                until(replaced, READY_S)
                 # Once as a person reads it.
                 if slot == 0:
                     return sh("numa-launcher", "why", "0")
