@@ -6,15 +6,12 @@ three histogram observations and nothing else.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
 
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.utils import floatToGoString
+from prometheus_client import Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from launcher.telemetry.recent import Recent
 
@@ -163,49 +160,39 @@ a second; of one that does not answer within 2 s the gauges are missing. Timesta
 Values = Mapping[str, Mapping[tuple[str, ...], float]]  # metric -> label values -> value
 
 
-class Histogram:
-    """Values by their upper bounds. One thread owns it, so an observation takes no lock, as prometheus_client's does."""
-
-    __slots__ = ("_counts", "help", "name", "sum")
-
-    def __init__(self, name: str, help_: str) -> None:
-        self.name = name
-        self.help = help_
-        self.sum = 0.0
-        self._counts = [0] * (len(_DURATION_BUCKETS) + 1)  # the last one: above every bound
-
-    def observe(self, seconds: float) -> None:
-        """One more value. Three of them are taken for each request."""
-        self._counts[bisect_left(_DURATION_BUCKETS, seconds)] += 1
-        self.sum += seconds
-
-    def family(self) -> Metric:
-        """As it is now; what lies on a bound counts below it."""
-        bounds = [*map(floatToGoString, _DURATION_BUCKETS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self.sum)
-
-
 class Timings:
     """The histograms, and the last times to the first token."""
 
     def __init__(self) -> None:
         self.first_byte = Histogram(
-            "numa_launcher_first_byte_seconds", "From the request's arrival to the answer's first byte."
+            "numa_launcher_first_byte_seconds",
+            "From the request's arrival to the answer's first byte.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
         )
         self.duration = Histogram(
-            "numa_launcher_request_duration_seconds", "From the request's arrival to its end."
+            "numa_launcher_request_duration_seconds",
+            "From the request's arrival to its end.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
         )
         self.queued = Histogram(
-            "numa_launcher_queue_seconds", "From the request's arrival to its start on an instance."
+            "numa_launcher_queue_seconds",
+            "From the request's arrival to its start on an instance.",
+            buckets=_DURATION_BUCKETS,
+            registry=None,
         )
         self.first_token = Recent()
         """By slot, of streams: what `status` shows, no metric."""
 
+    def all(self) -> tuple[Histogram, ...]:
+        """Each of them, in the order of the page."""
+        return (self.queued, self.first_byte, self.duration)
+
     def collect(self) -> Iterator[Metric]:
-        """All, as families, in the order of the page."""
-        for histogram in (self.queued, self.first_byte, self.duration):
-            yield histogram.family()
+        """All, as families."""
+        for histogram in self.all():
+            yield from histogram.collect()
 
 
 class _Snapshot:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import prometheus_client
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.telemetry import metrics
@@ -63,20 +60,8 @@ def test_the_names_follow_prometheus() -> None:
         assert not spec.name.endswith(("_total", "_count", "_sum", "_bucket", "_ms", "_milliseconds"))
         assert not {"le", "quantile"} & set(spec.labels)
         assert all(re.fullmatch(r"[a-z_]+", label) for label in spec.labels)
-    assert all(family.name.endswith("_seconds") for family in metrics.Timings().collect())
-
-
-@given(st.lists(st.floats(0, 4000) | st.sampled_from([0.005, 0.5, 1800.0]), max_size=40))
-def test_a_histogram_is_that_of_prometheus_client(values: list[float]) -> None:
-    ours = metrics.Histogram("x_seconds", "x")
-    buckets = [float(sample.labels["le"]) for sample in ours.family().samples if "le" in sample.labels]
-    theirs = prometheus_client.Histogram("x_seconds", "x", buckets=buckets, registry=None)
-    for value in values:
-        ours.observe(value)
-        theirs.observe(value)
-    (expected,) = theirs.collect()
-    told = [sample for sample in expected.samples if not sample.name.endswith("_created")]
-    assert [s[:3] for s in ours.family().samples] == [s[:3] for s in told]
+    for histogram in metrics.Timings().all():
+        assert next(iter(histogram.collect())).name.endswith("_seconds")
 
 
 def test_the_page_is_fresh() -> None:
