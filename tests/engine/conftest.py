@@ -6,32 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from integration.conftest import DaemonProcess
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from launcher.engines import tiny_model
 
 # Two instances that load side by side on two cores, others at work beside them; the first ever compiles.
 READY_S = 600.0
-
-
-class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """One process runs what has daemons with work on all cores, in its order; another one the single starts beside it."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path, _, _test = nodeid.partition("::")
-        folder, _, name = path.rpartition("/")
-        if name == "test_real_vllm.py" or (folder.endswith("under_load") and name != "test_embeddings.py"):
-            return "daemons"
-        return path if name == "test_quickstart.py" else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    """With `-n 2` (scripts/test engine)."""
-    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

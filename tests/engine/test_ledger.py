@@ -127,19 +127,6 @@ def serving(vllm: str, model: Path, folder: Path) -> Iterator[tuple[psutil.Proce
         shutil.rmtree(sockets)
 
 
-def footprint(tree: list[psutil.Process]) -> int:
-    """Bytes resident: private pages, and each file as if nobody else mapped it."""
-    own, files = 0, dict[str, int]()
-    for process in tree:
-        for area in process.memory_maps():
-            if area.path.startswith("/") and not area.path.startswith("/dev/"):
-                own += area.anonymous
-                files[area.path] = max(files.get(area.path, 0), area.rss - area.anonymous)
-            else:
-                own += area.pss
-    return own + sum(files.values())
-
-
 def figure(pattern: re.Pattern[str], log: str) -> str:
     match = pattern.search(log)
     assert match is not None, log[-4000:]
@@ -173,7 +160,7 @@ def test_tokens_and_memory_are_as_predicted(kind: str, vllm: str, tmp_path: Path
         if kind != "opt":  # vLLM logs it for safetensors only, to 0.01 GiB
             assert abs(float(figure(_CHECKPOINT, log)) - profile.weights_bytes / 2 / GIB) < 0.006
         tree = [root, *root.children(recursive=True)]
-        resident = footprint(tree)
+        resident = sum(process.memory_full_info().pss for process in tree)
         worker = max(process.memory_full_info().uss for process in tree)
     row = plan.ledger[0]
     assert resident <= row.planned_bytes, (resident, row)
