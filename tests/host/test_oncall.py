@@ -29,6 +29,14 @@ def failed(night: Facts, step: Facts) -> list[Facts]:
     return [one for one in night["load"] if not one["ok"] and step["from"] < one["ended"] <= step["to"]]
 
 
+def test_the_contract_of_a_spawner_holds_for_units(night: Facts) -> None:
+    """tests/instances/test_spawner_contract.py with systemd's units, while numa-launcher is installed."""
+    done = night["contract"]
+    assert done["status"] == 0, done["out"]
+    assert " passed" in done["out"]
+    assert "skipped" not in done["out"]
+
+
 def test_install_as_documented(night: Facts) -> None:
     assert night["before"] == {"opt": False, "etc": False}, "--dry-run has done something"
     assert night["dry-run"]["status"] == 0, night["dry-run"]
