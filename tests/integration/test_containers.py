@@ -1,4 +1,7 @@
-"""Instances in real containers: podman, an image made here of this host's own Python, real cpusets."""
+"""Instances in real containers: an image made here of this host's own Python, real cpusets.
+
+podman's, or docker's with NUMA_LAUNCHER_TEST_RUNTIME=docker and dockerd installed.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,37 @@ pytestmark = [
 IMAGE = "localhost/numa-launcher-test:1"
 PASSING = "localhost/numa-launcher-passing:1"
 SECRET = "hf_this_is_no_real_token"
-# Probes are not so quick that they find an engine dead before podman has said that its container ended.
+# Probes are not so quick that they find an engine dead before the client has said that its container ended.
 QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 3"
 
 Start = Callable[..., DaemonProcess]
 
 
-class Podman:
-    """A store of its own, so that nothing of this host's containers is seen or touched."""
+RUNTIME = os.environ.get("NUMA_LAUNCHER_TEST_RUNTIME", "podman")
+CGROUP = {"podman": "libpod-", "docker": "/docker/"}[RUNTIME]
+
+
+class Runtime:
+    """With a store of its own, so that nothing of this host's containers is seen or touched."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._dockerd: subprocess.Popen[bytes] | None = None
+        self.environ = self._dockers() if RUNTIME == "docker" else self._podmans()
+        with tarfile.open(folder / "image.tar", "w") as tar:
+            for name in ("etc", "proc", "sys", "dev", "tmp", "run", "usr"):
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(entry)
+            # Docker puts its init into /sbin, which must not be this host's then.
+            links = ("/bin", "/lib", "/lib64", *(["/sbin"] if RUNTIME == "podman" else []))
+            for link in filter(Path.is_symlink, map(Path, links)):
+                tar.add(link, link.name)
+        self("import", str(folder / "image.tar"), IMAGE)
+
+    def _podmans(self) -> dict[str, str]:
         # podman refuses a run folder of more than 50 characters, and raises limits beyond what a container of CI has.
+        folder = self._folder
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
         processes = 32768 if processes < 0 else min(processes, 32768)
@@ -56,22 +79,27 @@ class Podman:
             f'tmp_dir = "{folder}/run/libpod"\nvolume_path = "{folder}/volumes"\n'
             + ("" if is_v2 else 'runtime = "runc"\n')
         )
-        self.environ = {
+        return {
             "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
             "CONTAINERS_CONF": f"{folder}/containers.conf",
         }
-        with tarfile.open(folder / "image.tar", "w") as tar:
-            for name in ("etc", "proc", "sys", "dev", "tmp", "run", "usr"):
-                entry = tarfile.TarInfo(name)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(entry)
-            for link in filter(Path.is_symlink, map(Path, ("/bin", "/sbin", "/lib", "/lib64"))):
-                tar.add(link, link.name)
-        self("import", str(folder / "image.tar"), IMAGE)
+
+    def _dockers(self) -> dict[str, str]:
+        folder = self._folder
+        listens = f"unix://{folder}/docker.sock"
+        with (folder / "dockerd.log").open("wb") as log:
+            self._dockerd = subprocess.Popen(
+                ["dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
+                 f"--host={listens}", f"--pidfile={folder}/pid", f"--data-root={folder}/root",
+                 f"--exec-root={folder}/run"],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        eventually((folder / "docker.sock").exists, what=f"dockerd, see {folder}/dockerd.log")
+        return {"DOCKER_HOST": listens}
 
     def __call__(self, *words: str) -> str:
         done = subprocess.run(
-            ["podman", *words],
+            [RUNTIME, *words],
             check=False, capture_output=True, text=True, timeout=120, env=os.environ | self.environ,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -81,15 +109,25 @@ class Podman:
         """Names of all that there are, whatever their state."""
         return set(self("ps", "--all", "--format={{.Names}}").split())
 
+    def end(self) -> None:
+        """Nothing of it is left."""
+        if left := self.containers():
+            self("rm", "--force", *left)
+        if self._dockerd is None:
+            self("image", "rm", "--all", "--force")
+        else:
+            self._dockerd.terminate()
+            self._dockerd.wait(60)
+            netns = self._folder / "run" / "netns" / "default"  # it leaves this mounted
+            subprocess.run(["umount", str(netns)], check=True)
+        shutil.rmtree(self._folder)
+
 
 @pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    folder = Path(tempfile.mkdtemp(prefix="nl-", dir="/tmp"))
-    found = Podman(folder)
+def runtime() -> Iterator[Runtime]:
+    found = Runtime(Path(tempfile.mkdtemp(prefix="nl-", dir="/tmp")))
     yield found
-    found("rm", "--all", "--force", "--time=0")
-    found("image", "rm", "--all", "--force")
-    shutil.rmtree(folder)
+    found.end()
 
 
 def volumes() -> list[str]:
@@ -100,7 +138,7 @@ def volumes() -> list[str]:
 
 
 @pytest.fixture
-def start(podman: Podman, tmp_path: Path) -> Iterator[Start]:
+def start(runtime: Runtime, tmp_path: Path) -> Iterator[Start]:
     """Start daemons over containers; each is ended, and no container may be left."""
     token = tmp_path / "token"
     token.write_text(SECRET)
@@ -114,16 +152,16 @@ def start(podman: Podman, tmp_path: Path) -> Iterator[Start]:
         folder: Path = tmp_path,
     ) -> DaemonProcess:
         config = fake_config(*arguments).replace(f'"{sys.executable}"', f'"{python}"')
-        config += f'runtime = "podman"\nimage = "{image}"\nhf_token_file = "{token}"\n'
+        config += f'runtime = "{RUNTIME}"\nimage = "{image}"\nhf_token_file = "{token}"\n'
         config += f"runtime_args = {json.dumps([*volumes(), *options])}\n{QUICK}\n"
-        running.append(DaemonProcess(folder, config, podman.environ))
+        running.append(DaemonProcess(folder, config, runtime.environ))
         return running[-1]
 
     yield begin
     for daemon in running:
         if daemon.process.returncode is None:
             daemon.end()
-    assert podman.containers() == set()
+    assert runtime.containers() == set()
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -132,12 +170,12 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def client_of(daemon: DaemonProcess, slot: int) -> psutil.Process:
-    """The podman of a slot; its parent is the keeper."""
+    """The client of a slot; its parent is the keeper."""
     name = f"--name=numa-launcher-slot{slot}-"
     (found,) = (
         child
         for child in psutil.Process(daemon.process.pid).children(recursive=True)
-        if any(word.startswith(name) for word in child.cmdline()) and child.name() == "podman"
+        if any(word.startswith(name) for word in child.cmdline()) and child.name() == RUNTIME
     )
     return found
 
@@ -159,10 +197,10 @@ def back(daemon: DaemonProcess, slot: int, generation: int) -> dict[str, Any]:
     return found
 
 
-def test_two_slots_as_containers(start: Start, podman: Podman) -> None:
+def test_two_slots_as_containers(start: Start, runtime: Runtime) -> None:
     daemon = start("--token-s", "0.01", "--children", "2")
     slots = daemon.wait_ready(2)["slots"]
-    assert len(podman.containers()) == 2
+    assert len(runtime.containers()) == 2
     for slot in slots:
         # The main process is the container's, and not its client; the kernel holds all of it inside the slot.
         main = psutil.Process(slot["pid"])
@@ -173,7 +211,7 @@ def test_two_slots_as_containers(start: Start, podman: Podman) -> None:
             found = status_of(process.pid)
             assert CpuSet.parse(found["Cpus_allowed_list"]) == CpuSet.parse(slot["cpus"])
             assert found["Mems_allowed_list"] == slot["membind"] or not slot["membind"]
-            assert "libpod-" in Path(f"/proc/{process.pid}/cgroup").read_text()
+            assert CGROUP in Path(f"/proc/{process.pid}/cgroup").read_text()
         # A process that tries to leave its cpus can't: it is a cpuset that holds it, not an affinity of its own.
         elsewhere = CpuSet(os.sched_getaffinity(0)) - CpuSet.parse(slot["cpus"])
         if elsewhere:
@@ -195,13 +233,13 @@ def test_two_slots_as_containers(start: Start, podman: Podman) -> None:
     requests = daemon.status()["requests"]
     assert requests["accepted"] == requests["completed"] == load.tally.completed
     daemon.end()
-    assert podman.containers() == set()
+    assert runtime.containers() == set()
 
 
-def test_what_is_killed_leaves_no_container(start: Start, podman: Podman) -> None:
+def test_what_is_killed_leaves_no_container(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
     daemon.wait_ready(2)
-    names = podman.containers()
+    names = runtime.containers()
     for victim, slot in (("client", 0), ("keeper", 1), ("engine", 0)):
         before = daemon.slot(slot)
         family = [psutil.Process(before["pid"]), *psutil.Process(before["pid"]).children(recursive=True)]
@@ -212,16 +250,16 @@ def test_what_is_killed_leaves_no_container(start: Start, podman: Podman) -> Non
         after = back(daemon, slot, before["generation"])
         assert after["last_cause"]["name"] == "killed-by-operator", victim
         assert not any(process.is_running() for process in family), victim
-        assert podman.containers() == names, victim
+        assert runtime.containers() == names, victim
     daemon.family()
     # The daemon alone: its keepers remove what it had.
     daemon.process.kill()
     daemon.process.wait()
-    eventually(lambda: podman.containers() == set(), what="no container left by the keepers")
+    eventually(lambda: runtime.containers() == set(), what="no container left by the keepers")
     daemon.nothing_left()
 
 
-def test_what_nobody_could_remove_the_next_daemon_does(start: Start, podman: Podman) -> None:
+def test_what_nobody_could_remove_the_next_daemon_does(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
     mains = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
     keepers = [client_of(daemon, slot).ppid() for slot in (0, 1)]
@@ -231,12 +269,12 @@ def test_what_nobody_could_remove_the_next_daemon_does(start: Start, podman: Pod
         for pid in everybody:
             os.kill(pid, name)
     daemon.process.wait()
-    assert len(podman.containers()) == 2
+    assert len(runtime.containers()) == 2
     assert all(psutil.pid_exists(pid) for pid in mains), "the containers go on"
     again = start("--children", "2", folder=daemon.folder)
     again.wait_ready(2)
     assert not any(psutil.pid_exists(pid) for pid in mains)
-    assert len(podman.containers()) == 2
+    assert len(runtime.containers()) == 2
 
 
 def test_a_container_at_its_memory_limit(start: Start) -> None:
@@ -259,15 +297,15 @@ def test_a_command_that_the_image_lacks(start: Start) -> None:
     assert slot["restarts"] == 0
 
 
-def test_an_image_that_is_not_there(start: Start, podman: Podman) -> None:
+def test_an_image_that_is_not_there(start: Start, runtime: Runtime) -> None:
     daemon = start(image=PASSING)
     assert daemon.process.wait(60) == 2, "refused before anything starts"
-    assert f"podman pull {PASSING}" in daemon.log.read_text()
+    assert f"{RUNTIME} pull {PASSING}" in daemon.log.read_text()
     # It goes while the daemon runs: the next start says so, and is not tried for ever.
-    podman("tag", IMAGE, PASSING)
+    runtime("tag", IMAGE, PASSING)
     daemon = start(image=PASSING, folder=daemon.folder)
     daemon.wait_ready(2)
-    podman("untag", IMAGE, PASSING)
+    runtime("rmi", PASSING)
     assert daemon.cli("restart", "0").returncode == 1
     slot = daemon.slot(0)
     assert (slot["state"], slot["last_cause"]["name"]) == ("failed", "image-missing")
