@@ -15,6 +15,9 @@ from typing import Any
 from launcher.errors import LauncherError
 
 BACKLOG = 1024
+# Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
+# takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
+ACCEPTS = 8
 
 
 class Listener:
@@ -37,11 +40,12 @@ class Listener:
     async def take(self, sock: socket.socket) -> None:
         """Serve on a listening socket; in one of systemd's clients queue when we have closed our copy."""
         loop = asyncio.get_running_loop()
-        if sock.family == socket.AF_UNIX:
-            server = await loop.create_unix_server(self._make, sock=sock, backlog=BACKLOG)
-        else:
-            server = await loop.create_server(self._make, sock=sock, backlog=BACKLOG, ssl=self._context)
-        self._listening.append(server)
+        for one in (sock, *(sock.dup() for _ in range(ACCEPTS - 1))):
+            if sock.family == socket.AF_UNIX:
+                server = await loop.create_unix_server(self._make, sock=one, backlog=BACKLOG)
+            else:
+                server = await loop.create_server(self._make, sock=one, backlog=BACKLOG, ssl=self._context)
+            self._listening.append(server)
         self.endpoints.append(endpoint(sock, tls=self._context is not None))
 
     def close(self) -> None:

@@ -10,11 +10,12 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+import uvloop
 from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.errors import LauncherError
-from launcher.proxy.listener import bind
+from launcher.proxy.listener import ACCEPTS, Listener, bind
 
 
 async def answer_to(house: House, request: bytes) -> bytes:
@@ -188,3 +189,29 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(LauncherError):
         bind(f"unix:{tmp_path}/file")
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_many_clients_at_once_are_taken_in_few_turns_of_the_loop(tmp_path: Path) -> None:
+    """Also where a turn takes long, because a thousand streams move."""
+    taken: list[asyncio.BaseTransport] = []
+
+    class Client(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            taken.append(transport)
+
+    async def turns() -> int:
+        listener = Listener(Client)
+        await listener.open(f"unix:{tmp_path}/s")
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(64)]
+        for client in clients:
+            client.connect(f"{tmp_path}/s")
+        count = 0
+        while len(taken) < len(clients):
+            await asyncio.sleep(0)
+            count += 1
+        for one in (*clients, *taken):
+            one.close()
+        listener.close()
+        return count
+
+    assert uvloop.run(turns()) <= 2 * 64 // ACCEPTS
