@@ -15,7 +15,7 @@ import pytest
 from fakes import SOON_S
 from proxy.front_house import House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
-from proxy.scripted_engine import DONE, Call, FakeEngine, answer_chat, event
+from proxy.scripted_engine import DONE, Call, FakeEngine, Script, answer_chat, event
 
 from launcher.address import TcpAddress
 
@@ -105,11 +105,8 @@ async def test_no_layer_before_an_engine_compresses_what_must_be_read(house: Hou
 ENDS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r", "both": b"\n"}
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("cut", [None, 3, 9])
-async def test_any_line_ends_and_comments(house: House, end: str, cut: int | None) -> None:
-    words = tuple(f" wörd{n}" for n in range(12))
-    engine = PlainEngine(CHAT, words, escaped=False)
+def cut_once(engine: PlainEngine, cut: int | None, write: Callable[[bytes], bytes]) -> Script:
+    """Tells what `engine` does, each event as `write` has it; the first answer is cut after `cut` events."""
     cuts = [cut]
 
     async def script(call: Call) -> None:
@@ -120,10 +117,23 @@ async def test_any_line_ends_and_comments(house: House, end: str, cut: int | Non
                 await asyncio.sleep(0.01)
                 call.cut()
                 return
-            data = (b": a comment\nid: 7\n" + told).replace(b"\n", ENDS[end])
-            await call.chunk(data[:-1] + b"\r\n" if end == "both" else data)
+            await call.chunk(write(told))
         await call.end_stream()
 
+    return script
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cut", [None, 3, 9])
+async def test_any_line_ends_and_comments(house: House, end: str, cut: int | None) -> None:
+    words = tuple(f" wörd{n}" for n in range(12))
+    engine = PlainEngine(CHAT, words, escaped=False)
+
+    def write(told: bytes) -> bytes:
+        data = (b": a comment\nid: 7\n" + told).replace(b"\n", ENDS[end])
+        return data[:-1] + b"\r\n" if end == "both" else data
+
+    script = cut_once(engine, cut, write)
     await house.engine(0, script)
     await house.engine(1, script)
     async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
@@ -136,19 +146,7 @@ async def test_any_line_ends_and_comments(house: House, end: str, cut: int | Non
 async def test_data_of_several_lines(house: House) -> None:
     words = tuple(f" w{n}" for n in range(12))
     engine = PlainEngine(CHAT, words)
-    cuts = [8]
-
-    async def script(call: Call) -> None:
-        limit = cuts.pop() if cuts else None
-        await call.start_stream()
-        for number, told in enumerate(engine.answer(call.body)):
-            if number == limit:
-                await asyncio.sleep(0.01)
-                call.cut()
-                return
-            await call.chunk(told.replace(b',"choices"', b'\ndata: ,"choices"'))
-        await call.end_stream()
-
+    script = cut_once(engine, 8, lambda told: told.replace(b',"choices"', b'\ndata: ,"choices"'))
     await house.engine(0, script)
     await house.engine(1, script)
     async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:

@@ -19,8 +19,7 @@ from launcher.proxy.scheduling.upstreams import Upstream, UpstreamTable
 
 WINDOW = 64  # waiting tickets looked at in one pump: bounds its time, not what may wait
 KNOWN = 4  # first tokens seen before an instance's outstanding prefill is told by time
-# Streams without a first token until then: they soon tell, and nothing waits for a guess. Of fewer, each would come after
-# as much work as the others, and the guess of what a token takes would stay for a second.
+# Streams without a first token until then: they soon tell. The more there are, the less a first burst waits.
 UNKNOWN_AT_ONCE = 4
 JUDGE_EVERY = 8  # first tokens, between two looks at whether an instance lags behind its siblings
 KV_FULL = 0.9  # of the KV cache in use, while requests wait inside: one more would only wait there
