@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from launcher.config.schema import Model, Proxy
-from launcher.proxy.catalog import Entry, MetricsPage, ModelList
+from launcher.proxy.catalog import Entry, MetricsPages, ModelList
 from launcher.proxy.instance_pages import Instance, PageFetcher
 from launcher.proxy.keys import KeyEntry, Keys
 from launcher.proxy.openai import JSON, Refusal
@@ -67,7 +67,7 @@ class Application:
         self._keys = keys
         self._sources = sources
         self._fetcher = PageFetcher()
-        self._metrics = MetricsPage(self._fetcher, clock)
+        self._metrics = MetricsPages(self._fetcher, sources.instances, clock)
         self._models = ModelList(models, sources.adapters, self._fetcher, clock)
         self.overflow = (
             None if proxy.overflow is None else Overflow(proxy.overflow, proxy, self._models.own_name)
@@ -81,19 +81,17 @@ class Application:
 
     async def loads(self) -> dict[tuple[int, int], EngineLoad]:
         """What the ready instances say they work on, by slot and generation; without those that say nothing."""
-        instances = [instance for instance in self._sources.instances() if instance.ready]
-        pages = await self._fetcher.fetch(instances, "/metrics")
         found = (
-            ((instance.slot, instance.generation), read_load(page.decode("utf-8", "replace")))
-            for instance, page in zip(instances, pages, strict=True)
-            if page is not None
+            ((instance.slot, instance.generation), read_load(page))
+            for instance, page in await self._metrics.latest()
+            if instance.ready
         )
         return {key: load for key, load in found if load is not None}
 
     async def metrics_page(self) -> str:
         """Ours, and every instance's."""
         own = metrics.render(self._sources.values(), self._sources.timings)
-        return await self._metrics.render(own, self._sources.instances)
+        return own + await self._metrics.merged()
 
     async def close(self) -> None:
         """Close what it has open to instances and to the overflow endpoint."""

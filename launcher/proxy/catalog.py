@@ -19,36 +19,54 @@ Instances = Callable[[], Sequence[Instance]]
 Clock = Callable[[], float]
 
 
-class MetricsPage:
-    """The metrics of all instances, asked and merged at most once a second; ours go before them."""
+class MetricsPages:
+    """What the instances' own metrics pages say, asked at most once a second, however many want to know."""
 
-    def __init__(self, fetcher: PageFetcher, clock: Clock) -> None:
+    def __init__(self, fetcher: PageFetcher, instances: Instances, clock: Clock) -> None:
         self._fetcher = fetcher
+        self._instances = instances
         self._clock = clock
         self._lock = asyncio.Lock()
         self._fetched: float | None = None
+        self._pages: list[tuple[Instance, str]] = []
         self._merger = Merger()
-        self._theirs = ""
+        self._merged = ""
+        self._merged_of: float | None = None  # which fetch
 
-    async def render(self, own: str, instances: Instances) -> str:
-        """One page. Of an instance that is gone, or does not answer in time, the counters stand still and the
+    async def latest(self) -> list[tuple[Instance, str]]:
+        """The pages of those that answered in time."""
+        async with self._lock:
+            return await self._latest()
+
+    async def merged(self) -> str:
+        """One page of all. Of an instance that is gone, or does not answer in time, the counters stand still and the
         gauges are missing."""
         async with self._lock:
-            if self._fetched is None or self._clock() - self._fetched >= METRICS_AGE_S:
-                await self._refresh(instances())
-                self._fetched = self._clock()
-        return own + self._theirs
+            pages = await self._latest()
+            if self._merged_of != self._fetched:
+                await self._merge(pages)
+                self._merged_of = self._fetched
+            return self._merged
 
-    async def _refresh(self, instances: Sequence[Instance]) -> None:
-        bodies = await self._fetcher.fetch(instances, "/metrics")
+    async def _latest(self) -> list[tuple[Instance, str]]:
+        if self._fetched is None or self._clock() - self._fetched >= METRICS_AGE_S:
+            instances = self._instances()
+            bodies = await self._fetcher.fetch(instances, "/metrics")
+            self._pages = [
+                (instance, body.decode("utf-8", "replace"))
+                for instance, body in zip(instances, bodies, strict=True)
+                if body is not None
+            ]
+            self._fetched = self._clock()
+            await self._fetcher.keep_only(instances)
+        return self._pages
+
+    async def _merge(self, pages: Sequence[tuple[Instance, str]]) -> None:
         self._merger.begin()
-        for instance, body in zip(instances, bodies, strict=True):
-            if body is not None:
-                text = body.decode("utf-8", "replace")
-                self._merger.add(Page(text, _labels(instance), instance.slot, instance.generation))
-                await asyncio.sleep(0)  # tokens that came meanwhile go first
-        self._theirs = self._merger.end()
-        await self._fetcher.keep_only(instances)
+        for instance, text in pages:
+            self._merger.add(Page(text, _labels(instance), instance.slot, instance.generation))
+            await asyncio.sleep(0)  # tokens that came meanwhile go first
+        self._merged = self._merger.end()
 
 
 def _labels(instance: Instance) -> dict[str, str]:

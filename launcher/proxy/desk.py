@@ -116,8 +116,7 @@ class Desk:
         if relay.rest is not None:
             self.tally.cut["continued" if outcome is Outcome.COMPLETED else "failed"] += 1
         if relay.grant is not None:
-            served = relay.committed or (outcome is Outcome.COMPLETED and exchange.status < _ERROR)
-            relay.grant.finish(relay.tokens if served else 0, now)
+            relay.grant.finish(_charged(relay, exchange, outcome), now)
         if exchange.counted:
             self._count(relay, exchange, outcome, now)
         else:
@@ -166,3 +165,12 @@ class Desk:
         for relay in self.fleet.expired(now):
             self.moves.expired(relay, now)
         self.fleet.tick(now)
+
+
+def _charged(relay: Relay, exchange: Exchange, outcome: Outcome) -> int:
+    """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
+    if relay.committed or (outcome is Outcome.COMPLETED and exchange.status < _ERROR):
+        return relay.tokens
+    if outcome is Outcome.CLIENT_ABORTED and exchange.bound is not None and relay.ticket is not None:
+        return relay.ticket.demand.prompt_tokens
+    return 0

@@ -280,6 +280,7 @@ async def test_instances_are_asked_once_a_second(room: Backroom) -> None:
     engine = await room.engine(0)
     for _ in range(3):
         await room.ask("GET", "/metrics")
+        await room.application.loads()
     assert len(engine.calls) == 1
 
 

@@ -115,6 +115,28 @@ async def test_tokens_of_whole_answers_count(build: Build, tmp_path: Path) -> No
         assert 'numa_launcher_key_tokens_total{key="app"} 800.0' in await answer.text()
 
 
+async def test_a_client_that_leaves_pays_for_its_prompt(build: Build, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = new_key(keys, "app", tokens_per_minute=1000)
+    house = await build(api_keys_file=str(keys))
+
+    async def script(call: Call) -> None:
+        await call.until_left()
+
+    engine = await house.engine(0, script)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 200}]})
+    head = {"Authorization": f"Bearer {key}"}
+    asked = house.client.post("/v1/chat/completions", data=body, headers=head)
+    client = asyncio.create_task(asked.__aenter__())
+    await until(lambda: bool(engine.calls))
+    client.cancel()
+    await until(house.balanced)
+    async with house.client.get("/metrics") as answer:
+        page = await answer.text()
+    spent = float(page.partition('numa_launcher_key_tokens_total{key="app"} ')[2].partition("\n")[0])
+    assert 200 <= spent <= 300  # 1,000 letters and what is around them, no answer
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 async def test_prompts_are_logged_only_where_that_is_wanted(
     build: Build, caplog: pytest.LogCaptureFixture, wanted: bool
