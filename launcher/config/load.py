@@ -21,7 +21,7 @@ from launcher.config.check_proxy import check_proxy
 from launcher.config.check_runtime import check_runtime
 from launcher.config.schema import Config, Model
 from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.sizes import parse_size
 
 ENV_PREFIX: Final = "NUMA_LAUNCHER_"
@@ -98,7 +98,7 @@ def _read(path: Path) -> Tree:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LauncherError(
-            f"cannot read configuration '{path}': {error.strerror}",
+            f"cannot read configuration '{path}': {reason(error)}",
             "give an existing file with -c FILE (examples: configs/)",
         ) from None
     except UnicodeDecodeError:

@@ -206,7 +206,7 @@ def test_nothing_is_written_over(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.splitlines()[0].endswith("there': it is there already")
     assert (tmp_path / "there").read_text() == "precious"
     assert main(["bundle", "-c", str(config), "-o", str(tmp_path / "no" / "folder")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "no such file or directory" in capsys.readouterr().err
 
 
 def test_of_a_full_disk_nothing_is_left(
@@ -225,7 +225,7 @@ def test_of_a_full_disk_nothing_is_left(
         patch.setattr("launcher.cli.bundle.os.fdopen", full)
         assert main(["bundle", "-c", str(config), "-o", str(file)]) == 2
     said, remedy = capsys.readouterr().err.splitlines()
-    assert said == f"cannot write '{file}': No space left on device"
+    assert said == f"cannot write '{file}': no space left on device"
     assert "space" in remedy
     assert not file.exists()
 

@@ -191,8 +191,8 @@ def test_mistakes_in_the_file(file: Path, text: str, message: str, remedy: str) 
 
 
 def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
-    assert "No such file" in refused(tmp_path / "none.toml").message
-    assert "Is a directory" in refused(tmp_path).message
+    assert "no such file" in refused(tmp_path / "none.toml").message
+    assert "is a directory" in refused(tmp_path).message
     file.write_bytes(b"\xff\xfe")
     assert "not UTF-8" in refused(file).message
     file.write_text("[layout\n")

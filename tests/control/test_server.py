@@ -213,7 +213,7 @@ async def test_a_file_that_is_no_socket_stays(tmp_path: Path, operations: FakeOp
 async def test_paths_that_can_not_be(tmp_path: Path, operations: FakeOperations) -> None:
     (tmp_path / "file").write_text("")
     for path, why in (
-        (tmp_path / "file" / "c.sock", "exists|Not a directory"),
+        (tmp_path / "file" / "c.sock", "exists|not a directory"),
         (tmp_path / ("x" * 120), "too long"),
     ):
         with pytest.raises(LauncherError, match=why) as caught:
