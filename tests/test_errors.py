@@ -15,7 +15,17 @@ from launcher.errors import reason
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
 # Where the remedy is among the arguments.
-PLACES = {"Finding": 3, "violation": 2, "warning": 2, "Cause": 2, "Rule": 3, "CutError": 1}
+PLACES = {
+    "Finding": 3,
+    "violation": 2,
+    "warning": 2,
+    "Cause": 2,
+    "Rule": 3,
+    "CutError": 1,
+    "_rule": 3,
+    "_warn": 2,
+    "_fail": 2,
+}
 
 
 def literals(node: ast.expr) -> Iterator[tuple[str, str]]:
