@@ -272,5 +272,12 @@ def test_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words[:4] == ["--unit", "numa-launcher.service", "--unit", "numa-launcher-slot*.service"]
     assert {"--lines=7", "--no-hostname"} <= set(words)
     monkeypatch.setenv("JOURNAL_CODE", "1")
-    with pytest.raises(LauncherError, match="journalctl ended with 1"):
+    with pytest.raises(LauncherError, match="cannot read the journal: journalctl ended with 1") as caught:
         bundle_parts._journal(7)
+    assert caught.value.remedy == "run it by hand: journalctl -u numa-launcher"
+    monkeypatch.setattr(bundle_parts, "SYSTEMD_RUNS", tmp_path / "no")
+    bundle = bundle_parts.Bundle()
+    bundle.add("journal.txt", "the journal", lambda: bundle_parts._journal(7))
+    assert bundle.missing == [
+        ("journal.txt", "cannot read the journal: systemd does not run here; add what the daemon has printed")
+    ]

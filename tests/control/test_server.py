@@ -432,6 +432,7 @@ async def test_reload(http: aiohttp.ClientSession, operations: FakeOperations) -
     code, body = await asked(http, "POST", "/v1/reload?dry_run=1&set=layout.use_smt%3Dtrue&set=a.b=1")
     assert (code, body["stage"]) == (200, "dry run")
     assert operations.reloads == [(["layout.use_smt=true", "a.b=1"], True, False)]
-    assert (await asked(http, "POST", "/v1/reload?" + "set=a&" * 65))[0] == 400
+    code, body = await asked(http, "POST", "/v1/reload?" + "set=a&" * 65)
+    assert (code, body["error"]["remedy"]) == (400, "put them into the configuration file (at most 64)")
     operations.refused = True
     assert (await asked(http, "POST", "/v1/reload"))[0] == 409
