@@ -16,6 +16,12 @@ class LauncherError(Exception):
         self.remedy = remedy
 
 
+def reason(error: OSError) -> str:
+    """What the system says, as it goes on after a colon: "no such file or directory"."""
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
 class NotFoundError(LauncherError):
     """What was named is not there. The control socket answers 404."""
 

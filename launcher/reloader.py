@@ -55,7 +55,9 @@ class Reloader:
         only a restart of the daemon would take it over, while another reload runs, or without a spare instance.
         """
         if self._reread is None:
-            raise RefusedError("cannot reload: the daemon was started without a file", "restart it")
+            raise RefusedError(
+                "cannot reload: the daemon was started without a file", "start it with serve -c FILE"
+            )
         if self._rolling is not None or self._comparing.locked():
             raise RefusedError("cannot reload: another reload is running", "numa-launcher reload --show")
         async with self._comparing:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from synthetic import Machine
 
+from launcher import changes
 from launcher.assembly import Assembly, assemble
 from launcher.changes import Changes, SlotChange, Step, compare
+from launcher.config.docs import to_markdown
 from launcher.config.load import parse_config
 
 MACHINE = Machine(cores=8).topology()
@@ -80,6 +82,18 @@ def test_supervision_is_taken_over_at_once() -> None:
 )
 def test_what_only_a_restart_of_the_daemon_takes_over(more: dict[str, Any], keys: tuple[str, ...]) -> None:
     assert compare(made(), made(**more)).needs_restart == keys
+
+
+def test_the_page_on_the_configuration_says_so() -> None:
+    intro = to_markdown().partition("\n## ")[0]
+    live, _, once = intro.partition("Only a restart of the daemon takes over")
+    for section in changes._ONCE:
+        assert f"`[{section}]`" in once
+    for setting in changes._BUILT_IN:
+        assert f"`{setting}`" in once
+    for section in changes._LIVE:
+        assert f"`[{section}]` at once" in live
+    assert all(words in once for words in ("models' names", "aliases", "reserved"))
 
 
 def test_how_many_requests_an_instance_runs_is_a_change_of_its_own() -> None:

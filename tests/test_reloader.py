@@ -131,6 +131,15 @@ async def test_a_file_that_cannot_be_used_changes_nothing() -> None:
         assert reloader.show() == {"stage": "none"}
 
 
+async def test_a_daemon_without_a_file_has_nothing_to_read_again() -> None:
+    house = House(made(), made())
+    async with house.play() as reloader:
+        reloader._reread = None
+        with pytest.raises(RefusedError, match="started without a file") as caught:
+            await house.ask()
+        assert caught.value.remedy == "start it with serve -c FILE"
+
+
 async def test_what_should_not_happen_is_said_and_does_not_look_like_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

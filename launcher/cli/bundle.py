@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import options
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 if TYPE_CHECKING:
     from launcher.cli.bundle_parts import Bundle
@@ -74,7 +74,7 @@ def _write(file: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise LauncherError(
-            f"cannot write '{file}': {error.strerror}",
+            f"cannot write '{file}': {reason(error)}",
             "name a file with -o in a folder that is there, writable, and has space",
         ) from None
 

@@ -76,7 +76,7 @@ class Bundle:
         try:
             made = make()
         except LauncherError as error:
-            self.missing.append((name, self.redactor.text(error.message)))
+            self.missing.append((name, self.redactor.text(f"{error.message}; {error.remedy}")))
             return
         except Exception as error:  # whatever is broken here is why the bundle is made
             self.missing.append((name, self.redactor.text(f"{type(error).__name__}: {error}")))
@@ -238,12 +238,17 @@ def _journal(lines: int) -> str:
     """Under systemd; elsewhere the daemon's lines go where its standard error goes."""
     program = shutil.which("journalctl")
     if program is None or not SYSTEMD_RUNS.is_dir():
-        raise LauncherError("systemd does not run here; add what the daemon has printed", "")
+        raise LauncherError(
+            "cannot read the journal: systemd does not run here", "add what the daemon has printed"
+        )
     units = [word for unit in _UNITS for word in ("--unit", unit)]
     done = subprocess.run(
         [program, *units, f"--lines={lines}", "--no-pager", "--no-hostname", "--utc", "--output=short-iso"],
         capture_output=True, text=True, errors="replace", timeout=JOURNAL_S, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if done.returncode != 0:
-        raise LauncherError(f"journalctl ended with {done.returncode}: {done.stderr.strip()[:200]}", "")
+        raise LauncherError(
+            f"cannot read the journal: journalctl ended with {done.returncode}: {done.stderr.strip()[:200]}",
+            "run it by hand: journalctl -u numa-launcher",
+        )
     return done.stdout

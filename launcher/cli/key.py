@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("/etc/numa-launcher/api-keys")
 _LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
+_MAX_LIMIT = 10**12
+
+
+def _number(text: str) -> int:
+    """As people write large ones: 1_000_000 or 1,000,000."""
+    return options.whole(1, _MAX_LIMIT)(text.replace("_", "").replace(",", ""))
+
+
+_LIMIT = options.Value("a number of 1 or more", _number)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="make a key and print it, once", allow_abbrev=False)
     add.add_argument("name", metavar="NAME", help="who gets it; shown in logs and metrics")
-    add.add_argument("--concurrency", type=_limit, metavar="N", help="requests that wait or run at once")
-    add.add_argument("--requests-per-minute", type=_limit, metavar="N", help="requests started per minute")
-    add.add_argument("--tokens-per-minute", type=_limit, metavar="N", help="tokens of prompts and answers")
+    add.add_argument("--concurrency", type=_LIMIT, metavar="N", help="requests that wait or run at once")
+    add.add_argument("--requests-per-minute", type=_LIMIT, metavar="N", help="requests started per minute")
+    add.add_argument("--tokens-per-minute", type=_LIMIT, metavar="N", help="tokens of prompts and answers")
     add.add_argument(
         "--model", action="append", default=[], metavar="M", dest="models",
         help="the only model it may name; may be repeated (default: all)",
@@ -62,14 +71,6 @@ def run(args: argparse.Namespace) -> int:
             return _list(args, path)
         case _:
             return _revoke(args, path)
-
-
-def _limit(text: str) -> int:
-    """An argparse type."""
-    digits = text.replace("_", "").replace(",", "")
-    if not digits.isdecimal() or not 1 <= int(digits) <= 10**12:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
-    return int(digits)
 
 
 def _file_of(args: argparse.Namespace) -> str:

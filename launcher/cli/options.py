@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,28 +89,50 @@ def client_of(args: argparse.Namespace) -> ControlClient:
     return ControlClient(path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET)
 
 
-def slot_number(text: str) -> int:
-    """An argparse type."""
-    return _number(text, "slot number")
+class Value:
+    """An argparse type that says what it wants: an error's remedy is "give " and that."""
+
+    def __init__(self, wanted: str, read: Callable[[str], Any]) -> None:
+        """`read` raises ValueError for what is not that."""
+        self.wanted = wanted
+        self._read = read
+
+    def __call__(self, text: str) -> Any:
+        """Called by argparse."""
+        try:
+            return self._read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not {self.wanted}") from None
 
 
-def count(text: str) -> int:
-    """An argparse type: how many."""
-    return _number(text, "number")
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number within bounds, as digits alone: int() takes much more."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least or (most and int(text) > most):
+            raise ValueError
+        return int(text)
+
+    return read
 
 
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' is no {what}")
-    return int(text)
+def _seconds(text: str) -> float:
+    if not 0 <= (value := float(text)) < math.inf:
+        raise ValueError
+    return value
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def since(text: str) -> float:
-    """An argparse type: how many seconds ago, of "90s", "10m", "2h" or "1d"."""
-    unit = _UNITS.get(text[-1:])
-    if unit is None or not (text[:-1].isascii() and text[:-1].isdecimal()):
-        raise argparse.ArgumentTypeError(f"'{text}' is no time such as 90s, 10m, 2h or 1d")
-    return float(int(text[:-1]) * unit)
+def _ago(text: str) -> float:
+    if text[-1:] not in _UNITS:
+        raise ValueError
+    return float(whole(0)(text[:-1]) * _UNITS[text[-1]])
+
+
+slot_number: Final = Value("a slot number", whole(0))
+count: Final = Value("a number of 0 or more", whole(0))
+seconds: Final = Value("a number of seconds", _seconds)
+since: Final = Value("a time such as 90s, 10m, 2h or 1d", _ago)
+"""How many seconds ago."""

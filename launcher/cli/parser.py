@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NoReturn
 
 _CHOICE: Final = re.compile(r"argument [A-Z]+: invalid choice: '(?P<word>[^']*)'")
+_ARGUMENT: Final = re.compile(r"argument (?P<name>[^:]+): (?P<why>.*)", re.DOTALL)
 _MISSING: Final = re.compile(r"the following arguments are required: (?P<names>.*)")
 
 
@@ -53,9 +54,26 @@ class Parser(argparse.ArgumentParser):
             if missing["names"] == "VERB":
                 self.print_help(sys.stderr)
                 self.exit(2)
-            message = f"{missing['names']} is missing"
-        usage = " ".join(self.format_usage().split())
-        self._refuse(f"run {self._what}: {message.removeprefix('argument ')}", usage)
+            names = missing["names"]
+            wanted = names if branch is None else f"{names}: {', '.join(branch.choices)}"
+            self._refuse(f"run {self._what}: {names} is missing", f"give {wanted}; {self.prog} --help")
+        if (argument := _ARGUMENT.match(message)) is not None:
+            self._refuse_value(**argument.groupdict())
+        self._refuse(f"run {self._what}: {message}", f"{self.prog} --help")
+
+    def _refuse_value(self, name: str, why: str) -> NoReturn:
+        """An argument that is known, and what argparse or its type says of it."""
+        action = next(its for its in self._actions if argparse._get_action_name(its) == name)
+        wanted = getattr(action.type, "wanted", action.metavar or "a value")
+        remedy = f"give {wanted}"
+        if action.choices is not None:
+            remedy = f"choose one of {', '.join(map(str, action.choices))}"
+            why = why.partition(" (choose from")[0]
+        elif why.startswith("not allowed with"):
+            remedy = "leave one of the two out"
+        elif why.startswith("expected"):
+            why = "its value is missing"
+        self._refuse(f"run {self._what}: {name}: {why}", f"{remedy}; {self.prog} --help")
 
     @property
     def _what(self) -> str:

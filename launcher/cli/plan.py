@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from launcher.cli import machine, options
 from launcher.columns import table
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 if TYPE_CHECKING:
     from launcher.assembly import Assembly
@@ -121,5 +121,5 @@ def write_file(file: Path, data: bytes) -> None:
         file.write_bytes(data)
     except OSError as error:
         raise LauncherError(
-            f"cannot write '{file}': {error.strerror}", "name a file in a folder that is there and writable"
+            f"cannot write '{file}': {reason(error)}", "name a file in a folder that is there and writable"
         ) from None

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from launcher.cli import options
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 
@@ -41,10 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="stop after the first answer, exit 0")
     parser.add_argument(
-        "--instances", type=int, metavar="N", help="instances per socket (default: by the number of cores)"
+        "--instances",
+        type=options.Value("a number of 1 or more", options.whole(1)),
+        metavar="N",
+        help="instances per socket (default: by the number of cores)",
     )
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="P", help="port of the endpoint on 127.0.0.1 (default 8000)"
+        "--port",
+        type=options.Value("a port from 1 to 65535", options.whole(1, 65535)),
+        default=8000,
+        metavar="P",
+        help="port of the endpoint on 127.0.0.1 (default 8000)",
     )
     parser.add_argument(
         "--state-dir", type=Path, default=Path(".quickstart"), metavar="DIR", help="sockets, caches and logs"

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if parser.prog.endswith("scale"):
         parser.add_argument(
             "instances",
-            type=_instances,
+            type=options.Value('a number of 1 or more, or "auto"', _instances),
             metavar="N",
             help='instances per socket, or "auto", until the next reload',
         )
@@ -38,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _instances(text: str) -> str:
-    """An argparse type."""
-    if text != "auto" and not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"'{text}' is neither a number from 1 nor \"auto\"")
-    return text
+    return text if text == "auto" else str(options.whole(1)(text))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,8 +40,8 @@ def refuse_unless_terminal() -> None:
     remedy = "use `numa-launcher status --watch`, or `status --json` for machines"
     if not sys.stdout.isatty():
         raise LauncherError("cannot draw: standard output is no terminal", remedy)
-    if os.environ.get("TERM", "dumb") in {"dumb", "unknown"}:
-        raise LauncherError(f"cannot draw on a terminal of TERM='{os.environ.get('TERM', '')}'", remedy)
+    if (term := os.environ.get("TERM", "")) in {"", "dumb", "unknown"}:
+        raise LauncherError(f"cannot draw: TERM='{term}' can't move the cursor", remedy)
 
 
 class TerminalScreen:

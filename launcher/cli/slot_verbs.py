@@ -31,11 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     if verb is Verb.DRAIN:
         parser.add_argument(
-            "--deadline", type=float, metavar="S", help="end what is still in flight after S seconds"
+            "--deadline",
+            type=options.seconds,
+            metavar="S",
+            help="end what is still in flight after S seconds",
         )
     parser.add_argument("--no-wait", action="store_true", help="ask, and return at once")
     parser.add_argument(
-        "--timeout", type=float, default=3600.0, metavar="S", help="give up waiting after S seconds"
+        "--timeout", type=options.seconds, default=3600.0, metavar="S", help="give up waiting after S seconds"
     )
     parser.add_argument("--json", action="store_true", help="print the slot's last status for machines")
 

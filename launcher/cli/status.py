@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
     parser.add_argument(
         "--watch",
-        type=float,
+        type=options.seconds,
         nargs="?",
         const=2.0,
         metavar="S",

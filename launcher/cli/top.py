@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which daemon, and how often."""
     options.add_socket(parser)
     parser.add_argument(
-        "-d", "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (default 2)"
+        "-d",
+        "--interval",
+        type=options.seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds between two looks (default 2)",
     )
 
 

@@ -7,7 +7,6 @@ Later wins: defaults, file, environment (``NUMA_LAUNCHER_SECTION__KEY=value``), 
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -19,16 +18,13 @@ import msgspec
 
 from launcher.config.check_proxy import check_proxy
 from launcher.config.check_runtime import check_runtime
-from launcher.config.schema import Config, Model
+from launcher.config.explain import Tree, explain, origin_of
+from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.sizes import parse_size
 
 ENV_PREFIX: Final = "NUMA_LAUNCHER_"
-
-Tree = dict[str, Any]
-Origins = dict[str, str]
-"""Who said a key: the last one comes last."""
 
 
 def load_config(
@@ -39,7 +35,7 @@ def load_config(
     `base` stands in for the file's content where `path` is None.
     """
     tree = _read(path) if path is not None else copy.deepcopy(base or {})
-    origins: Origins = {}
+    origins: dict[str, str] = {}  # who said a key: the last one comes last
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             key = _key_of_variable(name.removeprefix(ENV_PREFIX))
@@ -63,8 +59,8 @@ def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = Mappin
     try:
         config = msgspec.convert(tree, Config, strict=True)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), tree, origin, origins) from None
-    _check_values(config, lambda key: _origin_of(key, origin, origins))
+        raise explain(str(error), tree, origin, origins) from None
+    _check_values(config, lambda key: origin_of(key, origin, origins))
     return config
 
 
@@ -76,29 +72,12 @@ def _key_of_variable(name: str) -> str:
     return name.lower().replace("__", ".")
 
 
-def _origin_of(at: str, origin: str, origins: Mapping[str, str]) -> str:
-    """Who said the value at a path such as `models[0].path`: the last override of it or of a part of it."""
-    key = re.sub(r"\[(\d+)\]", r".\1", at)
-    for said, name in reversed(list(origins.items())):
-        if key == said or key.startswith(f"{said}."):
-            return name
-    return origin
-
-
-def _origin_of_unknown(at: str, tree: Tree, origin: str, origins: Mapping[str, str]) -> str:
-    """As `_origin_of`, of a key that is not in the schema; an override of a key below it has made it."""
-    made = _value_at(tree, at)
-    below = [name for said, name in origins.items() if said.startswith(f"{at}.")]
-    overridden = bool(below) and isinstance(made, dict) and len(made) == len(below)
-    return below[-1] if overridden else _origin_of(at, origin, origins)
-
-
 def _read(path: Path) -> Tree:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LauncherError(
-            f"cannot read configuration '{path}': {error.strerror}",
+            f"cannot read configuration '{path}': {reason(error)}",
             "give an existing file with -c FILE (examples: configs/)",
         ) from None
     except UnicodeDecodeError:
@@ -127,6 +106,12 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
         if isinstance(table, list) and parent.isdigit() and int(parent) < len(table):
             table = table[int(parent)]
             continue
+        if parent.isdigit() and table is tree.get("models") and isinstance(table, list):
+            there = f"there {'is' if len(table) == 1 else 'are'} {len(table)}, numbered from 0"
+            raise LauncherError(
+                f"cannot use {origin}: there is no [[models]] entry {parent} ({there})",
+                "name one that is there, or add a [[models]] table to the file",
+            )
         table = table.setdefault(parent, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict | list):
             break
@@ -135,78 +120,6 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
             f"cannot use {origin}: '{key}' is not section.key", "name a key such as proxy.listen"
         )
     table[last] = value
-
-
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$(?P<at>[^`]*)`)?")
-_WRONG: Final = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>[^`]*)`)?$", re.DOTALL)
-
-
-def _explain(error: str, tree: Tree, origin: str, origins: Mapping[str, str]) -> LauncherError:
-    """Turn msgspec's message into `cannot X: why` with the value, and a remedy."""
-    unknown = _UNKNOWN.match(error)
-    if unknown:
-        at = (unknown["at"] or "").lstrip(".")
-        origin = _origin_of_unknown(f"{at}.{unknown['key']}".lstrip("."), tree, origin, origins)
-        known = _known_keys(at)
-        close = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.6)
-        where = f"[{at.split('[')[0]}]" if at else "the file"
-        remedy = f"did you mean '{close[0]}'?" if close else f"known keys of {where}: {', '.join(known)}"
-        return LauncherError(f"cannot use {origin}: unknown key '{unknown['key']}' in {where}", remedy)
-    wrong = _WRONG.match(error)
-    at = (wrong["at"] or "") if wrong else ""
-    what = (wrong["what"] if wrong else error).removeprefix("Object ")
-    origin = _origin_of(at, origin, origins)
-    value = _value_at(tree, at)
-    shown = f" = {value!r}" if at and value is not None and not isinstance(value, dict) else ""
-    key = at or "the file"
-    description = _describe(at)
-    remedy = f"{key}: {description}" if description else f"see docs/configuration.md for '{key}'"
-    if "missing required field `models`" in what:
-        remedy = 'add a [[models]] table with name = "..." and path = "..."'
-    elif "missing required field" in what:
-        remedy = f"add it to {key}"
-    return LauncherError(f"cannot use {origin}: {key}{shown}: {what[0].lower()}{what[1:]}", remedy)
-
-
-def _known_keys(at: str) -> list[str]:
-    """Keys of the table at a msgspec path such as `proxy` or `models[0]`."""
-    kind: Any = Config
-    for part in re.findall(r"[a-z_]+", at):
-        field = _field(kind, part)
-        if field is None:
-            return []
-        kind = Model if part == "models" else field.type
-    return [f.encode_name for f in msgspec.structs.fields(kind)]
-
-
-def _describe(at: str) -> str:
-    """The schema's own words for the key at a msgspec path; empty for a table."""
-    *parents, last = re.findall(r"[a-z_]+", at) or [""]
-    kind: Any = Model if parents == ["models"] else Config
-    for part in parents if parents != ["models"] else ():
-        parent = _field(kind, part)
-        kind = parent.type if parent else None
-    field = _field(kind, last) if kind is not None else None
-    notes: tuple[Any, ...] = getattr(field.type, "__metadata__", ()) if field else ()
-    return next(
-        (note.description for note in notes if isinstance(note, msgspec.Meta) and note.description), ""
-    )
-
-
-def _field(kind: Any, name: str) -> Any:
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return None
-    return next((f for f in msgspec.structs.fields(kind) if f.encode_name == name), None)
-
-
-def _value_at(tree: Tree, at: str) -> Any:
-    value: Any = tree
-    for part in re.findall(r"\w+", at.replace("[...]", "")):
-        try:
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return None
-    return value
 
 
 def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
@@ -223,7 +136,10 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
             parse_size(text)
         except ValueError as error:
             raise LauncherError(
-                f"cannot use {origin_of(key)}: {key}: {error}", 'write "auto" or a size such as "40GiB"'
+                f"cannot use {origin_of(key)}: {key}: {error}",
+                'write "auto" or a size such as "40GiB"'
+                if key.startswith("memory.")
+                else 'write a size such as "400GiB", or leave it out',
             ) from None
     if config.layout.cpus is not None:
         _check_cpus(config.layout.cpus, origin_of("layout.cpus"))
@@ -238,11 +154,12 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
     check_runtime(config, origin_of)
     for listen in config.proxy.listen:
         parse_listen(listen, origin_of("proxy.listen"))
-    if config.supervision.backoff_max_s < config.supervision.backoff_initial_s:
+    least, most = config.supervision.backoff_initial_s, config.supervision.backoff_max_s
+    if most < least:
         raise LauncherError(
-            f"cannot use {origin_of('supervision.backoff_max_s')}: supervision.backoff_max_s = "
-            f"{config.supervision.backoff_max_s} < backoff_initial_s",
-            "raise backoff_max_s",
+            f"cannot use {origin_of('supervision.backoff_max_s')}: supervision.backoff_max_s = {most:g} is less than "
+            f"backoff_initial_s = {least:g}",
+            f"raise backoff_max_s to {least:g} or more, or lower backoff_initial_s",
         )
 
 

@@ -1,7 +1,7 @@
 """What the operator asked for: one frozen schema for the file, the environment, flags and docs.
 
-Every field carries its description, so `numa-launcher config` and docs/configuration.md are
-generated from here. Durations end in `_s` (seconds), sizes in `_bytes` or are text like "40GiB".
+Every field carries its description: docs/configuration.md and the remedies for wrong values are made
+from here. Durations end in `_s` (seconds); sizes end in `_bytes`, or are text like "40GiB".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Model(Section, frozen=True):
         False
     )
     sockets: Annotated[
-        tuple[NonNegativeInt, ...] | None, Meta(description="Serve on these sockets only. Default: all.")
+        tuple[NonNegativeInt, ...] | None, Meta(description="Serve on these CPU sockets only. Default: all.")
     ] = None
     nodes: Annotated[
         tuple[NonNegativeInt, ...] | None, Meta(description="Serve on these NUMA nodes only. Default: all.")
@@ -124,7 +124,10 @@ class Engine(Section, frozen=True):
         tuple[str, ...], Meta(description="Arguments added to vLLM's; one that is already there is replaced.")
     ] = ()
     env: Annotated[
-        dict[str, str], Meta(description="Environment added to the instances'; wins over ours.")
+        dict[str, str],
+        Meta(
+            description="Environment added to the instances'; wins over ours.", examples=[{"NAME": "value"}]
+        ),
     ] = field(default_factory=dict)
     hf_token_file: Annotated[
         str | None,
@@ -181,11 +184,19 @@ class Overflow(Section, frozen=True):
 
     url: Annotated[
         str,
-        Meta(pattern="^https?://", description="Base URL up to and with /v1; requests may leave this host."),
+        Meta(
+            pattern="^https?://",
+            description="Base URL up to and with /v1; requests may leave this host.",
+            examples=["https://host/v1"],
+        ),
     ]
     models: Annotated[
         dict[str, str],
-        Meta(min_length=1, description="Models that may go there: our name to the name they have there."),
+        Meta(
+            min_length=1,
+            description="Models that may go there: our name to the name they have there.",
+            examples=[{"our-name": "their-name"}],
+        ),
     ]
     api_key_file: Annotated[
         str | None, Meta(description="File that holds the key sent there; the client's own never leaves.")

@@ -70,7 +70,10 @@ class Answers:
     async def _reload(self, request: web.Request) -> web.Response:
         overrides = request.query.getall("set", [])
         if len(overrides) > MAX_OVERRIDES:
-            raise LauncherError(f"cannot reload with {len(overrides)} overrides: too many", "use the file")
+            raise LauncherError(
+                f"cannot reload with {len(overrides)} overrides: too many",
+                f"put them into the configuration file (at most {MAX_OVERRIDES})",
+            )
         begun = await self._operations.reload(
             overrides, dry_run=flag(request, "dry_run"), force=flag(request, "force")
         )

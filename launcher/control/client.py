@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from launcher.control.messages import PREFIX
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 TIMEOUT_S: Final = 30.0
 
@@ -106,7 +106,7 @@ class ControlClient:
         except ConnectionRefusedError:
             connection.close()
             raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': Connection refused: a daemon was there, and is no more",
+                f"cannot reach numa-launcher on '{self._path}': connection refused: a daemon was there, and is no more",
                 "read its last words (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
                 "or `numa-launcher serve -c FILE`)",
             ) from None
@@ -124,7 +124,7 @@ class ControlClient:
             ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            why = reason(error) if isinstance(error, OSError) else error
             raise UnreachableError(
                 f"cannot reach numa-launcher on '{self._path}': {why}",
                 "check that the daemon runs and that you may use its socket (group of the file)",

@@ -19,7 +19,7 @@ from launcher.control.connections import Counts, Gate
 from launcher.control.messages import ENDPOINTS, PREFIX, Endpoint
 from launcher.control.operations import Operations
 from launcher.control.peers import Peer, group_id, may_use, peer_of
-from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError
+from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError, reason
 from launcher.redaction import Redactor
 
 log = logging.getLogger("launcher.control")
@@ -90,7 +90,7 @@ class ControlServer:
         except OSError as error:
             await self.stop()
             raise LauncherError(
-                f"cannot open the control socket '{self._path}': {error.strerror or error}",
+                f"cannot open the control socket '{self._path}': {reason(error)}",
                 "choose another control.socket, or another control.group",
             ) from None
         finally:
@@ -130,7 +130,7 @@ class ControlServer:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         except OSError as error:
             raise LauncherError(
-                f"cannot open the control socket '{self._path}': {error.strerror}",
+                f"cannot open the control socket '{self._path}': {reason(error)}",
                 "run as a user who may write there, or set control.socket",
             ) from None
         try:
@@ -143,7 +143,7 @@ class ControlServer:
             return
         except OSError as error:  # somebody's, and not ours to remove
             raise LauncherError(
-                f"cannot open the control socket '{self._path}': {error.strerror or error}",
+                f"cannot open the control socket '{self._path}': {reason(error)}",
                 "run as a user who may use it, or set control.socket",
             ) from None
         writer.close()

@@ -15,7 +15,7 @@ from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.stack import Stack
 from launcher.engines.vllm import VllmEngine
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 # sockaddr_un.sun_path is 108 bytes with its NUL.
 MAX_SOCKET_PATH: Final = 107
@@ -140,7 +140,7 @@ def read_token(path: Path) -> str:
     try:
         token = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        why = reason(error) if isinstance(error, OSError) else "it is not text"
         raise LauncherError(
             f"cannot read engine.hf_token_file {str(path)!r}: {why}",
             "write the token there, readable by this user",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from launcher.engines.base import Container, Launch
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.instances.ports import Exit
 
 # For podman or docker to list and remove what an earlier daemon left.
@@ -97,7 +97,7 @@ async def _ask(argv: tuple[str, ...]) -> str:
             start_new_session=True,
         )
     except OSError as error:
-        raise LauncherError(f"cannot run {name}: {error.strerror}", f"install {name}") from error
+        raise LauncherError(f"cannot run {name}: {reason(error)}", f"install {name}") from error
     try:
         async with asyncio.timeout(CLIENT_S):
             out, said = await client.communicate()

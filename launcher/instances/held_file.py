@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+from launcher.errors import reason
 from launcher.instances.state_file import write_private
 
 log = logging.getLogger("launcher.instances")
@@ -37,7 +38,7 @@ class HeldFile:
         except OSError as error:
             log.warning(
                 "slot %d: cannot write '%s': %s; the next daemon does not know that it is %sheld",
-                slot, self._path, error.strerror or error, "" if held else "no longer ", extra={"slot": slot},
+                slot, self._path, reason(error), "" if held else "no longer ", extra={"slot": slot},
             )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from launcher.address import UnixAddress
 from launcher.cpuset import CpuSet
 from launcher.engines.base import MARK, Launch
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.instances import containers
 from launcher.instances.ports import Exit, Inherited
 
@@ -115,7 +115,7 @@ class DirectSpawner:
             return await self._spawn(slot, generation, launch, on_line)
         except OSError as error:  # no folder for the socket, no process, no file descriptor, ...
             raise LauncherError(
-                f"cannot start slot {slot}: {error.strerror or error}",
+                f"cannot start slot {slot}: {reason(error)}",
                 "check the run folder, free memory, and the limits on processes and open files",
             ) from error
 

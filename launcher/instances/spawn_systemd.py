@@ -24,7 +24,7 @@ import msgspec
 from launcher.address import Address, UnixAddress
 from launcher.engines.base import MARK, Launch
 from launcher.engines.environment import secret_names
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.host.journal_reader import Follower, Line, history
 from launcher.host.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts, cannot_reach
 from launcher.instances.ports import Exit, Inherited
@@ -128,7 +128,7 @@ class SystemdSpawner:
             raise cannot_reach(error) from error
         except OSError as error:
             raise LauncherError(
-                f"cannot start slot {slot}: {error.strerror or error}",
+                f"cannot start slot {slot}: {reason(error)}",
                 f"check owner and space of '{self._state.path}' and of the run folder",
             ) from error
 

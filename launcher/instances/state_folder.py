@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.errors import reason
 from launcher.instances.state_file import Record, StateFile, write_private
 from launcher.instances.unit import secrets_text
 
@@ -32,7 +33,7 @@ class StateFolder:
         except OSError as error:
             log.warning(
                 "cannot write '%s': %s; a daemon that starts now would start slot %d anew",
-                self._file.path, error.strerror or error, record.slot, extra={"slot": record.slot},
+                self._file.path, reason(error), record.slot, extra={"slot": record.slot},
             )  # fmt: skip
 
     def forget(self, slot: int) -> None:
@@ -40,7 +41,7 @@ class StateFolder:
         try:
             self._file.remove(slot)
         except OSError as error:  # harmless: what the old record speaks of is looked at before it is believed
-            log.warning("cannot write '%s': %s", self._file.path, error.strerror or error)
+            log.warning("cannot write '%s': %s", self._file.path, reason(error))
 
     @contextlib.contextmanager
     def secrets(self, slot: int, values: Mapping[str, str]) -> Iterator[str | None]:

@@ -207,7 +207,7 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
                     "violation",
                     "memory-unknown",
                     f"cannot size the KV cache for {what}: {why}",
-                    'Set memory.kv_cache to a size such as "4GiB", or download the model first.',
+                    'set memory.kv_cache to a size such as "4GiB", or download the model first',
                 )
             )
         else:
@@ -216,7 +216,7 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
                     "warning",
                     "memory-unchecked",
                     f"whether memory suffices could not be checked for {what}: {why}",
-                    "Watch the first start; vLLM refuses when it does not fit.",
+                    "watch the first start; vLLM refuses when it does not fit",
                 )
             )
     return found
@@ -233,11 +233,11 @@ def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
     )
     explicit = largest.given_bytes is not None
     remedy = (
-        "Lower memory.kv_cache or instances_per_socket, or use a smaller model."
+        "lower memory.kv_cache or instances_per_socket, or use a smaller model"
         if explicit
-        else f"Lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
+        else f"lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
         "KV cache), "
-        "instances_per_socket or memory.reserve, or use a smaller model."
+        "instances_per_socket or memory.reserve, or use a smaller model"
     )
     return Finding(
         "violation",
@@ -261,5 +261,5 @@ def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
                 "kv-too-small",
                 f"cannot start {name!r} with {format_size(given)} of KV cache: one request of max_model_len needs "
                 f"{format_size(demand.need_bytes)}",
-                f"Set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len.",
+                f"set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len",
             )

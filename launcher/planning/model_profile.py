@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.planning.gguf import read_gguf
 from launcher.planning.profile import UNKNOWN, ModelProfile, kv_cache_dtype, profile_of
 from launcher.planning.weights import Weights, gguf_weights, read_weights
 
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REMEDY: Final = (
-    "Give models.path a directory with config.json and *.safetensors, *.bin or *.gguf files, or a Hugging Face "
-    "repository id."
+    "give models.path a directory with config.json and *.safetensors, *.bin or *.gguf files, or a Hugging Face "
+    "repository id"
 )
 
 
@@ -38,7 +38,8 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
             config, weights = headers[0].as_config(), gguf_weights(gguf, headers)
         profile = profile_of(config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source)
     except (ValueError, OSError) as error:
-        raise LauncherError(f"cannot read model {path!r}: {error}", _REMEDY) from error
+        what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else f"{error}"
+        raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
     except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # A key of another type than every model of that kind has.
         what = f"config.json is not understood ({type(error).__name__}: {error})"
@@ -90,7 +91,8 @@ def _json(path: str, file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None
     except (OSError, ValueError) as error:
-        raise LauncherError(f"cannot read model {path!r}: {file.name}: {error}", _REMEDY) from error
+        what = reason(error) if isinstance(error, OSError) else f"{error}"
+        raise LauncherError(f"cannot read model {path!r}: {file.name}: {what}", _REMEDY) from error
     if not isinstance(parsed, dict):
         raise LauncherError(f"cannot read model {path!r}: {file.name} is not a JSON object", _REMEDY)
     return parsed

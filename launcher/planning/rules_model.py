@@ -31,7 +31,7 @@ def block_size(subject: Subject) -> Iterator[Finding]:
                 "block-size",
                 f"cannot use block_size = {serving.block_size} for {model.name!r}: it is not a multiple of "
                 f"{_BLOCK_STEP}",
-                f"Set block_size to {below}, or leave it out for {DEFAULT_BLOCK_SIZE}.",
+                f"set block_size to {below}, or leave it out for {DEFAULT_BLOCK_SIZE}",
             )
 
 
@@ -46,14 +46,14 @@ def latent_attention(subject: Subject) -> Iterator[Finding]:
                 "latent-width",
                 f"cannot run {model.name!r} here: its latent has {latent} elements, and without AMX vLLM's kernel "
                 f"takes {_LATENT}",
-                "Use a machine with AMX, or set VLLM_MLA_DISABLE=1 in engine.env.",
+                "use a machine with AMX, or set VLLM_MLA_DISABLE=1 in engine.env",
             )
         elif profile.mla:
             yield warning(
                 "latent-reference",
                 f"{model.name!r} has latent attention, which vLLM computes with a reference kernel on CPUs without "
                 "AMX: no chunked prefill, no prefix caching, blocks of 16 tokens",
-                "Expect slow prompts; set max_model_len no higher than needed.",
+                "expect slow prompts; set max_model_len no higher than needed",
             )
 
 
@@ -70,7 +70,7 @@ def head_size(subject: Subject) -> Iterator[Finding]:
                 "head-size",
                 f"cannot run {model.name!r} on CPU: its attention heads have {size} elements, and vLLM's kernels take "
                 f"{', '.join(map(str, sorted(_HEAD_SIZES)))}",
-                "Use another model.",
+                "use another model",
             )
 
 
@@ -81,7 +81,7 @@ def float16_on_zen(subject: Subject) -> Iterator[Finding]:
             yield violation(
                 "float16-on-zen",
                 f"cannot run {model.name!r} as float16: AMD Zen computes bfloat16 and float32",
-                'Set dtype = "bfloat16".',
+                'set dtype = "bfloat16"',
             )
 
 
@@ -98,7 +98,7 @@ def tensor_parallel(subject: Subject) -> Iterator[Finding]:
             yield violation(
                 "tensor-parallel-heads",
                 f"cannot split {model.name!r} over {ranks} ranks: its {what} do not divide",
-                "Set tensor_parallel_size to a divisor of the head counts.",
+                "set tensor_parallel_size to a divisor of the head counts",
             )
 
 
@@ -111,7 +111,7 @@ def context_length(subject: Subject) -> Iterator[Finding]:
                 "max-model-len",
                 f"cannot serve {model.name!r} with max_model_len = {serving.max_model_len}: its config.json allows "
                 f"{own}",
-                f"Set max_model_len to at most {own}.",
+                f"set max_model_len to at most {own}",
             )
 
 
@@ -125,20 +125,20 @@ def quantization(subject: Subject) -> Iterator[Finding]:
             yield violation(
                 "quantization-differs",
                 f"cannot load {model.name!r} as {model.quantization}: its config.json says {profile.quantization}",
-                f'Set quantization = "{profile.quantization}", or leave it out.',
+                f'set quantization = "{profile.quantization}", or leave it out',
             )
         elif profile.quantization and profile.quantization not in known:
             yield warning(
                 "quantization-cpu",
                 f"{model.name!r} is quantized with {profile.quantization}; vLLM on this CPU documents "
                 f"{', '.join(sorted(known))}",
-                "Use a checkpoint in one of those, or an unquantized one.",
+                "use a checkpoint in one of those, or an unquantized one",
             )
         if profile.file_format == "gguf":
             yield warning(
                 "gguf",
                 f"{model.name!r} is in GGUF files, which vLLM 0.32 does not load by itself",
-                'Use safetensors, or engine.kind = "command" with a server that reads GGUF.',
+                'use safetensors, or engine.kind = "command" with a server that reads GGUF',
             )
 
 
@@ -153,7 +153,7 @@ def kv_cache_type(subject: Subject) -> Iterator[Finding]:
                 "kv-cache-dtype",
                 f"cannot keep the KV cache of {model.name!r} as {asked!r}: vLLM on CPU takes "
                 + ("auto for latent attention" if profile.mla else "auto, fp8, fp8_e4m3 and fp8_e5m2"),
-                "Remove --kv-cache-dtype from engine.args.",
+                "remove --kv-cache-dtype from engine.args",
             )
 
 
@@ -168,7 +168,7 @@ def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
                 "kv-not-whole-gib",
                 f"{serving.kv_source} is {format_size(asked)}, and vLLM {subject.facts.vllm or ''} takes whole GiB: "
                 f"{model.name!r} gets {max(1, asked // GIB)} GiB",
-                f'Set memory.kv_cache = "{max(1, asked // GIB)}GiB".',
+                f'set memory.kv_cache = "{max(1, asked // GIB)}GiB"',
             )
 
 
@@ -182,7 +182,7 @@ def sliding_window(subject: Subject) -> Iterator[Finding]:
                 "sliding-window-full",
                 f"{model.name!r} has layers that look back {profile.sliding_window} tokens, but with "
                 "--disable-hybrid-kv-cache-manager they keep all of them",
-                "Remove --disable-hybrid-kv-cache-manager from engine.args.",
+                "remove --disable-hybrid-kv-cache-manager from engine.args",
             )
 
 
@@ -194,7 +194,7 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
                 "state-unknown",
                 f"{model.name!r} has recurrent layers whose state its config.json does not describe: the plan counts "
                 "none for them",
-                "Set memory.kv_cache, and watch the first start.",
+                "set memory.kv_cache, and watch the first start",
             )
 
 

@@ -17,7 +17,7 @@ def duplicate_names(subject: Subject) -> Iterator[Finding]:
         yield violation(
             "duplicate-model",
             f"cannot serve two models as {name!r}: the name is taken",
-            "Give each [[models]] entry its own name.",
+            "give each [[models]] entry its own name",
         )
 
 
@@ -27,7 +27,7 @@ def use_smt(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "smt",
             "use_smt puts two worker threads on each core; token generation is bound by memory and rarely gains",
-            "Set layout.use_smt = false unless a measurement on this machine says otherwise.",
+            "set layout.use_smt = false unless a measurement on this machine says otherwise",
         )
 
 
@@ -37,7 +37,7 @@ def no_numa(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "no-numa",
             "the kernel has no NUMA support: cores are pinned, memory is not bound",
-            "Boot a kernel with CONFIG_NUMA on machines with more than one memory controller.",
+            "boot a kernel with CONFIG_NUMA on machines with more than one memory controller",
         )
 
 
@@ -52,7 +52,7 @@ def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
             "cpuset-narrow",
             f"cpus {left_out} of this machine are not allowed here (affinity, AllowedCPUs= or cpuset): the plan "
             f"leaves {len(left_out)} of {len(topology.online)} idle",
-            "Widen the service's AllowedCPUs= or the container's --cpuset-cpus, or say what is meant with layout.cpus.",
+            "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or say what is meant with layout.cpus",
         )
 
 
@@ -65,7 +65,7 @@ def free_memory(subject: Subject) -> Iterator[Finding]:
                 "free-memory",
                 f"node {row.node} has {format_size(row.available_bytes)} free now, the plan takes "
                 f"{format_size(planned)}",
-                "Stop what else runs there, or lower memory.kv_cache; instances of ours that run already count too.",
+                "stop what else runs there, or lower memory.kv_cache; instances of ours that run already count too",
             )
 
 
@@ -79,7 +79,7 @@ def huge_pages(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "huge-pages",
             f"{' and '.join(pools)} are set aside as huge pages, which instances can't use: the plan leaves them out",
-            "Set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless something else maps them.",
+            "set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless something else maps them",
         )
 
 
@@ -95,7 +95,7 @@ def spans_nodes(subject: Subject) -> Iterator[Finding]:
                 "spans-nodes",
                 f"slot {slot.id} spans nodes {','.join(map(str, nodes))}, but vLLM binds a worker's memory to the node "
                 f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are lost to it",
-                f"Set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}.",
+                f"set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}",
             )
 
 
@@ -112,7 +112,7 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
                 "ranks-share-node",
                 f"{model.name!r} has {model.tensor_parallel_size} ranks on {max(nodes)} memory node: they share its "
                 "channels and pay for talking to each other",
-                "Use tensor_parallel_size = 1 and more instances, unless the model needs several nodes' memory.",
+                "use tensor_parallel_size = 1 and more instances, unless the model needs several nodes' memory",
             )
 
 

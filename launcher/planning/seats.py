@@ -119,7 +119,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
                     "violation",
                     f"unknown-{key[:-1]}",
                     f"cannot place model {model.name!r} on {what}: {why}",
-                    f"Set {key} of that [[models]] entry to some of {_ids(usable)}.",
+                    f"set {key} of that [[models]] entry to some of {_ids(usable)}",
                 )
             )
     its = [
@@ -134,8 +134,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
                 "violation",
                 "no-cpus",
                 f"cannot place model {model.name!r}: its sockets and nodes have no usable cpus in common",
-                "Set sockets and nodes of that [[models]] entry to parts of the machine that belong "
-                "together.",
+                "set sockets and nodes of that [[models]] entry to parts of the machine that belong together",
             )
         )
     return its
@@ -171,8 +170,8 @@ def _count(
                 f"cannot place {wanted} instances of {model.name!r} on socket {socket}: its cpus are on "
                 f"{len(parts)} NUMA nodes ({_ids(part.node for part in parts)}), so an instance would "
                 "span nodes",
-                f"Set layout.instances_per_socket to {len(parts)} or a multiple; span_nodes = true allows it "
-                "at the cost of memory bandwidth.",
+                f"set layout.instances_per_socket to {len(parts)} or a multiple; span_nodes = true allows it "
+                "at the cost of memory bandwidth",
             )
         )
 
@@ -183,7 +182,7 @@ def _per_node_clash(wanted: int, parts: Sequence[Part]) -> Finding:
         "per-node-count",
         f"cannot place {wanted} instances on socket {parts[0].socket}: per-node means one on each of its "
         f"{len(parts)} nodes",
-        'Set layout.instances_per_socket to "auto", or another layout.strategy.',
+        'set layout.instances_per_socket to "auto", or another layout.strategy',
     )
 
 
@@ -194,7 +193,7 @@ def _uneven_instances(wanted: int, parts: Sequence[Part]) -> Finding:
         f"{wanted} instances do not divide over the {len(parts)} nodes of socket {parts[0].socket}: the "
         "lower "
         "nodes get one more, with fewer cores and less memory each",
-        f"Set layout.instances_per_socket to a multiple of {len(parts)}.",
+        f"set layout.instances_per_socket to a multiple of {len(parts)}",
     )
 
 
@@ -209,7 +208,7 @@ def _overlaps(zones: Sequence[Zone]) -> Iterator[Finding]:
                     f"cannot share node {_ids(part.node for part in shared)} between models: one model's "
                     "instances "
                     "span more nodes than the other's",
-                    "Give the models the same nodes, or nodes of their own.",
+                    "give the models the same nodes, or nodes of their own",
                 )
 
 

@@ -93,7 +93,7 @@ def size_of(key: str, text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise LauncherError(
-            f"cannot use memory.{key}: {error}", f'Set memory.{key} to "auto" or a size.'
+            f"cannot use memory.{key}: {error}", f'set memory.{key} to "auto" or a size'
         ) from None
 
 
@@ -124,6 +124,6 @@ def _number(args: tuple[str, ...], flag: str) -> int | None:
     if match is None:
         raise LauncherError(
             f"cannot plan with {flag} {text!r} in engine.args: it is not a number",
-            'Write it as vLLM does: "4096", "4k" or "4K".',
+            'write it as vLLM does: "4096", "4k" or "4K"',
         )
     return int(float(match["number"]) * _UNITS[match["unit"]])

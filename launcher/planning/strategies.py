@@ -56,8 +56,8 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     if len(domains) < n:
         raise CutError(
             f"{n} instances need {n} whole L3 domains, there are {len(domains)}",
-            f"Lower layout.instances_per_socket to at most {len(domains)} on a node, or take another "
-            "strategy.",
+            f"lower layout.instances_per_socket to at most {len(domains)} on a node, or take another "
+            "strategy",
         )
     sizes = [len(domain) for domain in domains]
     if len(set(sizes)) == 1:
@@ -114,7 +114,7 @@ def _domains(cores: Sequence[Core], l3: Sequence[L3Domain]) -> list[list[Core]]:
         if domain is None:
             raise CutError(
                 f"the kernel describes no L3 cache for cpu {core.cpus.first}",
-                'Set layout.strategy to "contiguous" or "interleaved".',
+                'set layout.strategy to "contiguous" or "interleaved"',
             )
         groups.setdefault(domain, []).append(core)
     return list(groups.values())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 BACKLOG = 1024
 # Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
@@ -81,7 +81,7 @@ def bind(listen: str) -> list[socket.socket]:
         found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise LauncherError(
-            f"cannot listen on '{listen}': {error.strerror}",
+            f"cannot listen on '{listen}': {reason(error)}",
             "set [proxy] listen to an address of this machine",
         ) from error
     places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
@@ -153,7 +153,8 @@ def _cannot_listen(listen: str, error: OSError) -> LauncherError:
         errno.EACCES: "choose a port above 1023 or a folder that this user may write, in [proxy] listen",
         errno.EADDRNOTAVAIL: "set [proxy] listen to an address of this machine (ip addr shows them)",
     }
-    why = "address in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+    why = "address in use" if error.errno == errno.EADDRINUSE else reason(error)
     return LauncherError(
-        f"cannot listen on '{listen}': {why}", remedies.get(error.errno or 0, "set [proxy] listen anew")
+        f"cannot listen on '{listen}': {why}",
+        remedies.get(error.errno or 0, "set [proxy] listen to another address"),
     )

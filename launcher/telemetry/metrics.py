@@ -64,7 +64,12 @@ CONNECTIONS = "numa_launcher_connections"
 CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 
 TABLE: tuple[Spec, ...] = (
-    Spec(ACCEPTED, MetricKind.COUNTER, "Requests accepted on application routes."),
+    Spec(
+        ACCEPTED,
+        MetricKind.COUNTER,
+        "Requests whose route and API key were good, /health, /metrics and /v1/models not counted; also those that end "
+        "as rejected.",
+    ),
     Spec(
         ENDED,
         MetricKind.COUNTER,
@@ -112,7 +117,11 @@ TABLE: tuple[Spec, ...] = (
         "Share of a sibling's load that the slot gets: less than 1 for a straggler or a fresh instance.",
         ("slot", "model"),
     ),
-    Spec(UNAUTHORIZED, MetricKind.COUNTER, "Requests without a good API key."),
+    Spec(
+        UNAUTHORIZED,
+        MetricKind.COUNTER,
+        "Requests without a good API key (401); they are not among the accepted.",
+    ),
     Spec(KEY_ACCEPTED, MetricKind.COUNTER, "Requests accepted, by API key.", ("key",)),
     Spec(
         KEY_ENDED,
@@ -133,7 +142,8 @@ TABLE: tuple[Spec, ...] = (
     Spec(
         OVERFLOW_ENDED,
         MetricKind.COUNTER,
-        "The same by how they ended there; rejected are those over its cap, which never went.",
+        "The same by how they ended there; rejected are those that came while the last place was being taken, and never "
+        "went.",
         ("model", "outcome"),
     ),
     Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the external endpoint."),

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 
 # A whole sysfs attribute fits one page, a cpulist file up to a few; procfs files are read in full.
 _CHUNK: Final = 65_536
 _NUMBER: Final = re.compile(r"-?[0-9]+")
 _WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}")
 REMEDY: Final = (
-    "Check it against the kernel's Documentation/admin-guide/cputopology.rst; capture a copied tree anew."
+    "check it against the kernel's Documentation/admin-guide/cputopology.rst; capture a copied tree anew"
 )
 
 
@@ -110,7 +110,7 @@ class Root:
             data = self.source.read(path, None)
         except OSError as error:
             # sysfs answers ENODEV/EINVAL for attributes the hardware lacks; a folder gives EISDIR.
-            raise self.broken(path, f"{error.strerror}") from error
+            raise self.broken(path, reason(error)) from error
         return None if data is None else data.decode(errors="replace").strip("\0 \t\r\n")
 
     def head(self, path: str, size: int) -> str | None:
@@ -184,14 +184,14 @@ class Root:
         try:
             return sorted(self.source.listdir(path) or ())
         except OSError as error:
-            raise self.broken(path, f"{error.strerror}") from error
+            raise self.broken(path, reason(error)) from error
 
     def ids(self, path: str, prefix: str) -> CpuSet | None:
         """Ids of the folders named prefix + number, e.g. cpu12; None when `path` is absent."""
         try:
             names = self.source.listdir(path)
         except OSError as error:
-            raise self.broken(path, f"{error.strerror}") from error
+            raise self.broken(path, reason(error)) from error
         if names is None:
             return None
         length = len(prefix)

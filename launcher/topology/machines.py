@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.topology.machine import UNNAMED, Machine, parse_machine
 from launcher.topology.model import CpuInfo, Topology
 
@@ -34,7 +34,7 @@ def find_topology(text: str) -> Topology:
     except ValueError as error:
         raise LauncherError(
             f"cannot use machine {text!r}: {error}",
-            'Describe it like "socket:2 node:1(memory=768GiB) l3:16(size=32MiB) core:8 smt:2" (docs/topology.md).',
+            'describe it like "socket:2 node:1(memory=768GiB) l3:16(size=32MiB) core:8 smt:2" (docs/topology.md)',
         ) from None
 
 
@@ -50,7 +50,7 @@ def _find(text: str) -> Machine:
         raise LauncherError(
             f"cannot find machine {text!r}"
             + (f": did you mean {close[0]!r}?" if close else ": no such name"),
-            f"Known are {', '.join(known)}, with -nps2, -nps4 (AMD) and -smtoff after it; or give a .toml file.",
+            f"choose one of {', '.join(known)}, with -nps2, -nps4 (AMD) and -smtoff after it, or give a .toml file",
         )
     machine = _read(FOLDER / f"{match['name']}.toml")
     if match["nps"] not in {None, "1"}:
@@ -62,7 +62,7 @@ def _read(file: Path) -> Machine:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(error.strerror) from None
+        raise ValueError(reason(error)) from None
     unknown = sorted(tree.keys() - {"layout", "cpu"})
     if unknown or not isinstance(tree.get("layout"), str):
         raise ValueError(f"unknown key {unknown[0]!r}" if unknown else "there is no text `layout`")

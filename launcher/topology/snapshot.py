@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.topology import cgroup, sysfs
 from launcher.topology.cpuinfo import KEYS as CPUINFO_KEYS
 from launcher.topology.files import Folder, Root, Source
@@ -39,7 +39,7 @@ MAX_FILE_BYTES: Final = 1024**2
 # The only folder names that readers look for (`Root.ids`, `Root.names`).
 _NUMBERED: Final = re.compile(r"(?:cpu|node|index)\d+|hugepages-\d+kB|[0-9a-f:.]+", re.ASCII)
 _REMEDY: Final = (
-    "Make it with `numa-launcher topology snapshot -o FILE`; unpack other captures and use --root DIR."
+    "make it with `numa-launcher topology snapshot -o FILE`; unpack other captures and use --root DIR"
 )
 
 
@@ -197,7 +197,7 @@ def load(file: Path) -> Recording:
         with file.open("rb") as stream:
             packed = stream.read(MAX_PACKED_BYTES + 1)
     except OSError as error:
-        raise _refuse(file, f"{error.strerror}") from None
+        raise _refuse(file, reason(error)) from None
     if len(packed) > MAX_PACKED_BYTES:
         raise _refuse(file, f"it has more than {MAX_PACKED_BYTES} bytes")
     try:

@@ -206,7 +206,7 @@ def test_nothing_is_written_over(config: Path, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.splitlines()[0].endswith("there': it is there already")
     assert (tmp_path / "there").read_text() == "precious"
     assert main(["bundle", "-c", str(config), "-o", str(tmp_path / "no" / "folder")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "no such file or directory" in capsys.readouterr().err
 
 
 def test_of_a_full_disk_nothing_is_left(
@@ -225,7 +225,7 @@ def test_of_a_full_disk_nothing_is_left(
         patch.setattr("launcher.cli.bundle.os.fdopen", full)
         assert main(["bundle", "-c", str(config), "-o", str(file)]) == 2
     said, remedy = capsys.readouterr().err.splitlines()
-    assert said == f"cannot write '{file}': No space left on device"
+    assert said == f"cannot write '{file}': no space left on device"
     assert "space" in remedy
     assert not file.exists()
 
@@ -272,5 +272,12 @@ def test_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words[:4] == ["--unit", "numa-launcher.service", "--unit", "numa-launcher-slot*.service"]
     assert {"--lines=7", "--no-hostname"} <= set(words)
     monkeypatch.setenv("JOURNAL_CODE", "1")
-    with pytest.raises(LauncherError, match="journalctl ended with 1"):
+    with pytest.raises(LauncherError, match="cannot read the journal: journalctl ended with 1") as caught:
         bundle_parts._journal(7)
+    assert caught.value.remedy == "run it by hand: journalctl -u numa-launcher"
+    monkeypatch.setattr(bundle_parts, "SYSTEMD_RUNS", tmp_path / "no")
+    bundle = bundle_parts.Bundle()
+    bundle.add("journal.txt", "the journal", lambda: bundle_parts._journal(7))
+    assert bundle.missing == [
+        ("journal.txt", "cannot read the journal: systemd does not run here; add what the daemon has printed")
+    ]

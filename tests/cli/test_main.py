@@ -69,20 +69,105 @@ def test_no_verb_imports_what_it_does_not_need() -> None:
         (["status", "--jsn=1"], "cannot run status: unknown argument '--jsn=1'", "did you mean '--json'?"),
         (["status", "extra"], "cannot run status: unknown argument 'extra'", "numa-launcher status --help"),
         (["status", "--js"], "cannot run status: unknown argument '--js'", "did you mean '--json'?"),
-        (["restart"], "cannot run restart: SLOT is missing", "usage: numa-launcher restart [-h]"),
-        (["restart", "x"], "cannot run restart: SLOT: 'x' is no slot number", "usage: numa-launcher restart [-h]"),
-        (["logs", "-1"], "cannot run logs: SLOT: '-1' is no slot number", "usage: numa-launcher logs [-h]"),
-        (["logs", "0", "-n", "x"], "cannot run logs: -n/--lines: 'x' is no number", "usage: numa-launcher logs"),
-        (["logs", "0", "--since", "soon"], "cannot run logs: --since: 'soon' is no time such as 90s, 10m", "usage:"),
-        (["drain", "0", "--deadline", "x"], "cannot run drain: --deadline: invalid float value: 'x'", "usage:"),
-        (["scale", "zero"], "cannot run scale: N: 'zero' is neither a number from 1 nor \"auto\"", "usage:"),
-        (["scale", "0"], "cannot run scale: N: '0' is neither", "usage:"),
+        (["restart"], "cannot run restart: SLOT is missing", "give SLOT; numa-launcher restart --help"),
+        (
+            ["restart", "x"],
+            "cannot run restart: SLOT: 'x' is not a slot number",
+            "give a slot number; numa-launcher restart --help",
+        ),
+        (
+            ["logs", "-1"],
+            "cannot run logs: SLOT: '-1' is not a slot number",
+            "give a slot number; numa-launcher logs --help",
+        ),
+        (
+            ["logs", "0", "-n", "x"],
+            "cannot run logs: -n/--lines: 'x' is not a number of 0 or more",
+            "give a number of 0 or more; numa-launcher logs --help",
+        ),
+        (
+            ["logs", "0", "-n"],
+            "cannot run logs: -n/--lines: its value is missing",
+            "give a number of 0 or more; numa-launcher logs --help",
+        ),
+        (
+            ["logs", "0", "--since", "soon"],
+            "cannot run logs: --since: 'soon' is not a time such as 90s, 10m",
+            "give a time such as 90s, 10m, 2h or 1d; numa-launcher logs --help",
+        ),
+        (
+            ["logs", "0", "--since", "9w"],
+            "cannot run logs: --since: '9w' is not a time",
+            "give a time such as 90s, 10m, 2h or 1d; numa-launcher logs --help",
+        ),
+        (
+            ["drain", "0", "--deadline", "x"],
+            "cannot run drain: --deadline: 'x' is not a number of seconds",
+            "give a number of seconds; numa-launcher drain --help",
+        ),
+        (
+            ["status", "--watch=-1"],
+            "cannot run status: --watch: '-1' is not a number of seconds",
+            "give a number of seconds; numa-launcher status --help",
+        ),
+        (
+            ["top", "-d", "inf"],
+            "cannot run top: -d/--interval: 'inf' is not a number of seconds",
+            "give a number of seconds; numa-launcher top --help",
+        ),
+        (
+            ["scale", "zero"],
+            "cannot run scale: N: 'zero' is not a number of 1 or more, or \"auto\"",
+            'give a number of 1 or more, or "auto"; numa-launcher scale --help',
+        ),
+        (
+            ["scale", "0"],
+            "cannot run scale: N: '0' is not a number of 1 or more",
+            'give a number of 1 or more, or "auto"; numa-launcher scale --help',
+        ),
+        (
+            ["quickstart", "--port", "99999"],
+            "cannot run quickstart: --port: '99999' is not a port from 1 to 65535",
+            "give a port from 1 to 65535; numa-launcher quickstart --help",
+        ),
+        (
+            ["plan", "--color", "blue"],
+            "cannot run plan: --color: invalid choice: 'blue'",
+            "choose one of auto, always, never; numa-launcher plan --help",
+        ),
+        (
+            ["plan", "-c"],
+            "cannot run plan: -c/--config: its value is missing",
+            "give FILE; numa-launcher plan --help",
+        ),
+        (
+            ["topology", "snapsht"],
+            "cannot run topology: action: invalid choice: 'snapsht'",
+            "choose one of snapshot; numa-launcher topology --help",
+        ),
+        (
+            ["key", "add", "n", "--concurrency", "0"],
+            "cannot run key add: --concurrency: '0' is not a number of 1 or more",
+            "give a number of 1 or more; numa-launcher key add --help",
+        ),
         (["key", "ad"], "cannot run 'key ad': there is no such verb", "did you mean 'add'?"),
-        (["key"], "cannot run key: ACTION is missing", "usage: numa-launcher key"),
-        (["key", "add", "--mdel", "x", "n"], "cannot run key add: unknown argument '--mdel'", "did you mean '--model'?"),
-        (["status", "--short", "--json"], "cannot run status: --json: not allowed with argument --short", "usage:"),
+        (
+            ["key"],
+            "cannot run key: ACTION is missing",
+            "give ACTION: add, list, revoke; numa-launcher key --help",
+        ),
+        (
+            ["key", "add", "--mdel", "x", "n"],
+            "cannot run key add: unknown argument '--mdel'",
+            "did you mean '--model'?",
+        ),
+        (
+            ["status", "--short", "--json"],
+            "cannot run status: --json: not allowed with argument --short",
+            "leave one of the two out; numa-launcher status --help",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_mistyped(
     words: list[str], why: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

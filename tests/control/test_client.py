@@ -62,7 +62,7 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert "--socket" in caught.value.remedy
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead"))
-    with pytest.raises(UnreachableError, match="Connection refused: a daemon was there") as caught:
+    with pytest.raises(UnreachableError, match="connection refused: a daemon was there") as caught:
         ControlClient(str(tmp_path / "dead")).get("/status")
     assert "journalctl -u numa-launcher" in caught.value.remedy
     with pytest.raises(LauncherError, match="too long"):

@@ -213,7 +213,7 @@ async def test_a_file_that_is_no_socket_stays(tmp_path: Path, operations: FakeOp
 async def test_paths_that_can_not_be(tmp_path: Path, operations: FakeOperations) -> None:
     (tmp_path / "file").write_text("")
     for path, why in (
-        (tmp_path / "file" / "c.sock", "exists|Not a directory"),
+        (tmp_path / "file" / "c.sock", "exists|not a directory"),
         (tmp_path / ("x" * 120), "too long"),
     ):
         with pytest.raises(LauncherError, match=why) as caught:
@@ -432,6 +432,7 @@ async def test_reload(http: aiohttp.ClientSession, operations: FakeOperations) -
     code, body = await asked(http, "POST", "/v1/reload?dry_run=1&set=layout.use_smt%3Dtrue&set=a.b=1")
     assert (code, body["stage"]) == (200, "dry run")
     assert operations.reloads == [(["layout.use_smt=true", "a.b=1"], True, False)]
-    assert (await asked(http, "POST", "/v1/reload?" + "set=a&" * 65))[0] == 400
+    code, body = await asked(http, "POST", "/v1/reload?" + "set=a&" * 65)
+    assert (code, body["error"]["remedy"]) == (400, "put them into the configuration file (at most 64)")
     operations.refused = True
     assert (await asked(http, "POST", "/v1/reload"))[0] == 409

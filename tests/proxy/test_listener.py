@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import time
 from itertools import chain, repeat
@@ -15,7 +17,7 @@ from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.errors import LauncherError
-from launcher.proxy.listener import ACCEPTS, Listener, bind
+from launcher.proxy.listener import ACCEPTS, Listener, _cannot_listen, bind
 
 
 async def answer_to(house: House, request: bytes) -> bytes:
@@ -182,6 +184,12 @@ def test_what_can_not_be_listened_on(listen: str) -> None:
         bind(listen)
     assert caught.value.message.startswith(f"cannot listen on '{listen}': ")
     assert caught.value.remedy
+
+
+def test_what_nobody_foresaw_has_a_remedy_too() -> None:
+    error = _cannot_listen("h:1", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)))
+    assert error.message == "cannot listen on 'h:1': no buffer space available"
+    assert error.remedy == "set [proxy] listen to another address"
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:

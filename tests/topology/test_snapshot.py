@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_listed_is_replayed(tmp_path: Path) -> None:
     got = capture(Unlistable(tmp_path), date="d", version="1")
     file = tmp_path / "snap.tar.gz"
     file.write_bytes(got.data)
-    with pytest.raises(LauncherError, match="Permission denied"):
+    with pytest.raises(LauncherError, match="permission denied"):
         read_snapshot(file)
 
 
@@ -239,5 +239,5 @@ def test_hostile_snapshots_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LauncherError, match="No such file"):
+    with pytest.raises(LauncherError, match="no such file"):
         read_snapshot(tmp_path / "none")

@@ -1,0 +1,304 @@
+"""A value that the schema refuses, as a person is told of it: where it is, what it is not, and what to write.
+
+The words come from the schema's types, so that a new key needs none here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+from msgspec import inspect
+
+from launcher.config.schema import Config
+from launcher.errors import LauncherError
+from launcher.redaction import is_secret_name
+from launcher.sizes import parse_size
+
+Tree = dict[str, Any]
+Origins = Mapping[str, str]
+"""Who said a key: the last one comes last."""
+
+_AT: Final = re.compile(r" - at `\$\.?(?P<at>[^`]*)`$")
+_STEP: Final = re.compile(r"\.?(?P<key>[A-Za-z_]\w*)|\[(?P<index>\d+|\.\.\.)\]")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<key>.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<key>.*)`")
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_SOME: Final = "..."
+
+
+class _Place(NamedTuple):
+    """A key of the tree that was refused."""
+
+    at: str
+    """Its path, such as `models[0].path`; empty for the whole file."""
+    name: str
+    """The last key in it; empty for an item of a list."""
+    kind: Any
+    """The type it should have."""
+    value: Any
+    sample: Any
+    """Something that may stand there: an example or the default; None where there is none."""
+    secret: bool = False
+
+
+def explain(error: str, tree: Tree, origin: str, origins: Origins) -> LauncherError:
+    """Turn msgspec's message on a tree of plain values into `cannot use ORIGIN: why` and a remedy."""
+    whole = _UNKNOWN.fullmatch(error)  # a key of the file itself may look as if a path followed
+    found = None if whole and whole["key"] in tree else _AT.search(error)
+    what, at = (error[: found.start()], found["at"]) if found else (error, "")
+    place = _find(at, tree)
+    if unknown := _UNKNOWN.fullmatch(what):
+        origin = _origin_of_unknown(unknown["key"], place, origin, origins)
+        why, remedy = _unknown(unknown["key"], place)
+    elif missing := _MISSING.fullmatch(what):
+        origin = origin_of(place.at, origin, origins)
+        why, remedy = _missing(missing["key"], place)
+    else:
+        origin = origin_of(place.at, origin, origins)
+        why, remedy = _wrong(place)
+    return LauncherError(f"cannot use {origin}: {why}", remedy)
+
+
+def origin_of(at: str, origin: str, origins: Origins) -> str:
+    """Who said the value at a path such as `models[0].path`: the last override of it or of a part of it."""
+    key = re.sub(r"\[(\d+)\]", r".\1", at)
+    for said, name in reversed(list(origins.items())):
+        if key == said or key.startswith(f"{said}."):
+            return name
+    return origin
+
+
+def _origin_of_unknown(key: str, table: _Place, origin: str, origins: Origins) -> str:
+    """As `origin_of`, of a key that is not in the schema; an override of a key below it has made it."""
+    at = f"{table.at}.{key}".lstrip(".")
+    made = table.value.get(key)
+    below = [name for said, name in origins.items() if said.startswith(f"{at}.")]
+    overridden = bool(below) and isinstance(made, dict) and len(made) == len(below)
+    return below[-1] if overridden else origin_of(at, origin, origins)
+
+
+def _find(at: str, tree: Tree) -> _Place:
+    """The key at msgspec's path. Of a table of text it says `[...]`: the first value there that does not fit."""
+    place = _Place("", "", Config, tree, None)
+    for step in _STEP.finditer(at):
+        inner, value = _inner(place.kind), place.value
+        if name := step["key"]:
+            field = next(its for its in msgspec.structs.fields(inner) if its.encode_name == name)
+            path = f"{place.at}.{name}".lstrip(".")
+            place = _Place(path, name, field.type, value.get(name), _sample(field))
+        elif step["index"] != "...":
+            index = int(step["index"])
+            place = _Place(f"{place.at}[{index}]", "", get_args(inner)[0], value[index], None)
+        else:
+            kind = get_args(inner)[1]
+            name = next(name for name, its in value.items() if not _fits(its, kind))
+            shown = name if _BARE_KEY.fullmatch(name) else json.dumps(name)
+            place = _Place(f"{place.at}.{shown}", shown, kind, value[name], None, is_secret_name(name))
+    return place
+
+
+def _inner(kind: Any) -> Any:
+    """A type without its notes, and without None."""
+    if get_origin(kind) is Annotated:
+        return _inner(get_args(kind)[0])
+    if get_origin(kind) in {Union, UnionType}:
+        parts = [part for part in get_args(kind) if part is not NoneType]
+        return _inner(parts[0]) if len(parts) == 1 else kind
+    return kind
+
+
+def _sample(field: msgspec.structs.FieldInfo) -> Any:
+    notes = [note for note in getattr(field.type, "__metadata__", ()) if isinstance(note, msgspec.Meta)]
+    examples = [example for note in notes for example in note.examples or ()]
+    return examples[0] if examples else None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+# --- what is said ---------------------------------------------------------------------------
+
+
+def _unknown(key: str, table: _Place) -> tuple[str, str]:
+    known = [field.encode_name for field in msgspec.structs.fields(_inner(table.kind))]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    where = re.sub(r"^(.*)\[\d+\]$", r"[[\1]]", table.at) if table.at.endswith("]") else f"[{table.at}]"
+    remedy = f"did you mean '{close[0]}'?" if close else f"remove it, or use one of {', '.join(known)}"
+    return f"unknown key '{key}' in {where if table.at else 'the file'}", remedy
+
+
+def _missing(key: str, table: _Place) -> tuple[str, str]:
+    if not table.at:
+        return f"the file: there is no [[{key}]]", _another_table(key, Config)
+    sample = next(_sample(f) for f in msgspec.structs.fields(_inner(table.kind)) if f.encode_name == key)
+    to = table.at if table.at.endswith("]") else f"[{table.at}]"
+    return f"{table.at}: {key} is missing", f"add {key} = {_toml(sample or _SOME)} to {to}"
+
+
+def _another_table(key: str, parent: type) -> str:
+    """How to add an entry to a list of tables: with what it must have."""
+    kind = next(field.type for field in msgspec.structs.fields(parent) if field.encode_name == key)
+    entry = get_args(_inner(kind))[0]
+    needed = [f'{field.encode_name} = "..."' for field in msgspec.structs.fields(entry) if field.required]
+    return f"add a [[{key}]] table with {' and '.join(needed)}"
+
+
+def _wrong(place: _Place) -> tuple[str, str]:
+    kinds = _kinds(place.kind)
+    value = place.value
+    empty = value in ("", [], {}) and any(_is_of(value, kind) for kind in kinds)
+    if empty:
+        why = "it is empty"
+    elif all(isinstance(kind, inspect.EnumType | inspect.LiteralType) for kind in kinds):
+        why = "not one of its values"
+    else:
+        why = f"not {_either([_noun(kind, value) for kind in kinds])}"
+    hidden = place.secret or value is None or isinstance(value, dict)
+    shown = "" if hidden else f" = {json.dumps(value) if isinstance(value, bool) else repr(value)}"
+    return f"{place.at or 'the file'}{shown}: {why}", _remedy(place, kinds)
+
+
+def _kinds(kind: Any) -> list[inspect.Type]:
+    """What a value may be, but None."""
+    found: inspect.Type = inspect.type_info(kind)
+    while isinstance(found, inspect.Metadata):
+        found = found.type
+    kinds = [its for its in getattr(found, "types", (found,)) if not isinstance(its, inspect.NoneType)]
+    return [
+        # inspect sorts them
+        msgspec.structs.replace(its, values=_choices(kind)) if isinstance(its, inspect.LiteralType) else its
+        for its in kinds
+    ]
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of the Literal within a type, in its own order."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((found for part in get_args(kind) if (found := _choices(part))), ())
+
+
+def _is_of(value: Any, kind: inspect.Type) -> bool:
+    wanted = {inspect.StrType: str, inspect.VarTupleType: list, inspect.DictType: dict}.get(type(kind))
+    return wanted is not None and isinstance(value, wanted)
+
+
+def _noun(kind: inspect.Type, value: Any = None) -> str:
+    match kind:
+        case inspect.StrType(pattern=str(pattern)):
+            noun = f"text that matches {pattern}"
+        case inspect.StrType():
+            noun = "text"
+        case inspect.IntType():
+            noun = f"a whole number{_bounds(kind, value)}"
+        case inspect.FloatType():
+            noun = f"a number{_bounds(kind, value)}"
+        case inspect.BoolType():
+            noun = "true or false"
+        case inspect.EnumType(cls=choices):
+            noun = _either([_toml(str(choice)) for choice in choices])
+        case inspect.LiteralType(values=choices):
+            noun = _either([_toml(choice) for choice in choices])
+        case inspect.VarTupleType(item_type=item):
+            noun = f"a list of {_plural(item)}"
+        case inspect.DictType(value_type=its):
+            noun = f"a table of {_plural(its)}"
+        case _:
+            noun = "a table"
+    return noun
+
+
+def _plural(kind: inspect.Type) -> str:
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return {inspect.StrType: "text", inspect.IntType: "whole numbers"}.get(type(kind), "tables")
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType, value: Any) -> str:
+    above = "" if kind.gt is None else f" above {kind.gt}"
+    least = "" if kind.ge is None else f" of {kind.ge} or more"
+    too_much = kind.le is not None and isinstance(value, int | float) and value > kind.le
+    return above + least + (f" and up to {kind.le}" if too_much else "")
+
+
+def _either(words: Sequence[str]) -> str:
+    """`a, b or c`; with a comma too before an "or" that follows one."""
+    *most, last = words
+    if not most:
+        return last
+    return f"{', '.join(most)}{',' if ' or ' in most[-1] else ''} or {last}"
+
+
+def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
+    """What to write instead."""
+    name, value, kind = place.name, place.value, kinds[0]
+    assign = f"{name} = " if name else ""
+    words = _either([_noun(its, value) for its in kinds])
+    match kind:
+        case inspect.EnumType() | inspect.LiteralType():
+            remedy = f"choose {words}"
+        case inspect.BoolType():
+            remedy = f"write {words}"
+        case inspect.IntType() | inspect.FloatType():
+            remedy = f"write {_number(place) or words}"
+        case inspect.StrType() if isinstance(value, bool | int | float) and kind.pattern is None:
+            remedy = f"write {assign}{_toml(_SOME if place.secret else _text(value))}"
+        case inspect.StrType():
+            remedy = f"write {assign}{_toml(place.sample or _SOME)}"
+        case inspect.VarTupleType(item_type=item) if _plural(item) == "tables":
+            remedy = _another_table(name, Config)
+        case inspect.VarTupleType():
+            items = value.split() if isinstance(value, str) else [value]
+            fits = bool(items) and _fits(items, place.kind)
+            some = place.sample or [_SOME if _plural(kind.item_type) == "text" else 0]
+            remedy = f"write {'a list' if fits else words}: {assign}{_toml(items if fits else some)}"
+        case inspect.DictType():
+            remedy = f"write a table: {assign}{_toml(place.sample or {_SOME: _SOME})}"
+        case _:
+            remedy = (
+                f"write a table: [{place.at}]" if name else _another_table(place.at.partition("[")[0], Config)
+            )
+    return remedy
+
+
+def _number(place: _Place) -> str:
+    """What the text that stands where a number should be may have meant, or the number's unit."""
+    name, value = place.name, place.value
+    if isinstance(value, str):
+        with contextlib.suppress(msgspec.ValidationError):
+            meant = msgspec.convert(value, place.kind, strict=False)
+            if isinstance(meant, int | float):
+                return f"{name} = {_toml(meant)}"
+    noun = _noun(_kinds(place.kind)[0], value)
+    if name.endswith("_s"):
+        return f"seconds, {noun}"
+    if name.endswith("_bytes"):
+        try:
+            return f"a number of bytes: {parse_size(value)}"
+        except (ValueError, AttributeError):
+            return f"bytes, {noun}"
+    return ""
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _toml(value: Any) -> str:
+    """A value as it is written in the file, in one line."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key, ensure_ascii=False)} = {_toml(its)}" for key, its in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    return json.dumps(value, ensure_ascii=False)
