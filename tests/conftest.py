@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,9 +13,13 @@ import hypothesis
 import psutil
 import pytest
 
-# How fast a machine draws examples says nothing of the code, and others may have its cpus.
+# How fast a machine draws examples says nothing of the code, and others may have its cpus. CI draws the same ones each
+# time, so that it judges the change; everybody else draws new ones.
 hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "any machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
 )
 hypothesis.settings.load_profile("any machine")
 

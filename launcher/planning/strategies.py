@@ -50,7 +50,7 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     1. Cores of one L3 domain stay together; an L3 that reaches beyond the zone counts with its part inside.
     2. Where all domains have the same number of cores, they are dealt in runs of neighbours (as contiguous).
     3. Else the greatest domain goes to the smallest instance, in turn; then whole domains are swapped
-       until that brings no two instances closer (`exchange`). Ties go to the lower instance.
+       or moved until that brings no two instances closer (`exchange`). Ties go to the lower instance.
     """
     domains = _domains(cores, l3)
     if len(domains) < n:
