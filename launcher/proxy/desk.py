@@ -23,6 +23,7 @@ from launcher.telemetry.metrics import Timings
 if TYPE_CHECKING:
     from launcher.proxy.application import Application
     from launcher.proxy.attempt import Attempt
+    from launcher.proxy.key_limits import Grant
     from launcher.proxy.relay import Relay
 
 _ACCESS = logging.getLogger("launcher.access")
@@ -116,7 +117,7 @@ class Desk:
         if relay.rest is not None:
             self.tally.cut["continued" if outcome is Outcome.COMPLETED else "failed"] += 1
         if relay.grant is not None:
-            relay.grant.finish(_charged(relay, exchange, outcome), now)
+            relay.grant.finish(_charged(relay, relay.grant, outcome), now)
         if exchange.counted:
             self._count(relay, exchange, outcome, now)
         else:
@@ -167,10 +168,11 @@ class Desk:
         self.fleet.tick(now)
 
 
-def _charged(relay: Relay, exchange: Exchange, outcome: Outcome) -> int:
+def _charged(relay: Relay, grant: Grant, outcome: Outcome) -> int:
     """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
+    exchange = relay.exchange
     if relay.committed or (outcome is Outcome.COMPLETED and exchange.status < _ERROR):
-        return relay.tokens
+        return grant.charged if exchange.overflowed and relay.usage is None else relay.tokens
     if outcome is Outcome.CLIENT_ABORTED and exchange.bound is not None and relay.ticket is not None:
         return relay.ticket.demand.prompt_tokens
     return 0

@@ -8,10 +8,11 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config.schema import Proxy
 from launcher.errors import LauncherError
 
 BACKLOG = 1024
@@ -64,6 +65,12 @@ def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
     host, port = sock.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
+    """Entries of `[proxy] listen` that somebody has set and that are none of the endpoints: systemd's sockets go first."""
+    found = {endpoint.partition("://")[2] or endpoint for endpoint in endpoints}
+    return [] if tuple(listens) == Proxy().listen else [one for one in listens if one not in found]
 
 
 def bind(listen: str) -> list[socket.socket]:

@@ -155,7 +155,7 @@ class Relay:
         body = self.body if self.rest is None else self.rest.body
         ours = target is not None and self.key is not None  # the client's key was for us
         wire_head = upstream_head(
-            head, exchange.request_id, len(body), host=b"localhost", method=method, authorization=not ours
+            head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours
         )
         attempt.ask(link, method, wire_head, body)
 
@@ -222,6 +222,7 @@ class Relay:
         """A whole answer, not yet delivered; of an instance, no 5xx."""
         status = answer.head.status
         if attempt.target is None:
+            self._learn_usage(answer.body)  # of what overflowed
             self._leave(None)
             self.answer(answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
             return
@@ -285,7 +286,7 @@ class Relay:
         exchange = self.exchange
         if exchange.bound is None:
             return b""
-        return server_timing(exchange.bound - exchange.started, None, now - exchange.bound)
+        return server_timing(exchange.bound - exchange.started, now - exchange.bound)
 
     # --- ends --------------------------------------------------------------------------------------
 
