@@ -49,7 +49,7 @@ class Attempt:
 
     __slots__ = (
         "_asked_at", "_call", "_held", "_hold", "_reads", "_relay", "_seen", "delivering", "head", "moved_at",
-        "quick", "spoke", "taken", "target", "tracker",
+        "quick", "reached", "spoke", "taken", "target", "tracker",
     )  # fmt: skip
 
     def __init__(self, relay: Relay, target: Target | None, now: float) -> None:
@@ -60,6 +60,7 @@ class Attempt:
         self.tracker: EventTracker | None = None  # of an event stream
         self._held: bytes | bytearray = b""  # of an answer that is no stream
         self._hold = HOLD_BYTES  # beyond this it is delivered in pieces
+        self.reached = True  # the instance may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
         self.spoke = False  # words of it did
         self.quick: Callable[[bytes], bool] | None = None  # see links.Sink
@@ -182,7 +183,8 @@ class Attempt:
 
     def on_broken(self, reason: str) -> None:
         """It broke off."""
-        self._call = None
+        call, self._call = self._call, None
+        self.reached = call is None or call.sent
         self.broken(reason)
 
     def broken(self, reason: str, answer: Answer | None = None) -> None:

@@ -102,8 +102,12 @@ class Desk:
         if ticket is None:
             raise AssertionError("no instance is asked without a ticket")
         ticket.tried.add(target.upstream.key)
-        if broken is not None and answered is not None:
-            setbacks_of(relay).blamed.append(target.upstream)
+        if broken is not None:
+            setbacks = setbacks_of(relay)
+            setbacks.reached |= attempt.reached
+            setbacks.unreached += not attempt.reached
+            if answered is not None:
+                setbacks.blamed.append(target.upstream)
         if relay.exchange.stored is not None:
             self.fleet.remember(relay.exchange.stored, target.upstream.key)
         self.fleet.left(attempt, target, ticket, broken, answered)

@@ -123,7 +123,7 @@ class Fleet:
         now, target = self._clock(), self._targets.pop(upstream.key)
         target.link.close()
         target.forget(now)
-        for _, relay in target.left_lately:
+        for relay in {relay for _, relay in target.left_lately}:
             relay.deaths += 1
         for attempt, relay in tuple(target.attempts.items()):
             if relay.committed:
@@ -213,7 +213,8 @@ class Fleet:
             self._suspect(upstream, broken)
             if answered is None:
                 self.blame(upstream, now)
-                target.left_lately.append((now, relay))
+                if attempt.reached:
+                    target.left_lately.append((now, relay))
         self._tell_if_idle(upstream)
         self.pump()
 

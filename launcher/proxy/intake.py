@@ -56,7 +56,7 @@ class Intake:
         peek = self._peek(kind, relay)
         if kind in {Kind.JSON, Kind.FORM}:
             self._resolve(exchange, peek.model)
-        streamed = peek.stream and found.route.ends_in_done
+        streamed = peek.stream and found.route.streams
         if relay.key is not None:
             self._take_from_key(relay, peek)
         stored = found.item if kind is Kind.STORED else peek.previous_response_id

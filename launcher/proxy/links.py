@@ -60,7 +60,7 @@ def connector(address: Address) -> Connect:
 class Call:
     """One request that was sent, or is about to be."""
 
-    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sink", "wire")
+    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sent", "sink", "wire")
 
     def __init__(self, link: Link, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
         self._link = link
@@ -70,6 +70,7 @@ class Call:
         self.body = body
         self.wire: Wire | None = None
         self.fresh = False  # on a connection made for it
+        self.sent = False  # an instance may have read of it
         self._task: asyncio.Task[None] | None = None
         self._paused = False
 
@@ -96,7 +97,7 @@ class Call:
 
     def connect(self) -> None:
         """Send it on a connection of its own."""
-        self.fresh = True
+        self.fresh, self.sent = True, False
         self._task = asyncio.get_running_loop().create_task(self._connect(), name="connect to an instance")
 
     async def _connect(self) -> None:
@@ -199,7 +200,7 @@ class Wire(asyncio.Protocol):
         """Send a call's request; what comes back is its answer."""
         self._reset()
         self._call = call
-        call.wire = self
+        call.wire, call.sent = self, True
         if len(call.body) <= WRITE_HIGH_BYTES:
             self.transport.write(call.head + call.body)
         else:

@@ -49,11 +49,12 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', re.IGNORECASE)
 _NAMED_MODEL = re.compile(rb';\s*name="?model"?\s*(;|\r|$)', re.IGNORECASE)
+_BEGINS = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
 
@@ -218,10 +219,19 @@ def response_id(answer: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
+def begins_response(events: bytes) -> bool:
+    """Whether these events of /v1/responses are all from before the prompt was computed.
+
+    Source: vLLM 0.32, entrypoints/openai/responses/serving.py.
+    """
+    return 0 < events.count(b"\n\n") == len(_BEGINS.findall(events))
+
+
 def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
     """`(prompt, completion, cached)` tokens that an answer's end, or its last events, tell; None: nothing.
 
-    Looked for without a parser: in an answer's text a quotation mark is escaped, so no words can pass for it.
+    /v1/responses and /v1/messages call them input and output. Looked for without a parser: in an answer's text a
+    quotation mark is escaped, so no words can pass for it.
     """
     at = data.rfind(b'"usage":')
     if at < 0:

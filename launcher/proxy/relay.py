@@ -20,7 +20,14 @@ from launcher.proxy.attempt import Answer, Attempt
 from launcher.proxy.delivery import Client, Delivery, own_head
 from launcher.proxy.exchange import Exchange, Outcome
 from launcher.proxy.http1 import RequestHead, upstream_head
-from launcher.proxy.openai import Refusal, error_event_of, response_id, rewrite_detail, usage_of
+from launcher.proxy.openai import (
+    Refusal,
+    begins_response,
+    error_event_of,
+    response_id,
+    rewrite_detail,
+    usage_of,
+)
 from launcher.proxy.rewriter import Diverged, Rest
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.server_timing import server_timing
@@ -181,7 +188,7 @@ class Relay:
         if transcript is not None:
             transcript.feed(passed)
         if not attempt.spoke:
-            self._listen(attempt)
+            self._listen(attempt, passed)
         if clean and transcript is not None and attempt.spoke and delivery.raw:
             attempt.quick = transcript.quick(self._client.write, attempt.taken)
 
@@ -194,10 +201,11 @@ class Relay:
             self._from_the_start(str(diverged))
             return b""
 
-    def _listen(self, attempt: Attempt) -> None:
-        """A role event may come before a prompt is computed: only words tell that it has been."""
-        transcript = self.transcript
-        if transcript is None or transcript.text or transcript.odd is not None:
+    def _listen(self, attempt: Attempt, passed: bytes) -> None:
+        """A first event may come before a prompt is computed: only words tell that it has been."""
+        said = self.transcript
+        spoke = not begins_response(passed) if said is None else bool(said.text) or said.odd is not None
+        if spoke:
             attempt.spoke = True
             self._desk.first_token(self)
 
@@ -243,7 +251,7 @@ class Relay:
     def broken(self, attempt: Attempt, reason: str, answer: Answer | None) -> None:
         """An instance is no use any more; `answer` is what it said itself of that."""
         self._leave(reason, None if answer is None else answer.head.status)
-        if not self.committed:
+        if not self.committed or (self.rest is not None and not attempt.reached):
             self._desk.moves.elsewhere(self, reason, answer, fault=True)
             return
         # Half an event, or an answer that is no stream: nothing can follow it. An attempt without a tracker
