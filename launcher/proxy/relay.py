@@ -30,6 +30,7 @@ from launcher.proxy.openai import (
 )
 from launcher.proxy.rewriter import Diverged, Rest
 from launcher.proxy.routes import Kind, Match
+from launcher.proxy.scheduling.demand import Ending
 from launcher.proxy.server_timing import server_timing
 from launcher.proxy.sse import EventTracker
 
@@ -124,10 +125,11 @@ class Relay:
         if self.done:
             return
         self.delivery.done = True
-        self._let_go()
         # Some clients leave at [DONE], before the answer's last chunk: they have all of it.
         tracker = self.delivery.tracker if self.ends_in_done else None
-        self._end(Outcome.COMPLETED if tracker is not None and tracker.done else Outcome.CLIENT_ABORTED)
+        whole = tracker is not None and tracker.done
+        self._let_go(Ending.WHOLE if whole else Ending.LEFT)
+        self._end(Outcome.COMPLETED if whole else Outcome.CLIENT_ABORTED)
 
     def client_paused(self) -> None:
         """The client takes no more for now: nor do we."""
@@ -197,7 +199,7 @@ class Relay:
         try:
             return rest.rewriter.feed(passed)
         except Diverged as diverged:
-            self._leave(None)
+            self._leave(Ending.LEFT)
             self._from_the_start(str(diverged))
             return b""
 
@@ -223,7 +225,8 @@ class Relay:
         if not attempt.delivering:
             self._commit(attempt)
         self.delivery.end(last if self.rest is None else b"")  # of a continuation whole events only
-        self._leave(None)
+        failed = attempt.tracker is not None and attempt.tracker.error is not None
+        self._leave(Ending.REFUSED if failed else Ending.WHOLE)
         self._end(Outcome.COMPLETED)
 
     def answered(self, attempt: Attempt, answer: Answer) -> None:
@@ -231,14 +234,14 @@ class Relay:
         status = answer.head.status
         if attempt.target is None:
             self._learn_usage(answer.body)  # of what overflowed
-            self._leave(None)
+            self._leave(Ending.LEFT)
             self.answer(answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
             return
         if status < _CLIENT_ERROR:
             self._learn_usage(answer.body)
             if self.exchange.path == "/v1/responses":
                 self.exchange.stored = response_id(answer.body)
-        self._leave(None)
+        self._leave(Ending.WHOLE if status < _CLIENT_ERROR else Ending.REFUSED)
         if self.committed:
             self._from_the_start(f"the rest of the answer can't be had: an instance answered {status}")
         elif self.delivery.started and status < _CLIENT_ERROR:  # by comments, which promised a stream
@@ -250,7 +253,7 @@ class Relay:
 
     def broken(self, attempt: Attempt, reason: str, answer: Answer | None) -> None:
         """An instance is no use any more; `answer` is what it said itself of that."""
-        self._leave(reason, None if answer is None else answer.head.status)
+        self._leave(Ending.BROKEN, reason, None if answer is None else answer.head.status)
         if not self.committed or (self.rest is not None and not attempt.reached):
             self._desk.moves.elsewhere(self, reason, answer, fault=True)
             return
@@ -336,7 +339,7 @@ class Relay:
         if self.done:
             return
         self._let_go()
-        self.exchange.reason = reason
+        self.exchange.reason = self.exchange.reason or reason  # one that says more is there already
         if self.delivery.started:
             self.delivery.break_off(reason, code=code)
         else:
@@ -347,7 +350,7 @@ class Relay:
             self.delivery.refuse(refusal, self._desk.now())
         self._end(Outcome.FAILED)
 
-    def _leave(self, broken: str | None, answered: int | None = None) -> None:
+    def _leave(self, ending: Ending, broken: str | None = None, answered: int | None = None) -> None:
         """Off the instance; `broken`: why it could not be used, `answered`: the status that it gave itself."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
@@ -359,11 +362,11 @@ class Relay:
         if attempt.tracker is not None and self.delivery.tracker is not None:
             self.delivery.tracker = attempt.tracker  # what its engine said of its fault is told at the end
         if attempt.target is not None:
-            self._desk.left(self, attempt, attempt.target, broken, answered)
+            self._desk.left(self, attempt, attempt.target, ending, broken=broken, answered=answered)
 
-    def _let_go(self) -> None:
+    def _let_go(self, ending: Ending = Ending.LEFT) -> None:
         """Off the instance, out of the queue."""
-        self._leave(None)
+        self._leave(ending)
         if self.ticket is not None:
             self._desk.fleet.withdraw(self.ticket)
 

@@ -104,9 +104,14 @@ async def test_it_ends_honestly_when_the_answer_is_not_repeated(house: House) ->
     assert house.sums()["failed"] == 1
 
 
-async def test_it_ends_honestly_when_it_can_not_be_exact(house: House) -> None:
+async def test_it_ends_honestly_when_it_can_not_be_exact(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "launcher.access")
     text, whole, bodies = await outcome(house, streams(ENGINE, 11), logit_bias={}, logprobs=True)
     assert text == "Hello world and all the rest of it!"
     assert b"[DONE]" not in whole
     assert whole.count(b'"error"') == 1
     assert len(bodies) == 1
+    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
+    assert "not continued: " in record.__dict__["reason"]
