@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from launcher.proxy.attempt import Attempt
     from launcher.proxy.key_limits import Grant
     from launcher.proxy.relay import Relay
+    from launcher.proxy.scheduling.demand import Ending
 
 _ACCESS = logging.getLogger("launcher.access")
 _QUIET = frozenset({"/health", "/metrics"})  # polled by machines: their access lines are DEBUG
@@ -95,7 +96,14 @@ class Desk:
             self.fleet.scheduler.usage(relay.ticket, relay.prompt_bytes, prompt, completion, cached)
 
     def left(
-        self, relay: Relay, attempt: Attempt, target: Target, broken: str | None, answered: int | None
+        self,
+        relay: Relay,
+        attempt: Attempt,
+        target: Target,
+        ending: Ending,
+        *,
+        broken: str | None,
+        answered: int | None,
     ) -> None:
         """The relay has left an instance; `broken`: why that could not be used, `answered`: its own status."""
         ticket = relay.ticket
@@ -110,7 +118,7 @@ class Desk:
                 setbacks.blamed.append(target.upstream)
         if relay.exchange.stored is not None:
             self.fleet.remember(relay.exchange.stored, target.upstream.key)
-        self.fleet.left(attempt, target, ticket, broken, answered)
+        self.fleet.left(attempt, target, ticket, ending, broken=broken, answered=answered)
 
     # --- out ---------------------------------------------------------------------------------------
 

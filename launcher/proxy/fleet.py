@@ -17,7 +17,7 @@ from launcher.config.schema import Proxy
 from launcher.proxy.attempt import Attempt
 from launcher.proxy.exchange import Tally
 from launcher.proxy.links import Link, connector
-from launcher.proxy.scheduling.demand import Key, Ticket
+from launcher.proxy.scheduling.demand import Ending, Key, Ticket
 from launcher.proxy.scheduling.policies import Pick
 from launcher.proxy.scheduling.scheduler import Scheduler
 from launcher.proxy.scheduling.upstreams import Upstream
@@ -201,13 +201,20 @@ class Fleet:
         relay.send(attempt, target.link, now)
 
     def left(
-        self, attempt: Attempt, target: Target, ticket: Ticket, broken: str | None, answered: int | None
+        self,
+        attempt: Attempt,
+        target: Target,
+        ticket: Ticket,
+        ending: Ending,
+        *,
+        broken: str | None,
+        answered: int | None,
     ) -> None:
         """An attempt is over; `broken`: why its instance could not be used, `answered`: its own status."""
         now, upstream = self._clock(), target.upstream
         relay = target.attempts.pop(attempt)
         target.reads += attempt.reads
-        self.scheduler.release(ticket, now, good=broken is None)
+        self.scheduler.release(ticket, now, ending)
         if broken is not None:
             self._tally.slot(upstream.slot, upstream.model).broken += not relay.committed
             self._suspect(upstream, broken)

@@ -106,8 +106,10 @@ async def test_tokens_of_whole_answers_count(build: Build, tmp_path: Path) -> No
     await house.engine(0, script)
     head = {"Authorization": f"Bearer {key}"}
     statuses = []
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "word " * 310}], "max_tokens": 10}
+    )
     for _ in range(3):
-        body = json.dumps({"model": "m", "messages": [], "max_tokens": 10})
         async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
             statuses.append(answer.status)
     assert statuses == [200, 200, 429]  # 800 of 1,000 are spent, and a third one takes 400
