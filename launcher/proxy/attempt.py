@@ -193,9 +193,17 @@ class Attempt:
             return
         self.cancel()
         tracker = self.tracker
-        if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
-            answer = _error_answer(tracker.error)
-        self._relay.broken(self, reason, answer)
+        try:
+            if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
+                answer = _error_answer(tracker.error)
+            self._relay.broken(self, reason, answer)
+        except Exception:  # also the clock and the fleet call here
+            self.on_fault()
+
+    def on_fault(self) -> None:
+        """What was made of its words failed: its relay ends."""
+        self.cancel()
+        self._relay.fault()
 
     # --- the clock ---------------------------------------------------------------------------------
 

@@ -172,9 +172,12 @@ class Desk:
         """Called a few times a second."""
         scheduler = self.fleet.scheduler
         for relay in tuple(self._relays):
-            reads = relay.tick(now)
-            if reads and relay.ticket is not None:
-                scheduler.progress(relay.ticket, reads)
+            try:
+                reads = relay.tick(now)
+                if reads and relay.ticket is not None:
+                    scheduler.progress(relay.ticket, reads)
+            except Exception:  # the clock goes on for the others
+                relay.fault()
         for relay in self.fleet.expired(now):
             self.moves.expired(relay, now)
         self.fleet.tick(now)

@@ -198,7 +198,10 @@ class Fleet:
         self._tally.slot(upstream.slot, upstream.model).sent += 1
         attempt = Attempt(relay, target, now)
         target.attempts[attempt] = relay
-        relay.send(attempt, target.link, now)
+        try:
+            relay.send(attempt, target.link, now)
+        except Exception:  # whoever made room for it has no part in that
+            relay.fault()
 
     def left(
         self,

@@ -19,6 +19,9 @@ BACKLOG = 1024
 # Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
 # takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
 ACCEPTS = 8
+TLS_CLOSING_S = (
+    86_400.0  # beyond all deadlines of a client's connection, which know whether it still takes its answer
+)
 
 
 class Listener:
@@ -45,7 +48,10 @@ class Listener:
             if sock.family == socket.AF_UNIX:
                 server = await loop.create_unix_server(self._make, sock=one, backlog=BACKLOG)
             else:
-                server = await loop.create_server(self._make, sock=one, backlog=BACKLOG, ssl=self._context)
+                server = await loop.create_server(
+                    self._make, sock=one, backlog=BACKLOG, ssl=self._context,
+                    ssl_shutdown_timeout=None if self._context is None else TLS_CLOSING_S,
+                )  # fmt: skip
             self._listening.append(server)
         self.endpoints.append(endpoint(sock, tls=self._context is not None))
 

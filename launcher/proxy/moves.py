@@ -154,7 +154,10 @@ class Moves:
             self._pauses.discard(handle)
             if not relay.done:
                 ticket.tried.clear()
-                self._again(relay, ticket)
+                try:
+                    self._again(relay, ticket)
+                except Exception:
+                    relay.fault()
 
         handle = self._loop.call_later(seconds, next_round)
         self._pauses.add(handle)

@@ -12,6 +12,7 @@ from msgspec import Raw
 JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
 PART_HEAD_BYTES = 8192  # of one part of a form
 REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
 
@@ -105,7 +106,7 @@ def error_event_of(path: str, body: bytes, status: int) -> bytes:
     message, type_ = "the request failed", "upstream_error"
     try:
         error = msgspec.json.decode(body, type=dict[str, object]).get("error")
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _UNREADABLE:
         error = None
     if isinstance(error, dict):
         message, type_ = str(error.get("message", message)), str(error.get("type", type_))
@@ -252,12 +253,12 @@ def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | 
         return None
     try:
         parsed = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
+        if set(parsed) != {"detail"}:
+            return None
+        detail = msgspec.json.decode(parsed["detail"])
+        text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
+    except _UNREADABLE:
         return None
-    if set(parsed) != {"detail"}:
-        return None
-    detail = msgspec.json.decode(parsed["detail"])
-    text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
     if status in {404, 405}:
         text = f"this model's instance does not serve {method} {path} ({text})"
     type_ = "NotFoundError" if status == 404 else "invalid_request_error"

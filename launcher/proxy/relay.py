@@ -14,6 +14,7 @@ honestly, in an error event and without [DONE].
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from launcher.proxy.attempt import Answer, Attempt
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from launcher.proxy.scheduling.demand import Ticket
     from launcher.proxy.transcript import Transcript
 
+_LOG = logging.getLogger(__name__)
 _TEXT = "text/plain"
 _EVENTS = "text/event-stream; charset=utf-8"
 _COMMENT = b": waiting\n\n"
+_FAULT = "a fault of the front door"
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 
@@ -349,6 +352,40 @@ class Relay:
             )  # fmt: skip
             self.delivery.refuse(refusal, self._desk.now())
         self._end(Outcome.FAILED)
+
+    def fault(self) -> None:
+        """What serves it has failed itself (called where that is caught): logged, and an honest end all the same."""
+        exchange, now = self.exchange, self._desk.now()
+        note = {"request_id": exchange.request_id}
+        _LOG.exception("request %s: a fault of the front door", exchange.request_id, extra=note)
+        exchange.reason = _FAULT
+        for step in (self._let_go, self._say_fault, self._end_failed):
+            try:
+                step()
+            except Exception:  # the steps after it are owed, too
+                _LOG.exception("request %s: a fault at its end", exchange.request_id, extra=note)
+        if self.grant is not None:
+            self.grant.finish(self.grant.charged, now)  # where its end did not come so far
+
+    def _say_fault(self) -> None:
+        delivery = self.delivery
+        if delivery.done:
+            return
+        try:
+            if delivery.tracker is not None and delivery.tracker.done:
+                delivery.abort()  # whether [DONE] went is not known: nothing may follow it
+            elif delivery.started:
+                delivery.break_off(_FAULT)
+            else:
+                refusal = Refusal(502, _FAULT, type_="upstream_error", code="upstream_error")
+                delivery.refuse(refusal, self._desk.now())
+        except Exception:
+            delivery.abort()
+            raise
+
+    def _end_failed(self) -> None:
+        if self.exchange.outcome is None:
+            self._end(Outcome.FAILED)
 
     def _leave(self, ending: Ending, broken: str | None = None, answered: int | None = None) -> None:
         """Off the instance; `broken`: why it could not be used, `answered`: the status that it gave itself."""

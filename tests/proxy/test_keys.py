@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from threading import Barrier, Thread
 
+import msgspec
 import pytest
 
 from launcher.errors import LauncherError
@@ -115,6 +116,23 @@ def test_changes_are_seen_within_a_second(path: Path) -> None:
     put(path, make("ann", revoked="2026-11-21T10:00:00Z")[1], bob_record)
     refused(keys, f"Bearer {ann}", now=12.2)
     assert keys.sums["ann"].accepted == 3  # and sums outlive the key
+
+
+def test_a_request_ends_under_the_name_that_it_began_under(path: Path) -> None:
+    ann, record = make("ann", concurrency=1)
+    put(path, record)
+    keys = Keys(str(path))
+    before = entry(keys, f"Bearer {ann}")
+    before.sums.accepted += 1
+    grant = before.limits.admit((), 0.0, 10)
+    put(path, msgspec.structs.replace(record, name="bea"))
+    after = entry(keys, f"Bearer {ann}", now=2.0)
+    assert (after.name, after.limits.in_flight) == ("bea", 1)  # it is the same key
+    before.sums.ended["completed"] += 1
+    grant.finish(7, 3.0)
+    assert after.limits.in_flight == 0
+    assert (keys.sums["ann"].in_flight, keys.sums["ann"].tokens) == (0, 7)
+    assert (keys.sums["bea"].in_flight, keys.sums["bea"].tokens) == (0, 0)
 
 
 def test_reload_is_at_once(path: Path) -> None:
