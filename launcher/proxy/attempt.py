@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.proxy.delivery import own_head
 from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai import JSON
-from launcher.proxy.sse import EventTracker
+from launcher.proxy.sse import EventTracker, aborted
 
 if TYPE_CHECKING:
     from launcher.proxy.fleet import Target
@@ -129,6 +129,9 @@ class Attempt:
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
+        if tracker.done and self._relay.wordless(tracker, passed):
+            self.broken("it ended without a word")
+            return
         if passed:
             self._relay.pass_events(self, passed, raw, clean=passed is payload)
         if tracker.error is not None and tracker.engine_fault:
@@ -169,6 +172,8 @@ class Attempt:
             answer = Answer(self.head, bytes(self._held))
             if self.target is not None and answer.head.status >= _SERVER_ERROR:
                 self.broken(f"it answered {answer.head.status}", answer)
+            elif self.target is not None and aborted(answer.body):
+                self.broken("its engine gave the request up")
             else:
                 self._relay.answered(self, answer)
 

@@ -110,6 +110,11 @@ class Keys:
             return True
         try:
             records = keystore.read(self._path)
+            if self._entries and not records:  # revoked keys stay in the file: it is being written, or was cut
+                raise LauncherError(
+                    f"cannot use API keys '{self._path}': there is none in it any more",
+                    "take the last one away with `numa-launcher key revoke`",
+                )
         except LauncherError as error:
             if error.message != self._complaint:
                 _LOG.error(

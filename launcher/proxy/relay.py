@@ -15,6 +15,7 @@ honestly, in an error event and without [DONE].
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from launcher.proxy.attempt import Answer, Attempt
@@ -49,6 +50,7 @@ _TEXT = "text/plain"
 _EVENTS = "text/event-stream; charset=utf-8"
 _COMMENT = b": waiting\n\n"
 _FAULT = "a fault of the front door"
+_SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 
@@ -186,8 +188,9 @@ class Relay:
             if self.exchange.path == "/v1/responses" and self.exchange.stored is None:
                 self.exchange.stored = response_id(passed)
         delivery, transcript = self.delivery, self.transcript
-        if clean and raw is not None and delivery.raw:
-            delivery.pass_on(raw)
+        chunk = raw if raw is not passed else None  # a part of a body with a length is none
+        if clean and chunk is not None and delivery.raw:
+            delivery.pass_on(chunk)
         else:
             delivery.send(passed)
         if transcript is not None:
@@ -213,6 +216,17 @@ class Relay:
         if spoke:
             attempt.spoke = True
             self._desk.first_token(self)
+
+    def wordless(self, tracker: EventTracker, passed: bytes) -> bool:
+        """Whether a plain stream that ends with these events has said nothing at all, not even why it ends.
+
+        So ends vLLM 0.32 what comes to an engine that is shutting down: a role at most, then [DONE]
+        (chat_completion/serving.py).
+        """
+        said = self.transcript
+        if said is None or self.rest is not None or tracker.events > 2:
+            return False
+        return not said.text and said.odd is None and said.finish_reason is None and not _SAYS.search(passed)
 
     def pass_part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
         """A part of an answer that is no stream; `raw`: the same as a whole chunk."""

@@ -152,12 +152,15 @@ def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureF
     path.write_text("{")
     assert not keys.reload(0.0)
     assert not keys.reload(0.0)
+    path.write_text("")  # an editor has begun to write it
+    assert not keys.reload(0.0)
     path.unlink()
     assert entry(keys, f"Bearer {ann}", now=5.0).name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
-    assert len(errors) == 2  # each complaint once
+    assert len(errors) == 3  # each complaint once
     assert "1 keys read before stay in force" in errors[0]
-    assert "no such file" in errors[1]
+    assert "none in it any more" in errors[1]
+    assert "no such file" in errors[2]
 
 
 def test_a_missing_file_is_an_error_at_start(path: Path) -> None:
