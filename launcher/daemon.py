@@ -31,6 +31,7 @@ from launcher.machine_watch import MachineWatch
 from launcher.oncall import OnCall
 from launcher.planning.plan import Placement
 from launcher.proxy.app import FrontDoor
+from launcher.proxy.listener import unused
 from launcher.reloader import Reread, limits_of, pace_of, refuse_violations
 
 log = logging.getLogger("launcher.daemon")
@@ -122,6 +123,12 @@ class Daemon:
     async def _open(self, ready: Sequence[socket.socket]) -> None:
         await self.door.start(ready)
         log.info("endpoint %s, %d instances", self.door.endpoint, len(self.oncall.assembly.plan.slots))
+        idle = unused(self.oncall.assembly.config.proxy.listen, self.door.endpoints) if ready else []
+        if idle:
+            log.warning(
+                "[proxy] listen = %s is not used: systemd listens, on %s; systemctl edit numa-launcher.socket changes that",
+                ", ".join(idle), ", ".join(self.door.endpoints),
+            )  # fmt: skip
 
     async def _open_when_taken_over(self, ready: Sequence[socket.socket]) -> None:
         """Clients wait in systemd's socket until instances that an earlier daemon left can serve them."""

@@ -79,6 +79,7 @@ class FrontDoor:
         self.header_timeout_s = proxy.header_timeout_s
         self.body_timeout_s = proxy.body_timeout_s
         self.keepalive_s = proxy.client_keepalive_s
+        self.stall_timeout_s = proxy.client_stall_timeout_s
         self.max_body_bytes = proxy.max_body_bytes
 
     # --- the daemon's side ---------------------------------------------------------------------
@@ -179,12 +180,13 @@ class FrontDoor:
         self.closing = True
         if self._listener is None:
             return
+        deadline = self._loop.time() + grace_s
         self._listener.close()
         for client in tuple(self._clients):
             client.close_if_idle()
         if not await self._wait_quiet(grace_s):
             self.desk.cut("the server is shutting down")
-        await self._wait_closed(LAST_WORDS_S)
+        await self._wait_closed(deadline)
         if self._timer is not None:
             self._timer.cancel()
         if self._reconciler is not None:
@@ -225,15 +227,17 @@ class FrontDoor:
             return False
         return True
 
-    async def _wait_closed(self, seconds: float) -> None:
-        """Until every client has read its last words and gone, or the time is over."""
-        deadline = self._loop.time() + seconds
-        while self._clients and self._loop.time() < deadline:
+    async def _wait_closed(self, deadline: float) -> None:
+        """Until every client has gone: with its last words, or by the deadline with all of its answer."""
+        last_words = self._loop.time() + LAST_WORDS_S
+        while self._clients and (now := self._loop.time()) < max(last_words, deadline):
             for client in tuple(self._clients):
                 client.close_if_idle()
+            if now > last_words and not any(client.unsent for client in self._clients):
+                break
             await asyncio.sleep(0.01)
         for client in tuple(self._clients):
-            client.abort()
+            client.give_up()
         await asyncio.sleep(0)
 
     # --- the clients' side -----------------------------------------------------------------------
@@ -250,16 +254,16 @@ class FrontDoor:
         """A client has gone."""
         self._clients.discard(client)
 
-    def begin(self, client: ClientConnection, head: RequestHead, *, body_here: bool) -> Relay:
+    def begin(self, client: ClientConnection, head: RequestHead) -> Relay:
         """A request has begun; it may be answered at once."""
         path, _query = split_target(head.target)
         exchange = Exchange(head.sent_id or next(self._ids), head.method, path, self._loop.time())
         found = match(head.method, path)
         well = found if isinstance(found, Match) else None
         relay = Relay(self.desk, client, head, well, exchange)
-        if self._cors.enabled and self._allow_origin(relay, head):
-            return relay
         try:
+            if self._cors.enabled and self._allow_origin(relay, head):
+                return relay
             if isinstance(found, NoMethod):
                 raise _no_method(path, found)
             if found is None:
@@ -274,9 +278,9 @@ class FrontDoor:
             if head.length is not None and head.length > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
         except Refusal as refusal:
-            if not body_here:
-                relay.delivery.close_after()
             relay.refuse(refusal)
+        except Exception:
+            relay.fault()
         return relay
 
     def _allow_origin(self, relay: Relay, head: RequestHead) -> bool:

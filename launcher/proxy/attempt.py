@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.proxy.delivery import own_head
 from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai import JSON
-from launcher.proxy.sse import EventTracker
+from launcher.proxy.sse import EventTracker, aborted
 
 if TYPE_CHECKING:
     from launcher.proxy.fleet import Target
@@ -49,7 +49,7 @@ class Attempt:
 
     __slots__ = (
         "_asked_at", "_call", "_held", "_hold", "_reads", "_relay", "_seen", "delivering", "head", "moved_at",
-        "quick", "spoke", "taken", "target", "tracker",
+        "quick", "reached", "spoke", "taken", "target", "tracker",
     )  # fmt: skip
 
     def __init__(self, relay: Relay, target: Target | None, now: float) -> None:
@@ -60,6 +60,7 @@ class Attempt:
         self.tracker: EventTracker | None = None  # of an event stream
         self._held: bytes | bytearray = b""  # of an answer that is no stream
         self._hold = HOLD_BYTES  # beyond this it is delivered in pieces
+        self.reached = True  # the instance may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
         self.spoke = False  # words of it did
         self.quick: Callable[[bytes], bool] | None = None  # see links.Sink
@@ -128,6 +129,9 @@ class Attempt:
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
+        if tracker.done and self._relay.wordless(tracker, passed):
+            self.broken("it ended without a word")
+            return
         if passed:
             self._relay.pass_events(self, passed, raw, clean=passed is payload)
         if tracker.error is not None and tracker.engine_fault:
@@ -168,6 +172,8 @@ class Attempt:
             answer = Answer(self.head, bytes(self._held))
             if self.target is not None and answer.head.status >= _SERVER_ERROR:
                 self.broken(f"it answered {answer.head.status}", answer)
+            elif self.target is not None and aborted(answer.body):
+                self.broken("its engine gave the request up")
             else:
                 self._relay.answered(self, answer)
 
@@ -182,7 +188,8 @@ class Attempt:
 
     def on_broken(self, reason: str) -> None:
         """It broke off."""
-        self._call = None
+        call, self._call = self._call, None
+        self.reached = call is None or call.sent
         self.broken(reason)
 
     def broken(self, reason: str, answer: Answer | None = None) -> None:
@@ -191,9 +198,17 @@ class Attempt:
             return
         self.cancel()
         tracker = self.tracker
-        if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
-            answer = _error_answer(tracker.error)
-        self._relay.broken(self, reason, answer)
+        try:
+            if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
+                answer = _error_answer(tracker.error)
+            self._relay.broken(self, reason, answer)
+        except Exception:  # also the clock and the fleet call here
+            self.on_fault()
+
+    def on_fault(self) -> None:
+        """What was made of its words failed: its relay ends."""
+        self.cancel()
+        self._relay.fault()
 
     # --- the clock ---------------------------------------------------------------------------------
 

@@ -8,30 +8,40 @@ them; nothing here runs a timer of its own.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
+import sys
+import termios
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, cast
 
+from launcher.proxy.exchange import Exchange
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead, head_end, parse_request
 from launcher.proxy.openai import Refusal
 
-LINGER_S = 2.0  # for the rest of a body that was refused, so that the client reads why
+LINGER_S = 2.0  # for the rest of a body that was refused, once the client's side has all of the answer
 WRITE_HIGH_BYTES = 65536  # what may wait for a slow client before its instance is paused
 AHEAD_BYTES = 65536  # of requests sent before the present one is answered
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LOG = logging.getLogger(__name__)
 
 
 class Request(Protocol):
     """One request's life, as its connection sees it."""
 
     done: bool  # answered, or given up
+    exchange: Exchange
 
     def start(self, body: bytes | bytearray) -> None:
         """The request is whole."""
 
     def refuse(self, refusal: Refusal) -> None:
         """It never will be."""
+
+    def fault(self) -> None:
+        """One of these raised: called within the `except`, it ends the request all the same."""
 
     def client_gone(self) -> None:
         """Nobody waits for the answer any more."""
@@ -49,6 +59,7 @@ class Door(Protocol):
     header_timeout_s: float
     body_timeout_s: float
     keepalive_s: float
+    stall_timeout_s: float  # for a client that takes nothing of its answer
     max_body_bytes: int
     closing: bool
 
@@ -58,7 +69,7 @@ class Door(Protocol):
     def closed(self, client: ClientConnection) -> None:
         """A client has gone."""
 
-    def begin(self, client: ClientConnection, head: RequestHead, *, body_here: bool) -> Request:
+    def begin(self, client: ClientConnection, head: RequestHead) -> Request:
         """A request has begun; it may be answered at once."""
 
     def turn_away(self, client: ClientConnection, refusal: Refusal) -> None:
@@ -76,8 +87,8 @@ class ClientConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_body", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_paused_reading", "_request",
-        "_scanned", "_state", "_transport", "paused", "write",
+        "_body", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at", "_paused_reading",
+        "_request", "_scanned", "_served", "_state", "_transport", "_unsent", "paused", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door) -> None:
@@ -94,6 +105,9 @@ class ClientConnection(asyncio.Protocol):
         self._left = 0  # of a body with a length
         self._decoder: ChunkedDecoder | None = None
         self._paused_reading = False
+        self._served = "-"  # id of the latest request
+        self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
+        self._moved_at = 0.0  # when it took the last of them
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,7 +127,10 @@ class ClientConnection(asyncio.Protocol):
         self._door.closed(self)
         request, self._request = self._request, None
         if request is not None and not request.done:
-            request.client_gone()
+            try:
+                request.client_gone()
+            except Exception:
+                request.fault()
 
     def eof_received(self) -> bool:
         """The client sends no more: it has gone, as nginx and uvicorn see it."""
@@ -161,17 +178,18 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         length = head.length or 0
         here = not head.chunked and len(rest) >= length
-        self._state = _State.BUSY
+        self._state = _State.BUSY if here else _State.BODY
         self._deadline = None
         self._buffer = rest[length:] if here else b""
-        request = self._door.begin(self, head, body_here=here)
+        self._unsent = 0
+        request = self._door.begin(self, head)
+        self._served = request.exchange.request_id
         if request.done:
             return
         self._request = request
         if here:
-            request.start(rest[:length] if length != len(rest) else rest)
+            _start(request, rest[:length] if length != len(rest) else rest)
             return
-        self._state = _State.BODY
         self._body = bytearray()
         self._left = length
         self._decoder = ChunkedDecoder() if head.chunked else None
@@ -207,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
             self._state = _State.BUSY
             self._deadline = None
             self._buffer = rest
-            request.start(body)
+            _start(request, body)
 
     # --- what it gets ------------------------------------------------------------------------------
 
@@ -223,12 +241,16 @@ class ClientConnection(asyncio.Protocol):
         if self._request is not None:
             self._request.client_resumed()
 
+    @property
+    def body_missing(self) -> bool:
+        """The present request's body is not all here: what comes next on the connection is no other request."""
+        return self._state is _State.BODY
+
     def answered(self, *, keep: bool) -> None:
         """The present request is answered."""
-        body_missing = self._state is _State.BODY
         self._request = None
-        if not keep or body_missing or self._door.closing:
-            self._finish(linger=body_missing or not keep)
+        if not keep or self.body_missing or self._door.closing:
+            self._finish(linger=self.body_missing or not keep)
             return
         self._state = _State.HEAD
         self._deadline = self._loop.time() + self._door.keepalive_s
@@ -269,6 +291,29 @@ class ClientConnection(asyncio.Protocol):
         self._state = _State.LINGER
         self._transport.abort()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and the client's side has not taken: the transport's, and the kernel's.
+
+        The kernel's (SIOCOUTQ, tcp(7); of a UNIX socket what its peer has not read, overhead included) tell of
+        progress while the transport's buffer stands still, and stand for what asyncio's TLS has written below.
+        """
+        size = self._transport.get_write_buffer_size()
+        try:
+            sock = self._transport.get_extra_info("socket").fileno()
+            return size + int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except (OSError, ValueError):  # it is closed
+            return size
+
+    def give_up(self) -> None:
+        """Close at once. What the client has not taken is lost, which the log tells: its answer counts as given."""
+        if unsent := self.unsent:
+            _LOG.info(
+                "request %s: its client has not taken the last %d bytes of the answer; the connection is closed",
+                self._served, unsent, extra={"request_id": self._served, "unsent": unsent},
+            )  # fmt: skip
+        self.abort()
+
     def close_if_idle(self) -> None:
         """The front door closes: no further request."""
         if self._state is _State.HEAD:
@@ -292,7 +337,27 @@ class ClientConnection(asyncio.Protocol):
                 Refusal(408, f"no byte of the body came for {silence:g} s", code="timeout", close=True)
             )
         else:
-            self.abort()
+            self._out_of_time(now)
+
+    def _out_of_time(self, now: float) -> None:
+        """Nothing more is awaited of the client; but while it takes of its answer, it gets all of it."""
+        unsent = self.unsent
+        if unsent != self._unsent:
+            self._unsent, self._moved_at = unsent, now
+            self._deadline = now  # look again at the next tick
+            if not unsent:
+                self._deadline += LINGER_S if self._state is _State.LINGER else self._door.keepalive_s
+        elif unsent and now - self._moved_at < self._door.stall_timeout_s:
+            self._deadline = now
+        else:
+            self.give_up()
+
+
+def _start(request: Request, body: bytes | bytearray) -> None:
+    try:
+        request.start(body)
+    except Exception:
+        request.fault()
 
 
 def too_large(limit: int) -> Refusal:

@@ -198,13 +198,16 @@ def _shorten(path: str, request: Raws, tokens: int) -> bool:
     """Take what was delivered off the limits; False when nothing is left to say."""
     if path == COMPLETIONS and field_value(request, "max_tokens") is None:
         request["max_tokens"] = msgspec.Raw(b"%d" % COMPLETION_MAX_TOKENS)
-    for key, least in (("max_tokens", 1), ("max_completion_tokens", 1), ("min_tokens", None)):
+    # The one that vLLM goes by (chat_completion/serving.py); the other says nothing, whatever it says.
+    chat = path == CHAT and field_value(request, "max_completion_tokens") is not None
+    governing = "max_completion_tokens" if chat else "max_tokens"
+    for key, least in (("max_tokens", 1), ("max_completion_tokens", 1), ("min_tokens", 0)):
         limit = field_value(request, key)
         if limit is None:
             continue
-        if least is not None and limit - tokens < least:
+        if key == governing and limit <= tokens:
             return False
-        request[key] = msgspec.Raw(b"%d" % max(limit - tokens, 0))
+        request[key] = msgspec.Raw(b"%d" % max(limit - tokens, least))
     return True
 
 

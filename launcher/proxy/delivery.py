@@ -28,6 +28,10 @@ class Client(Protocol):
     paused: bool  # its buffers are full
 
     @property
+    def body_missing(self) -> bool:
+        """The request's body is not all here."""
+
+    @property
     def write(self) -> Callable[[bytes], None]:
         """Sends; never blocks."""
 
@@ -67,10 +71,6 @@ class Delivery:
         """Whole chunks of an instance may pass as they are."""
         return self._chunked
 
-    def close_after(self) -> None:
-        """Take no further request on this connection."""
-        self._keep = False
-
     def start(self, head: ResponseHead, now: float, *, length: int | None = None, extra: bytes = b"") -> None:
         """Commit: the answer's head, sent with what follows. Without `length` the body is chunked, or ends with
         the connection."""
@@ -84,13 +84,13 @@ class Delivery:
         elif head.status not in _NO_BODY:
             framing = _CHUNKED
             self._chunked = self._head.method != "HEAD"
-        self.started = True
         exchange = self._exchange
         exchange.status = head.status
         exchange.first_byte = now
         self._begin = client_head(
             head, exchange.request_id, framing=framing, keep_alive=self._keep, extra=extra + self.lines
         )
+        self.started = True
 
     def _write(self, data: bytes) -> None:
         if self._begin:
@@ -124,10 +124,11 @@ class Delivery:
         self._client.answered(keep=self._keep)
 
     def whole(self, head: ResponseHead, body: bytes, now: float, *, extra: bytes = b"") -> None:
-        """Send a whole answer with its length."""
+        """Send a whole answer with its length. Before the request's body is here it is the connection's last."""
         if self.started:
             raise AssertionError("an answer starts once")
-        self.started = self.done = True
+        if self._client.body_missing:
+            self._keep = False
         exchange = self._exchange
         exchange.status = head.status
         exchange.first_byte = now
@@ -138,7 +139,9 @@ class Delivery:
         )
         if self._head.method != "HEAD" and head.status not in _NO_BODY:
             data += body
+        self.started = True
         self._client.write(data)
+        self.done = True
         self._client.answered(keep=self._keep)
 
     def refuse(self, refusal: Refusal, now: float, *, extra: bytes = b"") -> None:

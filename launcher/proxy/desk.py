@@ -23,7 +23,9 @@ from launcher.telemetry.metrics import Timings
 if TYPE_CHECKING:
     from launcher.proxy.application import Application
     from launcher.proxy.attempt import Attempt
+    from launcher.proxy.key_limits import Grant
     from launcher.proxy.relay import Relay
+    from launcher.proxy.scheduling.demand import Ending
 
 _ACCESS = logging.getLogger("launcher.access")
 _QUIET = frozenset({"/health", "/metrics"})  # polled by machines: their access lines are DEBUG
@@ -94,18 +96,29 @@ class Desk:
             self.fleet.scheduler.usage(relay.ticket, relay.prompt_bytes, prompt, completion, cached)
 
     def left(
-        self, relay: Relay, attempt: Attempt, target: Target, broken: str | None, answered: int | None
+        self,
+        relay: Relay,
+        attempt: Attempt,
+        target: Target,
+        ending: Ending,
+        *,
+        broken: str | None,
+        answered: int | None,
     ) -> None:
         """The relay has left an instance; `broken`: why that could not be used, `answered`: its own status."""
         ticket = relay.ticket
         if ticket is None:
             raise AssertionError("no instance is asked without a ticket")
         ticket.tried.add(target.upstream.key)
-        if broken is not None and answered is not None:
-            setbacks_of(relay).blamed.append(target.upstream)
+        if broken is not None:
+            setbacks = setbacks_of(relay)
+            setbacks.reached |= attempt.reached
+            setbacks.unreached += not attempt.reached
+            if answered is not None:
+                setbacks.blamed.append(target.upstream)
         if relay.exchange.stored is not None:
             self.fleet.remember(relay.exchange.stored, target.upstream.key)
-        self.fleet.left(attempt, target, ticket, broken, answered)
+        self.fleet.left(attempt, target, ticket, ending, broken=broken, answered=answered)
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -116,7 +129,7 @@ class Desk:
         if relay.rest is not None:
             self.tally.cut["continued" if outcome is Outcome.COMPLETED else "failed"] += 1
         if relay.grant is not None:
-            relay.grant.finish(_charged(relay, exchange, outcome), now)
+            relay.grant.finish(_charged(relay, relay.grant, outcome), now)
         if exchange.counted:
             self._count(relay, exchange, outcome, now)
         else:
@@ -159,18 +172,22 @@ class Desk:
         """Called a few times a second."""
         scheduler = self.fleet.scheduler
         for relay in tuple(self._relays):
-            reads = relay.tick(now)
-            if reads and relay.ticket is not None:
-                scheduler.progress(relay.ticket, reads)
+            try:
+                reads = relay.tick(now)
+                if reads and relay.ticket is not None:
+                    scheduler.progress(relay.ticket, reads)
+            except Exception:  # the clock goes on for the others
+                relay.fault()
         for relay in self.fleet.expired(now):
             self.moves.expired(relay, now)
         self.fleet.tick(now)
 
 
-def _charged(relay: Relay, exchange: Exchange, outcome: Outcome) -> int:
+def _charged(relay: Relay, grant: Grant, outcome: Outcome) -> int:
     """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
+    exchange = relay.exchange
     if relay.committed or (outcome is Outcome.COMPLETED and exchange.status < _ERROR):
-        return relay.tokens
+        return grant.charged if exchange.overflowed and relay.usage is None else relay.tokens
     if outcome is Outcome.CLIENT_ABORTED and exchange.bound is not None and relay.ticket is not None:
         return relay.ticket.demand.prompt_tokens
     return 0

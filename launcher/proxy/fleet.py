@@ -17,7 +17,7 @@ from launcher.config.schema import Proxy
 from launcher.proxy.attempt import Attempt
 from launcher.proxy.exchange import Tally
 from launcher.proxy.links import Link, connector
-from launcher.proxy.scheduling.demand import Key, Ticket
+from launcher.proxy.scheduling.demand import Ending, Key, Ticket
 from launcher.proxy.scheduling.policies import Pick
 from launcher.proxy.scheduling.scheduler import Scheduler
 from launcher.proxy.scheduling.upstreams import Upstream
@@ -123,7 +123,7 @@ class Fleet:
         now, target = self._clock(), self._targets.pop(upstream.key)
         target.link.close()
         target.forget(now)
-        for _, relay in target.left_lately:
+        for relay in {relay for _, relay in target.left_lately}:
             relay.deaths += 1
         for attempt, relay in tuple(target.attempts.items()):
             if relay.committed:
@@ -198,22 +198,33 @@ class Fleet:
         self._tally.slot(upstream.slot, upstream.model).sent += 1
         attempt = Attempt(relay, target, now)
         target.attempts[attempt] = relay
-        relay.send(attempt, target.link, now)
+        try:
+            relay.send(attempt, target.link, now)
+        except Exception:  # whoever made room for it has no part in that
+            relay.fault()
 
     def left(
-        self, attempt: Attempt, target: Target, ticket: Ticket, broken: str | None, answered: int | None
+        self,
+        attempt: Attempt,
+        target: Target,
+        ticket: Ticket,
+        ending: Ending,
+        *,
+        broken: str | None,
+        answered: int | None,
     ) -> None:
         """An attempt is over; `broken`: why its instance could not be used, `answered`: its own status."""
         now, upstream = self._clock(), target.upstream
         relay = target.attempts.pop(attempt)
         target.reads += attempt.reads
-        self.scheduler.release(ticket, now, good=broken is None)
+        self.scheduler.release(ticket, now, ending)
         if broken is not None:
             self._tally.slot(upstream.slot, upstream.model).broken += not relay.committed
             self._suspect(upstream, broken)
             if answered is None:
                 self.blame(upstream, now)
-                target.left_lately.append((now, relay))
+                if attempt.reached:
+                    target.left_lately.append((now, relay))
         self._tell_if_idle(upstream)
         self.pump()
 

@@ -12,7 +12,7 @@ from launcher.proxy.moves import Moves, unavailable
 from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_form, peek_json
 from launcher.proxy.routes import GATHERED, Kind, Match
 from launcher.proxy.scheduling.demand import Demand, Ticket
-from launcher.proxy.scheduling.prefixes import fingerprint
+from launcher.proxy.scheduling.prefixes import MEDIA_BYTES, fingerprint, without_media
 from launcher.proxy.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from launcher.proxy.relay import Relay
 
 OWN_TIMEOUT_S = 30.0  # for a page of our own
+# What follows a route that computes no prompt: a tokenizer's or a template's work (vLLM 0.32, entrypoints/serve).
+NO_PREFILL = ("/tokenize", "/detokenize", "/count_tokens", "/render", "/derender")
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's own (entrypoints/generate/base/serving.py, 0.32)
 
 _PROMPTS = logging.getLogger("launcher.prompts")
@@ -56,11 +58,17 @@ class Intake:
         peek = self._peek(kind, relay)
         if kind in {Kind.JSON, Kind.FORM}:
             self._resolve(exchange, peek.model)
-        streamed = peek.stream and found.route.ends_in_done
+        streamed = peek.stream and found.route.streams
+        computes = kind in {Kind.JSON, Kind.FORM} and not exchange.path.endswith(NO_PREFILL)
+        prompt, media = without_media(peek.prompt) if computes else (b"", False)
         if relay.key is not None:
-            self._take_from_key(relay, peek)
+            size = 0
+            if computes:
+                size = MEDIA_BYTES if kind is Kind.FORM else len(prompt or without_media(relay.body)[0])
+            self._take_from_key(relay, peek, size)
         stored = found.item if kind is Kind.STORED else peek.previous_response_id
-        demand = self._demand(relay, peek, stored, streamed=streamed)
+        demand = self._demand(relay, peek, prompt, stored, computes=computes, streamed=streamed)
+        relay.prompt_bytes = 0 if media else len(prompt) + len(peek.tools)
         relay.first_byte_timeout_s = self._first_byte_timeout_s(demand)
         wait = self._proxy.queue_timeout_s
         if not self._fleet.table.ready(exchange.model):
@@ -87,13 +95,14 @@ class Intake:
         if not self._fleet.send_inside(relay, self._clock()):
             raise unavailable("the server is starting", self._fleet.retry_after_s())
 
-    def _take_from_key(self, relay: Relay, peek: Peek) -> None:
-        """Take it from what the API key may have. Raises Refusal."""
+    def _take_from_key(self, relay: Relay, peek: Peek, size: int) -> None:
+        """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed. Raises Refusal."""
         key, exchange, scheduler = relay.key, relay.exchange, self._fleet.scheduler
         if key is None:
             return
-        tokens = scheduler.prompt_tokens(len(peek.prompt) or len(relay.body))
-        tokens += scheduler.output_tokens(peek.max_tokens, peek.n)
+        tokens = 0
+        if size:
+            tokens = scheduler.prompt_tokens(size) + scheduler.output_tokens(peek.max_tokens, peek.n)
         names: tuple[str, ...] = ()
         if exchange.adapter is not None:  # a model of its own, for a key
             names = (exchange.adapter,)
@@ -119,15 +128,15 @@ class Intake:
             return peek_form(relay.body, relay.head.get(b"content-type") or "")
         return Peek()
 
-    def _demand(self, relay: Relay, peek: Peek, stored: str | None, *, streamed: bool) -> Demand:
+    def _demand(
+        self, relay: Relay, peek: Peek, prompt: bytes, stored: str | None, *, computes: bool, streamed: bool
+    ) -> Demand:
         scheduler = self._fleet.scheduler
-        prompt = memoryview(peek.prompt)
         tools, adapter = bytes(peek.tools), relay.exchange.adapter
-        relay.prompt_bytes = len(prompt) + len(tools)
         return Demand(
             model=relay.exchange.model,
-            prompt_tokens=scheduler.prompt_tokens(relay.prompt_bytes) if prompt else 0,
-            output_tokens=scheduler.output_tokens(peek.max_tokens, peek.n),
+            prompt_tokens=scheduler.prompt_tokens(len(prompt) + len(tools)) if prompt else 0,
+            output_tokens=scheduler.output_tokens(peek.max_tokens, peek.n) if computes else 0,
             max_tokens=peek.max_tokens,
             prefix=fingerprint(prompt, hash((tools, adapter)) if tools or adapter else 0) if prompt else (),
             body_bytes=len(relay.body),

@@ -81,6 +81,7 @@ class KeyLimits:
 
     record: KeyRecord
     sums: KeySums = field(default_factory=KeySums)
+    """Of the key's present name."""
     in_flight: int = 0
     """Requests admitted and not finished."""
     _models: frozenset[str] = frozenset()
@@ -131,11 +132,11 @@ class KeyLimits:
         if self._requests is not None:
             self._requests.level -= 1
         self.in_flight += 1
-        return Grant(self, tokens, now)
+        return Grant(self, self.sums, tokens, now)
 
     def _end(self, grant: Grant, tokens: int, now: float) -> None:
         self.in_flight -= 1
-        self.sums.tokens += tokens
+        grant.sums.tokens += tokens
         self._mean_s += MEAN_WEIGHT * (max(0.0, now - grant.started) - self._mean_s)
         if self._tokens is not None:
             self._tokens.refill(now)
@@ -163,6 +164,7 @@ class Grant:
     """One admitted request of a key, from `admit` to `finish`."""
 
     limits: KeyLimits
+    sums: KeySums  # of the key's name at that time
     charged: int
     started: float
     ended: bool = False

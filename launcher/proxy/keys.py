@@ -30,16 +30,13 @@ class KeyEntry:
     salt: bytes
     hash: bytes
     limits: KeyLimits
+    sums: KeySums
+    """What keys of this name have done; a request in flight keeps them when its key gets another name."""
 
     @property
     def name(self) -> str:
         """Who has it; for logs, metrics and fairness."""
         return self.record.name
-
-    @property
-    def sums(self) -> KeySums:
-        """What keys of this name have done."""
-        return self.limits.sums
 
     @property
     def may_overflow(self) -> bool:
@@ -113,6 +110,13 @@ class Keys:
             return True
         try:
             records = keystore.read(self._path)
+            if (
+                self._entries and not records
+            ):  # revoked keys stay in the file: it is being written, or was cut
+                raise LauncherError(
+                    f"cannot use API keys '{self._path}': there is none in it any more",
+                    "take the last one away with `numa-launcher key revoke`",
+                )
         except LauncherError as error:
             if error.message != self._complaint:
                 _LOG.error(
@@ -136,9 +140,9 @@ class Keys:
             known = self._entries.get(record.id)
             limits = KeyLimits(record) if known is None else known.limits
             limits.follow(record, now)
-            limits.sums = self.sums.setdefault(record.name, KeySums())
+            sums = limits.sums = self.sums.setdefault(record.name, KeySums())
             entries[record.id] = KeyEntry(
-                record, bytes.fromhex(record.salt), bytes.fromhex(record.hash), limits
+                record, bytes.fromhex(record.salt), bytes.fromhex(record.hash), limits, sums
             )
         self._entries = entries
 

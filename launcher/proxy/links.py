@@ -45,6 +45,9 @@ class Sink(Protocol):
     def on_broken(self, reason: str) -> None:
         """It will never be complete."""
 
+    def on_fault(self) -> None:
+        """The sink itself raised, in any of the above; it is told within the `except`, and then nothing more."""
+
 
 def connector(address: Address) -> Connect:
     """How to connect to an address."""
@@ -60,7 +63,7 @@ def connector(address: Address) -> Connect:
 class Call:
     """One request that was sent, or is about to be."""
 
-    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sink", "wire")
+    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sent", "sink", "wire")
 
     def __init__(self, link: Link, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
         self._link = link
@@ -70,6 +73,7 @@ class Call:
         self.body = body
         self.wire: Wire | None = None
         self.fresh = False  # on a connection made for it
+        self.sent = False  # an instance may have read of it
         self._task: asyncio.Task[None] | None = None
         self._paused = False
 
@@ -96,7 +100,7 @@ class Call:
 
     def connect(self) -> None:
         """Send it on a connection of its own."""
-        self.fresh = True
+        self.fresh, self.sent = True, False
         self._task = asyncio.get_running_loop().create_task(self._connect(), name="connect to an instance")
 
     async def _connect(self) -> None:
@@ -124,7 +128,10 @@ class Call:
         """Tell the sink, once."""
         sink, self.sink = self.sink, None
         if sink is not None:
-            sink.on_broken(reason)
+            try:
+                sink.on_broken(reason)
+            except Exception:
+                sink.on_fault()
 
 
 class Link:
@@ -199,7 +206,7 @@ class Wire(asyncio.Protocol):
         """Send a call's request; what comes back is its answer."""
         self._reset()
         self._call = call
-        call.wire = self
+        call.wire, call.sent = self, True
         if len(call.body) <= WRITE_HIGH_BYTES:
             self.transport.write(call.head + call.body)
         else:
@@ -215,15 +222,14 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand it on."""
-        quick = self._quick
-        if quick is not None and quick(data):
-            return
-        call = self._call
+        quick, call = self._quick, self._call
         sink = None if call is None else call.sink
         if call is None or sink is None:
             self.abort()  # an idle connection on which somebody speaks, or an answer that nobody wants
             return
         try:
+            if quick is not None and quick(data):
+                return
             if (decoder := self._decoder) is not None:
                 whole = decoder.at_boundary
                 payload = decoder.feed(data)
@@ -242,6 +248,10 @@ class Wire(asyncio.Protocol):
                 self._read_counted(call, data)
         except (BadFraming, BadResponse) as error:
             self._break(f"bad answer: {error}")
+        except Exception:
+            call.sink = None
+            self.abort()
+            sink.on_fault()
 
     def _read_head(self, call: Call, data: bytes) -> None:
         self._bytes_in += len(data)
@@ -300,7 +310,10 @@ class Wire(asyncio.Protocol):
         else:
             self.transport.abort()
         if sink is not None:
-            sink.on_end()
+            try:
+                sink.on_end()
+            except Exception:
+                sink.on_fault()
 
     def _break(self, reason: str) -> None:
         call, self._call, self._quick = self._call, None, None

@@ -8,16 +8,20 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config.schema import Proxy
 from launcher.errors import LauncherError, reason
 
 BACKLOG = 1024
 # Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
 # takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
 ACCEPTS = 8
+TLS_CLOSING_S = (
+    86_400.0  # beyond all deadlines of a client's connection, which know whether it still takes its answer
+)
 
 
 class Listener:
@@ -44,7 +48,10 @@ class Listener:
             if sock.family == socket.AF_UNIX:
                 server = await loop.create_unix_server(self._make, sock=one, backlog=BACKLOG)
             else:
-                server = await loop.create_server(self._make, sock=one, backlog=BACKLOG, ssl=self._context)
+                server = await loop.create_server(
+                    self._make, sock=one, backlog=BACKLOG, ssl=self._context,
+                    ssl_shutdown_timeout=None if self._context is None else TLS_CLOSING_S,
+                )  # fmt: skip
             self._listening.append(server)
         self.endpoints.append(endpoint(sock, tls=self._context is not None))
 
@@ -64,6 +71,12 @@ def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
     host, port = sock.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
+    """Entries of `[proxy] listen` that somebody has set and that are none of the endpoints: systemd's sockets go first."""
+    found = {endpoint.partition("://")[2] or endpoint for endpoint in endpoints}
+    return [] if tuple(listens) == Proxy().listen else [one for one in listens if one not in found]
 
 
 def bind(listen: str) -> list[socket.socket]:

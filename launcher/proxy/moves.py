@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 16  # of one request; each instance has one try per round
 MAX_ROUNDS = 3  # over instances that gave no answer at all
 ROUND_PAUSE_S = 0.25  # for the supervisor to see which of them are gone
+PARKED_PAUSE_S = 1.0  # the same once they can't be reached for longer
 MAX_CONTINUED = 8  # times that one stream goes on elsewhere
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
 
@@ -35,10 +36,13 @@ MAX_DEATHS = 3  # a request that was on so many instances when they died may be 
 class Setbacks:
     """What one request has met with before its first byte."""
 
-    __slots__ = ("answer", "blamed", "rounds")
+    __slots__ = ("answer", "blamed", "parked_until", "reached", "rounds", "unreached")
 
     def __init__(self) -> None:
-        self.rounds = 0  # every ready instance was tried so often
+        self.rounds = 0  # every ready instance was tried so often, and one at least was reached
+        self.reached = False  # one was, in this round
+        self.unreached = 0  # connects that failed
+        self.parked_until: float | None = None  # since no instance could be reached
         self.blamed: list[Upstream] = []  # they answered 5xx; theirs if another one answers well
         self.answer: Answer | None = None  # the last one that could have been delivered
 
@@ -123,30 +127,47 @@ class Moves:
             relay.fail(self._fleet.over)
         elif relay.deaths >= MAX_DEATHS:
             relay.fail(f"{relay.deaths} instances died while they worked on it")
-        elif relay.exchange.attempts >= MAX_ATTEMPTS:
+        elif relay.exchange.attempts - (setbacks := setbacks_of(relay)).unreached >= MAX_ATTEMPTS:
             self._give_up(relay, reason)
         elif self._fleet.scheduler.possible(ticket):
             self._again(relay, ticket)
-        elif (setbacks := setbacks_of(relay)).rounds < MAX_ROUNDS:
+        elif setbacks.reached and setbacks.rounds < MAX_ROUNDS:
             setbacks.rounds += 1
-            self._after_pause(relay, ticket)
+            self._after_pause(relay, ticket, ROUND_PAUSE_S)
+        elif not setbacks.reached and self._may_park(setbacks):
+            late = setbacks.unreached >= MAX_ROUNDS * len(ticket.tried)
+            self._after_pause(relay, ticket, PARKED_PAUSE_S if late else ROUND_PAUSE_S)
         else:
             self._give_up(relay, reason)
 
-    def _after_pause(self, relay: Relay, ticket: Ticket) -> None:
+    def _may_park(self, setbacks: Setbacks) -> bool:
+        """No instance takes connections: they end, or are about to, and whoever comes after them may serve it."""
+        now = self._loop.time()
+        if setbacks.parked_until is None:
+            setbacks.parked_until = now + self._proxy.park_timeout_s
+        return now < setbacks.parked_until
+
+    def _after_pause(self, relay: Relay, ticket: Ticket, seconds: float) -> None:
+        setbacks_of(relay).reached = False
+
         def next_round() -> None:
             self._pauses.discard(handle)
             if not relay.done:
                 ticket.tried.clear()
-                self._again(relay, ticket)
+                try:
+                    self._again(relay, ticket)
+                except Exception:
+                    relay.fault()
 
-        handle = self._loop.call_later(ROUND_PAUSE_S, next_round)
+        handle = self._loop.call_later(seconds, next_round)
         self._pauses.add(handle)
 
     def _again(self, relay: Relay, ticket: Ticket) -> None:
-        """Back into the queue, at the place of its arrival; it keeps its deadline, or the time to park."""
+        """Back into the queue, at the place of its arrival; it may wait there as long as any other."""
+        wait = self._proxy.queue_timeout_s
         if not self._fleet.table.ready(ticket.demand.model):
-            ticket.deadline = min(ticket.deadline, self._loop.time() + self._proxy.park_timeout_s)
+            wait = min(wait, self._proxy.park_timeout_s)
+        ticket.deadline = self._loop.time() + wait
         self.enter(relay, ticket)
 
     def _give_up(self, relay: Relay, reason: str) -> None:
@@ -163,6 +184,7 @@ class Moves:
             for upstream in relay.setbacks.blamed:
                 self._fleet.blame(upstream, now)
             relay.setbacks.blamed.clear()
+            relay.setbacks.answer = None
 
     # --- cut streams -------------------------------------------------------------------------------
 
@@ -177,17 +199,18 @@ class Moves:
         match plan:
             case NotExact():
                 self._tally.cut["unfit"] += 1
+                relay.rest = None  # counted, whatever went on before
                 exchange.reason = f"{reason}; not continued: {plan.reason}"
                 return False
             case Complete():
                 self._tally.cut["continued"] += 1
+                relay.rest = None
                 exchange.continued += 1
                 relay.finish(plan.tail)
                 return True
             case Continuation():
                 exchange.continued += 1
                 relay.rest = Rest(plan.body, ContinuationRewriter(plan, transcript))
-                ticket.deadline = self._loop.time() + self._proxy.queue_timeout_s
                 self._next(relay, ticket, reason)
                 return True
         assert_never(plan)

@@ -12,6 +12,7 @@ from msgspec import Raw
 JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
 PART_HEAD_BYTES = 8192  # of one part of a form
 REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
 
@@ -49,11 +50,12 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', re.IGNORECASE)
 _NAMED_MODEL = re.compile(rb';\s*name="?model"?\s*(;|\r|$)', re.IGNORECASE)
+_BEGINS = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
 
@@ -104,7 +106,7 @@ def error_event_of(path: str, body: bytes, status: int) -> bytes:
     message, type_ = "the request failed", "upstream_error"
     try:
         error = msgspec.json.decode(body, type=dict[str, object]).get("error")
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _UNREADABLE:
         error = None
     if isinstance(error, dict):
         message, type_ = str(error.get("message", message)), str(error.get("type", type_))
@@ -218,10 +220,19 @@ def response_id(answer: bytes) -> str | None:
     return found[1].decode() if found else None
 
 
+def begins_response(events: bytes) -> bool:
+    """Whether these events of /v1/responses are all from before the prompt was computed.
+
+    Source: vLLM 0.32, entrypoints/openai/responses/serving.py.
+    """
+    return 0 < events.count(b"\n\n") == len(_BEGINS.findall(events))
+
+
 def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
     """`(prompt, completion, cached)` tokens that an answer's end, or its last events, tell; None: nothing.
 
-    Looked for without a parser: in an answer's text a quotation mark is escaped, so no words can pass for it.
+    /v1/responses and /v1/messages call them input and output. Looked for without a parser: in an answer's text a
+    quotation mark is escaped, so no words can pass for it.
     """
     at = data.rfind(b'"usage":')
     if at < 0:
@@ -242,12 +253,12 @@ def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | 
         return None
     try:
         parsed = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
+        if set(parsed) != {"detail"}:
+            return None
+        detail = msgspec.json.decode(parsed["detail"])
+        text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
+    except _UNREADABLE:
         return None
-    if set(parsed) != {"detail"}:
-        return None
-    detail = msgspec.json.decode(parsed["detail"])
-    text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
     if status in {404, 405}:
         text = f"this model's instance does not serve {method} {path} ({text})"
     type_ = "NotFoundError" if status == 404 else "invalid_request_error"

@@ -14,15 +14,25 @@ honestly, in an error event and without [DONE].
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING
 
 from launcher.proxy.attempt import Answer, Attempt
 from launcher.proxy.delivery import Client, Delivery, own_head
 from launcher.proxy.exchange import Exchange, Outcome
 from launcher.proxy.http1 import RequestHead, upstream_head
-from launcher.proxy.openai import Refusal, error_event_of, response_id, rewrite_detail, usage_of
+from launcher.proxy.openai import (
+    Refusal,
+    begins_response,
+    error_event_of,
+    response_id,
+    rewrite_detail,
+    usage_of,
+)
 from launcher.proxy.rewriter import Diverged, Rest
 from launcher.proxy.routes import Kind, Match
+from launcher.proxy.scheduling.demand import Ending
 from launcher.proxy.server_timing import server_timing
 from launcher.proxy.sse import EventTracker
 
@@ -35,9 +45,12 @@ if TYPE_CHECKING:
     from launcher.proxy.scheduling.demand import Ticket
     from launcher.proxy.transcript import Transcript
 
+_LOG = logging.getLogger(__name__)
 _TEXT = "text/plain"
 _EVENTS = "text/event-stream; charset=utf-8"
 _COMMENT = b": waiting\n\n"
+_FAULT = "a fault of the front door"
+_SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 
@@ -117,10 +130,11 @@ class Relay:
         if self.done:
             return
         self.delivery.done = True
-        self._let_go()
         # Some clients leave at [DONE], before the answer's last chunk: they have all of it.
         tracker = self.delivery.tracker if self.ends_in_done else None
-        self._end(Outcome.COMPLETED if tracker is not None and tracker.done else Outcome.CLIENT_ABORTED)
+        whole = tracker is not None and tracker.done
+        self._let_go(Ending.WHOLE if whole else Ending.LEFT)
+        self._end(Outcome.COMPLETED if whole else Outcome.CLIENT_ABORTED)
 
     def client_paused(self) -> None:
         """The client takes no more for now: nor do we."""
@@ -155,7 +169,7 @@ class Relay:
         body = self.body if self.rest is None else self.rest.body
         ours = target is not None and self.key is not None  # the client's key was for us
         wire_head = upstream_head(
-            head, exchange.request_id, len(body), host=b"localhost", method=method, authorization=not ours
+            head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours
         )
         attempt.ask(link, method, wire_head, body)
 
@@ -174,14 +188,15 @@ class Relay:
             if self.exchange.path == "/v1/responses" and self.exchange.stored is None:
                 self.exchange.stored = response_id(passed)
         delivery, transcript = self.delivery, self.transcript
-        if clean and raw is not None and delivery.raw:
-            delivery.pass_on(raw)
+        chunk = raw if raw is not passed else None  # a part of a body with a length is none
+        if clean and chunk is not None and delivery.raw:
+            delivery.pass_on(chunk)
         else:
             delivery.send(passed)
         if transcript is not None:
             transcript.feed(passed)
         if not attempt.spoke:
-            self._listen(attempt)
+            self._listen(attempt, passed)
         if clean and transcript is not None and attempt.spoke and delivery.raw:
             attempt.quick = transcript.quick(self._client.write, attempt.taken)
 
@@ -190,16 +205,28 @@ class Relay:
         try:
             return rest.rewriter.feed(passed)
         except Diverged as diverged:
-            self._leave(None)
+            self._leave(Ending.LEFT)
             self._from_the_start(str(diverged))
             return b""
 
-    def _listen(self, attempt: Attempt) -> None:
-        """A role event may come before a prompt is computed: only words tell that it has been."""
-        transcript = self.transcript
-        if transcript is None or transcript.text or transcript.odd is not None:
+    def _listen(self, attempt: Attempt, passed: bytes) -> None:
+        """A first event may come before a prompt is computed: only words tell that it has been."""
+        said = self.transcript
+        spoke = not begins_response(passed) if said is None else bool(said.text) or said.odd is not None
+        if spoke:
             attempt.spoke = True
             self._desk.first_token(self)
+
+    def wordless(self, tracker: EventTracker, passed: bytes) -> bool:
+        """Whether a plain stream that ends with these events has said nothing at all, not even why it ends.
+
+        So ends vLLM 0.32 what comes to an engine that is shutting down: a role at most, then [DONE]
+        (chat_completion/serving.py).
+        """
+        said = self.transcript
+        if said is None or self.rest is not None or tracker.events > 2:
+            return False
+        return not said.text and said.odd is None and said.finish_reason is None and not _SAYS.search(passed)
 
     def pass_part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
         """A part of an answer that is no stream; `raw`: the same as a whole chunk."""
@@ -215,21 +242,23 @@ class Relay:
         if not attempt.delivering:
             self._commit(attempt)
         self.delivery.end(last if self.rest is None else b"")  # of a continuation whole events only
-        self._leave(None)
+        failed = attempt.tracker is not None and attempt.tracker.error is not None
+        self._leave(Ending.REFUSED if failed else Ending.WHOLE)
         self._end(Outcome.COMPLETED)
 
     def answered(self, attempt: Attempt, answer: Answer) -> None:
         """A whole answer, not yet delivered; of an instance, no 5xx."""
         status = answer.head.status
         if attempt.target is None:
-            self._leave(None)
+            self._learn_usage(answer.body)  # of what overflowed
+            self._leave(Ending.LEFT)
             self.answer(answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
             return
         if status < _CLIENT_ERROR:
             self._learn_usage(answer.body)
             if self.exchange.path == "/v1/responses":
                 self.exchange.stored = response_id(answer.body)
-        self._leave(None)
+        self._leave(Ending.WHOLE if status < _CLIENT_ERROR else Ending.REFUSED)
         if self.committed:
             self._from_the_start(f"the rest of the answer can't be had: an instance answered {status}")
         elif self.delivery.started and status < _CLIENT_ERROR:  # by comments, which promised a stream
@@ -241,8 +270,8 @@ class Relay:
 
     def broken(self, attempt: Attempt, reason: str, answer: Answer | None) -> None:
         """An instance is no use any more; `answer` is what it said itself of that."""
-        self._leave(reason, None if answer is None else answer.head.status)
-        if not self.committed:
+        self._leave(Ending.BROKEN, reason, None if answer is None else answer.head.status)
+        if not self.committed or (self.rest is not None and not attempt.reached):
             self._desk.moves.elsewhere(self, reason, answer, fault=True)
             return
         # Half an event, or an answer that is no stream: nothing can follow it. An attempt without a tracker
@@ -285,7 +314,7 @@ class Relay:
         exchange = self.exchange
         if exchange.bound is None:
             return b""
-        return server_timing(exchange.bound - exchange.started, None, now - exchange.bound)
+        return server_timing(exchange.bound - exchange.started, now - exchange.bound)
 
     # --- ends --------------------------------------------------------------------------------------
 
@@ -327,7 +356,7 @@ class Relay:
         if self.done:
             return
         self._let_go()
-        self.exchange.reason = reason
+        self.exchange.reason = self.exchange.reason or reason  # one that says more is there already
         if self.delivery.started:
             self.delivery.break_off(reason, code=code)
         else:
@@ -338,7 +367,41 @@ class Relay:
             self.delivery.refuse(refusal, self._desk.now())
         self._end(Outcome.FAILED)
 
-    def _leave(self, broken: str | None, answered: int | None = None) -> None:
+    def fault(self) -> None:
+        """What serves it has failed itself (called where that is caught): logged, and an honest end all the same."""
+        exchange, now = self.exchange, self._desk.now()
+        note = {"request_id": exchange.request_id}
+        _LOG.exception("request %s: a fault of the front door", exchange.request_id, extra=note)
+        exchange.reason = _FAULT
+        for step in (self._let_go, self._say_fault, self._end_failed):
+            try:
+                step()
+            except Exception:  # the steps after it are owed, too
+                _LOG.exception("request %s: a fault at its end", exchange.request_id, extra=note)
+        if self.grant is not None:
+            self.grant.finish(self.grant.charged, now)  # where its end did not come so far
+
+    def _say_fault(self) -> None:
+        delivery = self.delivery
+        if delivery.done:
+            return
+        try:
+            if delivery.tracker is not None and delivery.tracker.done:
+                delivery.abort()  # whether [DONE] went is not known: nothing may follow it
+            elif delivery.started:
+                delivery.break_off(_FAULT)
+            else:
+                refusal = Refusal(502, _FAULT, type_="upstream_error", code="upstream_error")
+                delivery.refuse(refusal, self._desk.now())
+        except Exception:
+            delivery.abort()
+            raise
+
+    def _end_failed(self) -> None:
+        if self.exchange.outcome is None:
+            self._end(Outcome.FAILED)
+
+    def _leave(self, ending: Ending, broken: str | None = None, answered: int | None = None) -> None:
         """Off the instance; `broken`: why it could not be used, `answered`: the status that it gave itself."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
@@ -350,11 +413,11 @@ class Relay:
         if attempt.tracker is not None and self.delivery.tracker is not None:
             self.delivery.tracker = attempt.tracker  # what its engine said of its fault is told at the end
         if attempt.target is not None:
-            self._desk.left(self, attempt, attempt.target, broken, answered)
+            self._desk.left(self, attempt, attempt.target, ending, broken=broken, answered=answered)
 
-    def _let_go(self) -> None:
+    def _let_go(self, ending: Ending = Ending.LEFT) -> None:
         """Off the instance, out of the queue."""
-        self._leave(None)
+        self._leave(ending)
         if self.ticket is not None:
             self._desk.fleet.withdraw(self.ticket)
 

@@ -106,17 +106,17 @@ _BLANK: Final = vars(logging.makeLogRecord({}))
 
 def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) -> None:
     """One line per request: a person reads the message, a machine the fields. No prompt text."""
-    path = exchange.path[:200]
-    if not (path.isascii() and path.isprintable()):
-        path = path.encode("unicode_escape").decode()
+    path = _printable(exchange.path)
     slot = "-" if exchange.slot is None else exchange.slot
     took_ms = (now - exchange.started) * 1000
+    why = f": {_printable(exchange.reason)}" if exchange.reason else ""
     created = time.time()
     record = logging.LogRecord.__new__(logging.LogRecord)
     record.__dict__ = {
         **_BLANK,
         "name": log.name,
-        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms {exchange.outcome}",
+        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms {exchange.outcome} "
+        f"{exchange.request_id}{why}",
         "levelno": level,
         "levelname": logging.getLevelName(level),
         "pathname": __file__,
@@ -125,3 +125,9 @@ def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) 
         **exchange.fields(now),
     }
     log.handle(record)
+
+
+def _printable(text: str) -> str:
+    """A part of a line: what a client wrote begins no line of its own and moves no cursor."""
+    text = text[:200]
+    return text if text.isascii() and text.isprintable() else text.encode("unicode_escape").decode()

@@ -38,7 +38,8 @@ class Route:
     path: str
     methods: tuple[str, ...]
     kind: Kind
-    ends_in_done: bool = False  # its event stream ends in `data: [DONE]`
+    streams: bool = False  # it answers with an event stream where that is asked for
+    ends_in_done: bool = False  # which ends in `data: [DONE]`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,12 @@ ROUTES: tuple[Route, ...] = (
     Route("/version", _GET, Kind.ANY),
     Route("/tokenizer_info", _GET, Kind.ANY),
     Route("/v1/models", _GET, Kind.MODELS),
-    Route("/v1/chat/completions", _POST, Kind.JSON, ends_in_done=True),
-    Route("/v1/completions", _POST, Kind.JSON, ends_in_done=True),
-    Route("/v1/audio/transcriptions", _POST, Kind.FORM, ends_in_done=True),
-    Route("/v1/audio/translations", _POST, Kind.FORM, ends_in_done=True),
+    Route("/v1/chat/completions", _POST, Kind.JSON, streams=True, ends_in_done=True),
+    Route("/v1/completions", _POST, Kind.JSON, streams=True, ends_in_done=True),
+    Route("/v1/audio/transcriptions", _POST, Kind.FORM, streams=True, ends_in_done=True),
+    Route("/v1/audio/translations", _POST, Kind.FORM, streams=True, ends_in_done=True),
+    Route("/v1/responses", _POST, Kind.JSON, streams=True),
+    Route("/v1/messages", _POST, Kind.JSON, streams=True),
     *(
         Route(path, _POST, Kind.JSON)
         for path in (
@@ -77,8 +80,6 @@ ROUTES: tuple[Route, ...] = (
             "/v1/chat/completions/derender",
             "/v1/completions/render",
             "/v1/completions/derender",
-            "/v1/responses",
-            "/v1/messages",
             "/v1/messages/count_tokens",
             "/v1/messages/render",
             "/v1/embeddings",

@@ -19,7 +19,21 @@ EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_ABORT_ERROR = (
+    b'data: {"error":{"message":"the engine gave the request up","type":"engine_aborted","code":503}}\n\n'
+)
 _CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+# What an event holds that is more than words; the words may, too.
+_SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')
+
+
+def aborted(answer: bytes) -> bool:
+    """Whether an event, or a whole answer, says that the engine has given the request up.
+
+    vLLM 0.32 ends what comes to an engine that is shutting down so, with status 200 (v1/engine/core.py).
+    """
+    return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
 class EventTracker:
@@ -56,7 +70,7 @@ class EventTracker:
 
     def _judge(self, whole: bytes) -> bytes:
         """Whole events in, the same without [DONE] after an error out."""
-        if self.error is None and b"error" not in whole and b"failed" not in whole and b"[DONE]" not in whole:
+        if self.error is None and not any(sign in whole for sign in _SIGNS):
             self.events += whole.count(b"\n\n") or 1
             self._open = False
             return whole
@@ -75,6 +89,9 @@ class EventTracker:
         if rest_of_open:
             self.events += 1
             return True
+        if self.error is None and aborted(event):
+            self.error = _ABORT_ERROR
+            self.error_first = self.events == 0
         is_done = False
         for line in event.splitlines():
             if _DONE.match(line):

@@ -127,9 +127,13 @@ class Merger:
         return "".join(_format(name, family) for name, family in self._families.items())
 
     def _take(self, page: Page, key: object) -> None:
-        source = self._sources.get(key)
-        if source is None or source.labels != page.labels:
-            source = self._sources[key] = _Source(dict(page.labels), page.generation)
+        place = (
+            key,
+            *sorted(page.labels.items()),
+        )  # under other labels it is another source, and the old one stands
+        source = self._sources.get(place)
+        if source is None:
+            source = self._sources[place] = _Source(dict(page.labels), page.generation)
         if source.generation != page.generation:
             self._restart(source, page.generation)
         current = ""

@@ -119,5 +119,6 @@ def write(result: Mapping[str, Any], docs: Path) -> None:
         f"seeds. At most {busiest:.0%} of the cpus were busy. Goodput counts the tokens of requests whose first token "
         "came within 2 s. Again with `scripts/bench-balance --write`."
     )
-    known = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items())
+    there = {row["setting"] for row in rows}
+    known = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items() if name in there)
     page.write_text(before + "\n\n".join([BEGIN, how, known + ".", text(result), END]) + after)

@@ -19,7 +19,7 @@ from bench.sim import Start
 from bench.workloads import Request
 from launcher.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.scheduling.demand import Demand, Ticket
+from launcher.proxy.scheduling.demand import Demand, Ending, Ticket
 from launcher.proxy.scheduling.prefixes import fingerprint
 from launcher.proxy.scheduling.scheduler import Scheduler
 from launcher.proxy.scheduling.upstreams import Upstream
@@ -73,7 +73,7 @@ class Ours:
         ticket = self._tickets.pop(request.id)
         del self._requests[ticket]
         self.scheduler.progress(ticket, request.output_tokens)
-        self.scheduler.release(ticket, now)
+        self.scheduler.release(ticket, now, Ending.WHOLE)
 
     def tick(self, now: float) -> float | None:
         """See sim.Balancer."""

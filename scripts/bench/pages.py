@@ -149,7 +149,7 @@ def write(result: Result, docs: Path) -> None:
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
-    known = [f"{name}: {RIVALS[name].what}" for name in rounds.proxies if name in RIVALS]
+    known = [f"{name}: {RIVALS[name].what}" for name in RIVALS if name in rounds.proxies]
     pinned = (
         "the proxy has one cpu, engines and clients the other" if result["pinned"] else "nothing is pinned"
     )
@@ -158,8 +158,9 @@ def write(result: Result, docs: Path) -> None:
         "median (least–most) of the rounds. Two stub engines; each stream is 129 events of 25 ms distance, so that each "
         "event is a packet of its own; small requests come at 1,500 a second on 64 connections. CPU time is the proxy's "
         "own with its children, less what it takes idle; ratios and added times are taken within a round, added times "
-        "against direct ([…]: direct's own). Memory is the most of all rounds, shared pages counted once. "
-        "Again with `scripts/bench-proxy --install`, then `scripts/bench-proxy --write`."
+        "against direct ([…]: direct's own; what is added to direct's p99 may be less than what is added to its p50, or "
+        "nothing). A cell without (least–most) is of one round. Memory is the most of all rounds, shared pages counted "
+        "once. Again with `scripts/bench-proxy --install`, then `scripts/bench-proxy --write`."
     )
     parts = [
         BEGIN,

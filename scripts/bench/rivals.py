@@ -243,7 +243,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             "nginx-unix",
-            "the same over UNIX sockets to the engines",
+            "nginx over UNIX sockets to the engines",
             _nginx("least_conn;", unix=True),
             package="nginx",
         ),
@@ -256,7 +256,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
         Rival(
             "vllm-router", "its default policy, cache_aware", _vllm("cache_aware"), requirement=VLLM_ROUTER
         ),
-        Rival("vllm-router-rr", "the same, round_robin", _vllm("round_robin"), requirement=VLLM_ROUTER),
+        Rival("vllm-router-rr", "vllm-router, round_robin", _vllm("round_robin"), requirement=VLLM_ROUTER),
         Rival(
             "sglang-router",
             "its default policy, cache_aware",
@@ -282,7 +282,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
             ours(),
             env=_PATHS,
         ),
-        Rival("ours-tcp", "the same over loopback TCP to the engines", ours(unix=False), env=_PATHS),
+        Rival("ours-tcp", "this front door over loopback TCP to the engines", ours(unix=False), env=_PATHS),
     )
 }
 
@@ -309,13 +309,13 @@ SETTINGS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             "vllm-cache-8",
-            "the same, out of balance from a difference of 8 requests and 10 %",
+            "vllm-router, cache_aware, out of balance from a difference of 8 requests and 10 %",
             _vllm("cache_aware", *_TIGHT),
             requirement=VLLM_ROUTER,
         ),
         Rival(
             "sglang-cache-8",
-            "the same, out of balance from a difference of 8 requests and 10 %",
+            "sglang-router, cache_aware, out of balance from a difference of 8 requests and 10 %",
             _sglang("cache_aware", *_TIGHT),
             requirement=SGLANG_ROUTER,
         ),

@@ -408,6 +408,16 @@ async def test_the_access_log_has_fields_and_no_prompt(
     assert record.__dict__["request_id"]
     assert "secret" not in str(record.__dict__)
     assert "POST /v1/chat/completions 200 slot=0" in record.getMessage()
+    assert record.getMessage().endswith(" ms completed " + record.__dict__["request_id"])
+
+
+async def test_the_access_line_says_why(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "launcher.access")
+    await house.engine(0)
+    async with house.chat(model="a\nb") as answer:
+        assert answer.status == 404
+    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
+    assert record.getMessage().endswith(record.__dict__["request_id"] + ": The model `a\\nb` does not exist.")
 
 
 async def test_stop_waits_for_what_is_in_flight(house: House) -> None:

@@ -220,6 +220,14 @@ def test_tokens_may_be_counted_by_others() -> None:
     assert (found.base_tokens, json.loads(found.body)["max_tokens"]) == (11, 9)
 
 
+def test_the_limit_that_does_not_count_ends_nothing() -> None:
+    body = ENGINE.request(max_tokens=2, max_completion_tokens=100)
+    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID), delivered_tokens=11)
+    assert isinstance(found, Continuation)
+    told = json.loads(found.body)
+    assert (told["max_completion_tokens"], told["max_tokens"]) == (89, 1)
+
+
 def test_tokens_that_wait_for_a_stop_string_are_not_counted() -> None:
     late = PlainEngine(CHAT, ("", "", *SAID))
     found = plan(late, AMID + 2, stop=["END"], max_tokens=20)

@@ -106,8 +106,10 @@ async def test_tokens_of_whole_answers_count(build: Build, tmp_path: Path) -> No
     await house.engine(0, script)
     head = {"Authorization": f"Bearer {key}"}
     statuses = []
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "word " * 310}], "max_tokens": 10}
+    )
     for _ in range(3):
-        body = json.dumps({"model": "m", "messages": [], "max_tokens": 10})
         async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
             statuses.append(answer.status)
     assert statuses == [200, 200, 429]  # 800 of 1,000 are spent, and a third one takes 400
@@ -228,7 +230,7 @@ async def outside(unused_tcp_port: int) -> object:
             await response.prepare(request)
             await response.write(b'data: {"id":"o"}\n\n' + DONE)
             return response
-        return web.json_response({"id": "outside"})
+        return web.json_response({"id": "outside", "usage": {"prompt_tokens": 7, "completion_tokens": 5}})
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
@@ -281,6 +283,10 @@ async def test_overflow_takes_what_has_no_room(
     assert headers["Authorization"] == "Bearer sk-outside"
     assert free not in str(headers)
     assert asked["model"] == "gpt-outside"
+    async with house.client.get("/metrics") as answer:
+        page = await answer.text()
+    spent = float(page.partition('numa_launcher_key_tokens_total{key="free"} ')[2].partition("\n")[0])
+    assert spent > 0 if stream else spent == 12  # an estimate where it does not say
     go.set()
     assert {task[0] for task in await asyncio.gather(*inside)} == {200}
     assert house.balanced()

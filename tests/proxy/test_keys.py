@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from threading import Barrier, Thread
 
+import msgspec
 import pytest
 
 from launcher.errors import LauncherError
@@ -117,6 +118,23 @@ def test_changes_are_seen_within_a_second(path: Path) -> None:
     assert keys.sums["ann"].accepted == 3  # and sums outlive the key
 
 
+def test_a_request_ends_under_the_name_that_it_began_under(path: Path) -> None:
+    ann, record = make("ann", concurrency=1)
+    put(path, record)
+    keys = Keys(str(path))
+    before = entry(keys, f"Bearer {ann}")
+    before.sums.accepted += 1
+    grant = before.limits.admit((), 0.0, 10)
+    put(path, msgspec.structs.replace(record, name="bea"))
+    after = entry(keys, f"Bearer {ann}", now=2.0)
+    assert (after.name, after.limits.in_flight) == ("bea", 1)  # it is the same key
+    before.sums.ended["completed"] += 1
+    grant.finish(7, 3.0)
+    assert after.limits.in_flight == 0
+    assert (keys.sums["ann"].in_flight, keys.sums["ann"].tokens) == (0, 7)
+    assert (keys.sums["bea"].in_flight, keys.sums["bea"].tokens) == (0, 0)
+
+
 def test_reload_is_at_once(path: Path) -> None:
     put(path)
     keys = Keys(str(path))
@@ -134,12 +152,15 @@ def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureF
     path.write_text("{")
     assert not keys.reload(0.0)
     assert not keys.reload(0.0)
+    path.write_text("")  # an editor has begun to write it
+    assert not keys.reload(0.0)
     path.unlink()
     assert entry(keys, f"Bearer {ann}", now=5.0).name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
-    assert len(errors) == 2  # each complaint once
+    assert len(errors) == 3  # each complaint once
     assert "1 keys read before stay in force" in errors[0]
-    assert "no such file" in errors[1]
+    assert "none in it any more" in errors[1]
+    assert "no such file" in errors[2]
 
 
 def test_a_missing_file_is_an_error_at_start(path: Path) -> None:

@@ -17,7 +17,14 @@ from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.errors import LauncherError
-from launcher.proxy.listener import ACCEPTS, Listener, _cannot_listen, bind
+from launcher.proxy.listener import ACCEPTS, Listener, _cannot_listen, bind, unused
+
+
+def test_what_systemd_listens_instead_of() -> None:
+    both = ["http://127.0.0.1:8000", "unix:/run/x.sock"]
+    assert unused(("127.0.0.1:8000",), ["http://10.0.0.1:80"]) == []  # nobody has set that
+    assert unused(("127.0.0.1:8000", "unix:/run/x.sock"), both) == []
+    assert unused(("[::]:8000", "unix:/run/x.sock"), both) == ["[::]:8000"]
 
 
 async def answer_to(house: House, request: bytes) -> bytes:

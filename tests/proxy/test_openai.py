@@ -10,11 +10,13 @@ from launcher.proxy.openai import (
     Names,
     Peek,
     Refusal,
+    begins_response,
     error_event,
     peek_form,
     peek_json,
     response_id,
     rewrite_detail,
+    usage_of,
 )
 
 
@@ -144,3 +146,32 @@ def test_the_id_of_a_stored_response() -> None:
     assert response_id(b'{"id": "resp_12-a", "object": "response"}') == "resp_12-a"
     assert response_id(b'event: response.created\ndata: {"response":{"id":"resp_9","x":1}}\n\n') == "resp_9"
     assert response_id(b'{"id":"chatcmpl-1"}') is None
+
+
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        (b'{"usage":{"prompt_tokens":3,"total_tokens":7,"completion_tokens":4}}', (3, 4, None)),
+        (b'{"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}', (3, 0, 2)),
+        (
+            b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8},"output_tokens":5,"total_tokens":14}}',
+            (9, 5, 8),
+        ),
+        (b'event: message_delta\ndata: {"usage":{"input_tokens":1,"output_tokens":2}}\n\n', (1, 2, None)),
+        (b'event: message_delta\ndata: {"usage":{"output_tokens":2}}\n\n', None),
+        (b'{"choices":[{"text":"\\"usage\\":{\\"prompt_tokens\\":3}"}]}', None),
+        (b"{}", None),
+    ],
+)
+def test_usage(told: bytes, usage: tuple[int, int, int | None] | None) -> None:
+    assert usage_of(told) == usage
+
+
+def test_what_comes_before_a_response_is_computed() -> None:
+    created = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    delta = b'event: response.output_text.delta\ndata: {"delta":"response.created"}\n\n'
+    assert begins_response(created)
+    assert begins_response(created + created.replace(b"created", b"in_progress"))
+    assert not begins_response(created + delta)
+    assert not begins_response(delta)
+    assert not begins_response(b": waiting\n\n")

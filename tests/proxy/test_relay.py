@@ -324,7 +324,8 @@ async def test_a_5xx_of_all_is_passed_on_as_it_is(house: House) -> None:
     assert house.sums()["failed"] == 1
 
 
-async def test_all_dead_is_said(house: House) -> None:
+async def test_all_dead_is_said(build: Build) -> None:
+    house = await build(park_timeout_s=0.2)
     for slot in range(2):
         await (await house.engine(slot)).die()
     async with house.chat(stream=True) as answer:
@@ -335,6 +336,57 @@ async def test_all_dead_is_said(house: House) -> None:
     assert "cannot connect" in error["message"]
     assert str(house.folder) not in error["message"]
     assert house.sums()["failed"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_gives_up_what_comes_has_failed(house: House, stream: bool) -> None:
+    """vLLM 0.32 answers so, with status 200, while it is shutting down."""
+
+    async def gives_up(call: Call) -> None:
+        if not stream:
+            choice = {"index": 0, "message": {"content": ""}, "finish_reason": "abort"}
+            await call.json({"id": "x", "choices": [choice]})
+            return
+        await call.start_stream()
+        await call.chunk(
+            b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+        )
+        await call.chunk(b"data: [DONE]\n\n")
+        await call.end_stream()
+
+    first = await house.engine(0, gives_up)
+    async with house.chat(stream=stream, temperature=0) as answer:
+        pass
+    house.door.remove_upstream(0, 1, "exit 0")
+    assert len(first.calls) >= 1
+    assert house.suspects
+    house.suspects.clear()
+    await house.engine(1, gives_up)
+    await house.engine(2)
+    for _ in range(2):
+        async with house.chat(stream=stream, temperature=0) as answer:
+            assert answer.status == 200
+            body = await answer.read()
+        assert b"abort" not in body
+        assert body.endswith(DONE) == stream
+    assert house.suspects
+    assert house.balanced()
+
+
+async def test_an_event_stream_with_a_length_is_framed_anew(house: House) -> None:
+    """Middleware that buffers a stream gives it a length."""
+    events = (
+        b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n' + DONE
+    )
+
+    async def script(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
+        await call.raw(head % len(events) + events)
+
+    await house.engine(0, script)
+    async with house.chat(stream=True) as answer:
+        assert await answer.read() == events
+    assert house.sums()["completed"] == 1
 
 
 async def test_a_4xx_is_the_clients_and_goes_no_further(house: House) -> None:

@@ -83,6 +83,19 @@ async def test_it_begins_again_where_the_rest_can_not_be_had(house: House, betwe
     assert json.loads(bodies[-1]) == json.loads(bodies[0])
 
 
+async def all_but_done(call: Call) -> None:
+    await call.start_stream()
+    for event in ENGINE.answer(call.body)[:-1]:
+        await call.chunk(event)
+    call.cut()
+
+
+async def test_a_stream_that_is_cut_twice_is_counted_once(house: House) -> None:
+    text, whole, _ = await outcome(house, streams(ENGINE, 11), all_but_done)
+    assert (text, whole.endswith(b"data: [DONE]\n\n")) == ("".join(SAID), True)
+    assert house.door.desk.tally.cut.total() == 1
+
+
 async def test_it_ends_honestly_when_the_answer_is_not_repeated(house: House) -> None:
     text, whole, _ = await outcome(house, streams(ENGINE, 5), streams(PlainEngine(CHAT, ("Another", "."))))
     assert text == "Hello world and"
@@ -91,9 +104,14 @@ async def test_it_ends_honestly_when_the_answer_is_not_repeated(house: House) ->
     assert house.sums()["failed"] == 1
 
 
-async def test_it_ends_honestly_when_it_can_not_be_exact(house: House) -> None:
+async def test_it_ends_honestly_when_it_can_not_be_exact(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "launcher.access")
     text, whole, bodies = await outcome(house, streams(ENGINE, 11), logit_bias={}, logprobs=True)
     assert text == "Hello world and all the rest of it!"
     assert b"[DONE]" not in whole
     assert whole.count(b'"error"') == 1
     assert len(bodies) == 1
+    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
+    assert "not continued: " in record.__dict__["reason"]

@@ -104,6 +104,18 @@ def test_whose_fault_an_error_is(event: bytes, fault: bool) -> None:
     assert tracker.engine_fault == fault
 
 
+def test_an_engine_that_gives_a_request_up_has_failed() -> None:
+    """vLLM 0.32 ends what comes to an engine that shuts down with this reason, [DONE], and status 200."""
+    said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""},"finish_reason":null}]}\n\n'
+    tracker = EventTracker()
+    assert tracker.feed(said) == said
+    assert (
+        tracker.feed(b'data: {"choices":[{"text":"","finish_reason": "abort"}]}\n\ndata: [DONE]\n\n') == b""
+    )
+    assert tracker.engine_fault
+    assert not tracker.done
+
+
 def test_a_huge_event_passes_as_it_comes_and_is_ended_when_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "HOLD_BYTES", 10)
     tracker = EventTracker()

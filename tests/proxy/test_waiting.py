@@ -13,6 +13,8 @@ from proxy.front_house import Build, House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
+from launcher.proxy import moves
+
 
 def gated(go: asyncio.Semaphore) -> Script:
     """Answers one request each time it is let."""
@@ -152,6 +154,50 @@ async def test_a_crash_of_the_only_instance_is_waited_out(house: House) -> None:
     assert house.sums()["completed"] == 1
 
 
+async def test_one_that_was_worked_on_for_longer_than_the_queue_may_take(build: Build) -> None:
+    """Its time in the queue begins anew: what it has waited on an instance was no waiting."""
+    house = await build(queue_timeout_s=0.3)
+    engine = await house.engine(0, Call.until_left)
+    asked = asyncio.create_task(ask(house))
+    await until(lambda: bool(engine.calls))
+    await asyncio.sleep(0.6)
+    await engine.die()
+    house.door.remove_upstream(0, 1, "killed by signal 9")
+    await until(lambda: house.door.stats()["waiting"] == 1)
+    await asyncio.sleep(0.1)
+    await house.engine(0, generation=2)
+    assert (await asked)[0] == 200
+
+
+async def test_an_instance_that_takes_no_connections_any_more(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listener closes long before its process is seen to have ended: nobody is turned away meanwhile."""
+    monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr(moves, "PARKED_PAUSE_S", 0.02)
+    engine = await house.engine(0)
+    await engine.die()
+    asked = [asyncio.create_task(ask(house, stream=stream)) for stream in (False, True)]
+    await until(lambda: int(str(house.door.stats()["retried"])) > 3 * moves.MAX_ATTEMPTS)
+    house.door.remove_upstream(0, 1, "exit 1")
+    await house.engine(0, generation=2)
+    assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+    assert house.balanced()
+
+
+async def test_nobody_waits_for_ever_for_an_instance_that_takes_no_connections(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
+    house = await build(park_timeout_s=0.2)
+    engine = await house.engine(0)
+    await engine.die()
+    status, body, retry = await ask(house)
+    assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_error")
+    assert int(retry or 0) >= 1
+    assert house.balanced()
+
+
 async def test_parking_ends_in_503(build: Build) -> None:
     house = await build(park_timeout_s=0.1)
     await house.engine(0)
@@ -178,6 +224,50 @@ async def test_a_stream_that_waits_shows_that_it_lives(build: Build) -> None:
         rest = await answer.read()
     assert rest.replace(b": waiting\n\n", b"") == b"".join(event(w) for w in ("one", "two", "three")) + DONE
     assert house.sums()["completed"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> None:
+    house = await build(keepalive_comment_s=0.05)
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await call.start_stream()
+        await call.chunk(b'event: last\ndata: {"type":"last"}\n\n')
+        await call.end_stream()
+
+    await house.engine(0, script)
+    asked = json.dumps({"model": "m", "input": "x", "messages": [], "stream": True})
+    async with asyncio.timeout(SOON_S), house.client.post(path, data=asked) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
+        go.set()
+        rest = await answer.read()
+    assert rest.replace(b": waiting\n\n", b"") == b'event: last\ndata: {"type":"last"}\n\n'
+    assert house.sums()["completed"] == 1
+
+
+async def test_a_response_that_is_created_is_not_computed_yet(house: House) -> None:
+    """vLLM says so before it begins: only a token tells that the prompt is done and the next one may come."""
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        for kind in ("created", "in_progress"):
+            await call.chunk(b'event: response.%b\ndata: {"type":"response.%b"}\n\n' % (2 * (kind.encode(),)))
+        await go.wait()
+        await call.chunk(b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n')
+        await call.until_left()
+
+    await house.engine(0, script)
+    (upstream,) = house.door.desk.fleet.table
+    asked = json.dumps({"model": "m", "input": "x", "stream": True})
+    async with asyncio.timeout(SOON_S), house.client.post("/v1/responses", data=asked) as answer:
+        await answer.content.readuntil(b'in_progress"}\n\n')
+        assert len(upstream.ledger.pending) == 1
+        go.set()
+        await answer.content.readuntil(b'"x"}\n\n')
+        assert not upstream.ledger.pending
 
 
 async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:

@@ -167,6 +167,17 @@ def test_what_is_no_number_is_no_fault(value: str) -> None:
     text_string_to_metric_families(merger.merge([page(3, counter(1))]))
 
 
+def test_a_sum_does_not_fall_when_its_labels_change_and_change_back() -> None:
+    merger, seen = Merger(), []
+    for generation, node, count in ((1, "0", 100), (2, "1", 3), (3, "0", 5)):
+        labels = {"slot": "0", "numa_node": node}
+        text = f"# TYPE c_total counter\nc_total {count}\n"
+        merged = merger.merge([Page(text, labels, 0, generation)])
+        (family,) = text_string_to_metric_families(merged)
+        seen.append({sample.labels["numa_node"]: sample.value for sample in family.samples})
+    assert seen == [{"0": 100}, {"0": 100, "1": 3}, {"0": 105, "1": 3}]
+
+
 def test_a_series_comes_once() -> None:
     merged = merge([Page("x 1\nx 2\n", {"slot": "0"})])
     assert merged.count("\nx{") == 1

@@ -22,6 +22,7 @@ from launcher.proxy.openai import Refusal
 
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes
+KEY_FIELDS = (b"authorization", b"x-api-key")  # where clients put an API key, in lower case
 
 _HEAD = re.compile(
     rb"(?:\r\n)*+([!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([!-\x22$-~]+) HTTP/1\.([01])\r\n(?:%s)*+\r\n" % FIELD
@@ -223,18 +224,18 @@ def upstream_head(
     host: bytes,
     extra: bytes = b"",
     method: str | None = None,
-    authorization: bool = True,
+    keys: bool = True,
 ) -> bytes:
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
     What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
     which is `length` now: the body goes on whole. So does Accept-Encoding: a stream that a layer in front of
     the engine compressed could be neither watched nor continued. `extra`: field lines of ours, each ended by CRLF.
-    `method`: another than the client's (GET for HEAD). `authorization=False`: the client's key was for us.
+    `method`: another than the client's (GET for HEAD). `keys=False`: the client's API key was for us.
     """
     cuts = head.cuts
-    if not authorization:
-        cuts = tuple(sorted({*cuts, *lines_of(head.lowered, (b"authorization",))}))
+    if not keys:
+        cuts = tuple(sorted({*cuts, *lines_of(head.lowered, KEY_FIELDS)}))
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length
     return b"%b %b HTTP/1.1\r\nHost: %b%bX-Request-Id: %b\r\n%b%b\r\n" % (

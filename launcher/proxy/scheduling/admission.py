@@ -1,9 +1,10 @@
 """The queue of requests that no instance can start yet.
 
-Bounds: by count, by bytes of bodies, by each ticket's deadline. Order: priority classes first (smaller
-first); within a class the API keys share by start-time fair queueing (Goyal, Vin, Cheng 1996) over the
-requests' estimated cost, so that a key with a thousand waiting requests does not delay one with two; within
-a key by `rank`, which the scheduler gives: the time of arrival, less a head start for small requests.
+Bounds: by count, by bytes of bodies, by each ticket's deadline. Each model has a line of its own: others'
+instances are no use to it. Order in a line: priority classes first (smaller first); within a class the API
+keys share by start-time fair queueing (Goyal, Vin, Cheng 1996) over the requests' estimated cost, so that a
+key with a thousand waiting requests does not delay one with two; within a key by `rank`, which the scheduler
+gives: the time of arrival, less a head start for small requests.
 """
 
 from __future__ import annotations
@@ -18,14 +19,29 @@ from launcher.proxy.scheduling.upstreams import Upstream
 Place = tuple[float, int, Ticket]  # rank, number of arrival (unique), ticket
 
 
+def _names_one(model: str | None) -> bool:
+    return model is not None
+
+
 class Lane:
-    """What waits of one key in one priority class, in the order of rank."""
+    """What waits of one key in one class, in the order of rank."""
 
     __slots__ = ("finish", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Place] = []
         self.finish = 0.0  # virtual time at which its share of what was started is used up
+
+
+class Class:
+    """What waits for one model at one priority: its keys share."""
+
+    __slots__ = ("count", "lanes", "virtual")
+
+    def __init__(self) -> None:
+        self.lanes: dict[str | None, Lane] = {}
+        self.virtual = 0.0  # virtual time
+        self.count = 0
 
 
 class Queue:
@@ -37,8 +53,7 @@ class Queue:
         self.count = 0
         self.bytes = 0
         self.families: dict[int | None, int] = {}  # how many wait of each
-        self._classes: dict[int, dict[str | None, Lane]] = {}
-        self._virtual: dict[int, float] = {}  # virtual time per class
+        self._lines: dict[str | None, dict[int, Class]] = {}  # by model, by priority; none is empty
         self._deadlines: list[tuple[float, int, Ticket]] = []
 
     def __len__(self) -> int:
@@ -55,10 +70,14 @@ class Queue:
     def add(self, ticket: Ticket) -> None:
         """It waits, `ticket.rank` and `.cost` being set."""
         demand = ticket.demand
-        lanes = self._classes.setdefault(demand.priority, {})
-        lane = lanes.get(demand.key)
+        line = self._lines.setdefault(demand.model, {})
+        among = line.get(demand.priority)
+        if among is None:
+            among = line[demand.priority] = Class()
+        lane = among.lanes.get(demand.key)
         if lane is None:
-            lane = lanes[demand.key] = Lane()
+            lane = among.lanes[demand.key] = Lane()
+        among.count += 1
         insort(lane.waiting, (ticket.rank, ticket.number, ticket))
         heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
         ticket.waits = True
@@ -69,11 +88,11 @@ class Queue:
     def take(self, ticket: Ticket) -> None:
         """It is started: its key is charged."""
         demand = ticket.demand
-        lane = self._classes[demand.priority][demand.key]
-        start = max(lane.finish, self._virtual.get(demand.priority, 0.0))
-        self._virtual[demand.priority] = start
-        lane.finish = start + ticket.cost
-        self._leave(ticket, lane)
+        among = self._lines[demand.model][demand.priority]
+        lane = among.lanes[demand.key]
+        among.virtual = max(lane.finish, among.virtual)
+        lane.finish = among.virtual + ticket.cost
+        self._leave(ticket, among)
 
     @staticmethod
     def wait_for(ticket: Ticket, home: Upstream | None) -> None:
@@ -89,18 +108,23 @@ class Queue:
     def remove(self, ticket: Ticket) -> None:
         """It waits no longer, and was not started."""
         demand = ticket.demand
-        self._leave(ticket, self._classes[demand.priority][demand.key])
+        self._leave(ticket, self._lines[demand.model][demand.priority])
 
-    def ordered(self) -> Iterator[Ticket]:
-        """All that wait, in the order in which they would start. The queue must not change meanwhile."""
-        for priority in sorted(self._classes):
-            lanes = self._classes[priority]
-            if len(lanes) == 1:
-                for lane in lanes.values():
+    def models(self) -> list[str | None]:
+        """Those that somebody waits for. What asks for none comes first: to an instance it is no work."""
+        return sorted(self._lines, key=_names_one)
+
+    def ordered(self, model: str | None) -> Iterator[Ticket]:
+        """All that wait for a model, in the order in which they would start. The queue must not change meanwhile."""
+        line = self._lines.get(model, {})
+        for priority in sorted(line):
+            among = line[priority]
+            if len(among.lanes) == 1:
+                for lane in among.lanes.values():
                     for place in lane.waiting:
                         yield place[2]
             else:
-                yield from self._merged(list(lanes.values()), self._virtual.get(priority, 0.0))
+                yield from self._merged(among)
 
     def expired(self, now: float) -> list[Ticket]:
         """Take out those whose deadline has come, the earliest first."""
@@ -118,10 +142,12 @@ class Queue:
         return self._deadlines[0][0] if self._deadlines else None
 
     @staticmethod
-    def _merged(lanes: list[Lane], virtual: float) -> Iterator[Ticket]:
+    def _merged(among: Class) -> Iterator[Ticket]:
         """Start-time fair queueing, played forward: always the lane whose share is used up first."""
         heads = [
-            (max(lane.finish, virtual), lane.waiting[0][1], 0, lane.waiting) for lane in lanes if lane.waiting
+            (max(lane.finish, among.virtual), lane.waiting[0][1], 0, lane.waiting)
+            for lane in among.lanes.values()
+            if lane.waiting
         ]
         heapify(heads)
         while heads:
@@ -134,9 +160,10 @@ class Queue:
             else:
                 heappop(heads)
 
-    def _leave(self, ticket: Ticket, lane: Lane) -> None:
+    def _leave(self, ticket: Ticket, among: Class) -> None:
         demand = ticket.demand
-        del lane.waiting[bisect_left(lane.waiting, (ticket.rank, ticket.number))]
+        waiting = among.lanes[demand.key].waiting
+        del waiting[bisect_left(waiting, (ticket.rank, ticket.number))]
         ticket.waits = False
         self.wait_for(ticket, None)
         self.count -= 1
@@ -146,9 +173,12 @@ class Queue:
             self.families[ticket.family] = left
         else:
             del self.families[ticket.family]
-        if not lane.waiting and not any(other.waiting for other in self._classes[demand.priority].values()):
-            del self._classes[demand.priority]  # nobody waits: all shares begin anew
-            self._virtual.pop(demand.priority, None)
+        among.count -= 1
+        if not among.count:  # nobody waits: all shares begin anew
+            line = self._lines[demand.model]
+            del line[demand.priority]
+            if not line:
+                del self._lines[demand.model]
         if len(self._deadlines) > 2 * self.count + 64:
             self._deadlines = [entry for entry in self._deadlines if entry[2].waits]
             heapify(self._deadlines)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.proxy.scheduling.upstreams import Upstream
 
 Key = tuple[int, int]  # (slot, generation): one process life
+
+
+class Ending(Enum):
+    """How a request left its instance, which tells what may be learned of it."""
+
+    WHOLE = "whole"  # an answer below 400, all of it
+    REFUSED = "refused"  # a 4xx: the instance is well, and has computed nothing
+    LEFT = "left"  # given up by its client, or by us; says nothing of the instance
+    BROKEN = "broken"  # the instance could not be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ class Ticket:
     bound: float = 0.0  # when
     first: float | None = None  # when its first token came
     uncached: float = 0.0  # prompt tokens believed to be computed anew where it is bound
+    computed: float | None = None  # the same, as its usage tells
+    held: int = 0  # blocks of its prefix that were held where it is bound, before
     work: float = 0.0  # prompt tokens that were to be computed there up to its first token
     work_s: float = 0.0  # seconds of prefill that it adds to the queue
     family: int | None = (

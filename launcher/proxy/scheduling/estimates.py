@@ -8,6 +8,7 @@ PREFILL = (0.05, 0.001)  # first token after 50 ms + 1 ms per prompt token, unti
 TYPICAL_PROMPT = 500.0  # tokens; how far from 0 that guess is meant
 PRIOR_FADES = 0.8  # what is left of a guess's weight after one sample more
 LEAST_SLOPE = 1e-7  # so that more work is never as good as less
+REACH = 2.0  # times the largest x lately: what lies beyond is no better known than what lies there
 WINDOW_S = 30.0  # of the rates at which work comes and goes
 
 
@@ -31,10 +32,12 @@ class Line:
     """y = base + slope * x, least squares over about the last `memory` samples; base never negative, slope positive.
 
     `prior` is (base, slope), for x about `scale`. A sample below it lowers all of it by the same part, and it fades
-    by PRIOR_FADES with each: a guess a hundred times too high is left after a handful of samples.
+    by PRIOR_FADES with each: a guess a hundred times too high is left after a handful of samples. A sample
+    beyond REACH times the largest so far weighs no more than one there would: one alone must not be the slope.
     """
 
     __slots__ = (
+        "_far",
         "_keep",
         "_n",
         "_prior",
@@ -54,17 +57,21 @@ class Line:
         self.count = 0
         self._keep = 1.0 - 1.0 / memory
         self._scale, self._weight = scale, 1.0
+        self._far = 4.0 * scale  # the largest x lately; at first as far as the guess may be trusted
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         """One more pair."""
         keep = self._keep
         self.count += 1
-        self._n = self._n * keep + 1.0
-        self._x = self._x * keep + x
-        self._y = self._y * keep + y
-        self._xx = self._xx * keep + x * x
-        self._xy = self._xy * keep + x * y
+        reach = REACH * self._far
+        much = (reach / x) ** 2 if x > reach else 1.0
+        self._far = max(min(x, reach), self._far * keep)
+        self._n = self._n * keep + much
+        self._x = self._x * keep + much * x
+        self._y = self._y * keep + much * y
+        self._xx = self._xx * keep + much * x * x
+        self._xy = self._xy * keep + much * x * y
         base, slope = self._prior
         expected = base + slope * x
         if y < expected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.proxy.scheduling.demand import Ticket
 from launcher.proxy.scheduling.estimates import Mean
 
 STRAGGLER = 1.5  # so many times slower than its siblings' median is no noise of one machine
@@ -19,7 +20,7 @@ class Health:
         self.failures = 0  # in a row
         self.ejected_until: float | None = None
         self.half_open = False  # one request tries it
-        self.trying = False  # and is on it
+        self.trying: Ticket | None = None  # and is on it
         self.slowness = Mean(1.0, 50)  # time to first token, seen over expected from its siblings' speeds
         self.straggler = False
 
@@ -30,20 +31,30 @@ class Health:
                 return False
             self.ejected_until = None
             self.half_open = True
-            self.trying = False
-        return not (self.half_open and self.trying)
+            self.trying = None
+        return not (self.half_open and self.trying is not None)
 
-    def left(self) -> None:
+    def bound(self, ticket: Ticket) -> None:
+        """A request starts on it; if it is half open, to try it."""
+        if self.half_open:
+            self.trying = ticket
+
+    def left(self, ticket: Ticket) -> None:
         """A request has left it: if it was the one that tries it, another may."""
-        self.trying = False
+        if self.trying is ticket:
+            self.trying = None
 
     def eject(self, until: float) -> None:
         """No requests until then; after it one request tries it."""
         self.ejected_until = until
         self.half_open = False
 
+    def spoke(self) -> None:
+        """It answers: in full rotation again, but what failed before still counts."""
+        self.half_open = False
+
     def succeeded(self) -> None:
-        """A request went well on it: it is in full rotation."""
+        """It gave a whole answer: all is forgiven."""
         self.failures = 0
         self.half_open = False
 

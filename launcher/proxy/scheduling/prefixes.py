@@ -7,12 +7,50 @@ the same with blocks of bytes of the JSON text as it was sent.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 
 BLOCK_BYTES = 512  # about one vLLM block on CPU: 128 tokens of 4 bytes
 LEAST_CAPACITY = 16  # blocks of an instance's cache, where it is learned
 MOST_CAPACITY = 262_144  # 32 million tokens
-MAX_BLOCKS = 4096  # 2 MiB of text is longer than any context; images in base64 tell nothing after that
+MAX_BLOCKS = 4096  # 2 MiB of text is longer than any context
+MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
+_MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
+
+_MEDIA = re.compile(
+    rb';base64,|"data"\s*:\s*"'
+)  # a data URL (RFC 2397); OpenAI's input_audio, Anthropic's source
+
+
+def without_media(raw: bytes | bytearray | memoryview) -> tuple[bytes, bool]:
+    """A prompt's raw JSON text, with MEDIA_BYTES in place of each image or sound in base64; whether it has any.
+
+    How many tokens those are depends on the model, not on their bytes.
+    """
+    text = bytes(raw)
+    if b";base64," not in text and b'"data"' not in text:
+        return text, False
+    parts: list[bytes] = []
+    at, found = 0, False
+    while (mark := _MEDIA.search(text, at)) is not None:
+        start = mark.end()
+        end = text.find(b'"', start)
+        if end < 0:
+            break
+        if end - start > MEDIA_BYTES:
+            found = True
+            parts += text[at:start], _stand_in(text, start, end)
+        else:
+            parts.append(text[at:end])
+        at = end
+    return b"".join((*parts, text[at:])), found
+
+
+def _stand_in(text: bytes, start: int, end: int) -> bytes:
+    """The same for the same medium."""
+    ends = text[start : start + _MEDIA_ENDS], text[max(start, end - _MEDIA_ENDS) : end]
+    name = b"%+020d" % hash((end - start, *ends))
+    return (name * (MEDIA_BYTES // len(name) + 1))[:MEDIA_BYTES]
 
 
 def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int, ...]:
@@ -76,7 +114,7 @@ class PrefixStore:
     def __init__(self, capacity: int = 512) -> None:
         self.capacity = max(1, capacity)  # blocks
         self.ghosts = Ghosts()
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[int, int] = OrderedDict()  # -> by whom it was used last
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -109,17 +147,24 @@ class PrefixStore:
         """Whether this block is held, and so all before it in its chain."""
         return block in self._blocks
 
-    def use(self, prefix: tuple[int, ...]) -> None:
-        """The instance computes, and so holds, all of `prefix`; the least recently used make room."""
+    def use(self, prefix: tuple[int, ...], by: int = 0) -> None:
+        """The instance computes for `by`, and so holds, all of `prefix`; the least recently used make room."""
         blocks, ghosts = self._blocks, self.ghosts
         for block in reversed(prefix):
             if block in blocks:
                 blocks.move_to_end(block)
             else:
-                blocks[block] = None
                 ghosts.computed(block)
+            blocks[block] = by
         while len(blocks) > self.capacity:
             ghosts.evicted(blocks.popitem(last=False)[0])
+
+    def forget(self, new: tuple[int, ...], by: int) -> None:
+        """`by` did not compute these last blocks of its prefix; what others use since then stays."""
+        for block in reversed(new):
+            if self._blocks.get(block, by) != by:
+                break
+            self._blocks.pop(block, None)
 
     def resize(self, factor: float) -> None:
         """It holds more, or fewer, than was thought."""

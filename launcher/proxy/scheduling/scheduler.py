@@ -11,13 +11,13 @@ from math import ceil
 
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.scheduling.admission import Queue
-from launcher.proxy.scheduling.demand import FullError, Key, Ticket
+from launcher.proxy.scheduling.demand import Ending, FullError, Key, Ticket
 from launcher.proxy.scheduling.estimates import Rate
 from launcher.proxy.scheduling.policies import Pick, make_policy
 from launcher.proxy.scheduling.speeds import Speeds
 from launcher.proxy.scheduling.upstreams import Upstream, UpstreamTable
 
-WINDOW = 64  # waiting tickets looked at in one pump: bounds its time, not what may wait
+WINDOW = 64  # waiting tickets of a model that could start, looked at in one pump: bounds its time
 KNOWN = 4  # first tokens seen before an instance's outstanding prefill is told by time
 # Streams without a first token until then: they soon tell. The more there are, the less a first burst waits.
 UNKNOWN_AT_ONCE = 4
@@ -75,7 +75,9 @@ class Scheduler:
             ticket.number = self._number
         if not queue.count:
             self._begin_pass()
-        chosen = self._choose(ticket, now)
+        candidates = self._candidates(ticket)
+        opened = self._opened(candidates, now)
+        chosen = self._choose(ticket, candidates, opened, now) if opened else None
         if chosen is not None:
             self._bind(ticket, chosen, now)
             return chosen
@@ -96,16 +98,39 @@ class Scheduler:
             return []
         self._begin_pass()
         started: list[Ticket] = []
-        for looked, ticket in enumerate(self.queue.ordered()):
-            if looked >= WINDOW or not self._any_open(now):
+        for model in self.queue.models():
+            self._pump_line(model, started, now)
+        return started
+
+    def _pump_line(self, model: str | None, started: list[Ticket], now: float) -> None:
+        """Bind what can start of those that wait for a model. Others can't use its instances."""
+        before = len(started)
+        candidates: Sequence[Upstream] = self.table.of(model)
+        opened = self._opened(candidates, now)
+        shut: set[Key | None] = set()  # of those that some are pinned to
+        looked = 0
+        for ticket in self.queue.ordered(model):
+            if not opened or looked >= WINDOW:
                 break
-            chosen = self._choose(ticket, now)
+            own, own_opened = candidates, opened
+            pinned = ticket.demand.pinned
+            if ticket.tried or pinned is not None:
+                if pinned in shut and not ticket.tried:
+                    continue
+                own = self._candidates(ticket)
+                own_opened = [upstream for upstream in own if upstream in opened]
+                if not own_opened:
+                    if not ticket.tried:
+                        shut.add(pinned)
+                    continue
+            looked += 1
+            chosen = self._choose(ticket, own, own_opened, now)
             if chosen is not None:
                 self._bind(ticket, chosen, now)
                 started.append(ticket)
-        for ticket in started:
+                opened = self._opened(candidates, now)
+        for ticket in started[before:]:
             self.queue.take(ticket)
-        return started
 
     def withdraw(self, ticket: Ticket) -> None:
         """It waits no longer: its client has left."""
@@ -137,6 +162,7 @@ class Scheduler:
         if upstream is None or ticket.first is not None:
             return
         ticket.first = now
+        upstream.health.spoke()
         if upstream.ledger.first(ticket, now) and ticket.demand.stream:
             self.speeds.seen_first(ticket, upstream, now)
             if upstream.health.slowness.count % JUDGE_EVERY == 0:
@@ -156,28 +182,44 @@ class Scheduler:
         completion_tokens: int,
         cached_tokens: int | None = None,
     ) -> None:
-        """What the engine said in `usage`, before `release`. `prompt_bytes` is what prompt_tokens(...) was asked with."""
-        self.speeds.seen_prompt(prompt_bytes, prompt_tokens)
-        if cached_tokens is not None and ticket.upstream is not None:
-            self.speeds.seen_cached(ticket, ticket.upstream, cached_tokens)
+        """What the engine said in `usage`, before `release`.
+
+        `prompt_bytes` is what prompt_tokens(...) was asked with; 0: they do not tell how many tokens it is.
+        """
+        if prompt_bytes > 0:
+            self.speeds.seen_prompt(prompt_bytes, prompt_tokens)
+            if cached_tokens is not None and ticket.upstream is not None:
+                self.speeds.seen_cached(ticket, ticket.upstream, cached_tokens)
+        if cached_tokens is None:
+            cached_tokens = max(0, ticket.demand.prompt_tokens - int(ticket.uncached))
+        ticket.computed = max(1.0, prompt_tokens - cached_tokens)
         if completion_tokens > ticket.tokens:
             self.progress(ticket, completion_tokens - ticket.tokens)
 
-    def release(self, ticket: Ticket, now: float, *, good: bool = True) -> None:
-        """It has left its instance, whichever way; `good`: its answer ended as it should. It may be offered again."""
+    def release(self, ticket: Ticket, now: float, ending: Ending) -> None:
+        """It has left its instance. It may be offered again."""
         upstream = ticket.upstream
         if upstream is None:
             return
+        self.speeds.prefill_s(upstream, now)  # counts off what is done, as far as time tells
+        computed = ticket.first is not None or (
+            ending is not Ending.REFUSED and ticket not in upstream.ledger.pending
+        )
         self.table.end(upstream)
         upstream.ledger.leave(ticket, now)
-        upstream.health.left()
+        upstream.health.left(ticket)
         self._drained.add(now)
-        if good:
+        if ending is Ending.WHOLE:
             upstream.health.succeeded()
             self.speeds.seen_end(ticket, upstream, now)
             self.speeds.seen_used(ticket.tokens, ticket.demand.max_tokens)
+        elif ending is Ending.REFUSED:
+            upstream.health.spoke()
+        if not computed and ending is not Ending.WHOLE:
+            upstream.store.forget(ticket.demand.prefix[ticket.held :], ticket.number)
         ticket.upstream = None
         ticket.first = None
+        ticket.computed = None
         ticket.tokens = 0
 
     def failed(self, upstream: Upstream, now: float) -> bool:
@@ -191,8 +233,8 @@ class Scheduler:
         """Seconds until the queue will have let in what waits now, at the rate at which requests leave."""
         rate = self._drained.per_s(now)
         if rate <= 0.0:
-            oldest = next(self.queue.ordered(), None)
-            return 1 if oldest is None else min(RETRY_MAX_S, 1 + int(now - oldest.arrived))
+            heads = [next(self.queue.ordered(model)).arrived for model in self.queue.models()]
+            return min(RETRY_MAX_S, 1 + int(now - min(heads, default=now)))
         return max(1, min(RETRY_MAX_S, ceil((self.queue.count + 1) / rate)))
 
     # Instances.
@@ -247,7 +289,12 @@ class Scheduler:
         demand = ticket.demand
         if demand.pinned is not None:
             pinned = self.table.get(*demand.pinned)
-            if pinned is not None and not pinned.draining and pinned.key not in ticket.tried:
+            if (
+                pinned is not None
+                and not pinned.draining
+                and pinned.key not in ticket.tried
+                and demand.model in (None, pinned.model)
+            ):
                 return [pinned]
         if ticket.tried:
             return self.table.ready(demand.model, ticket.tried)
@@ -319,15 +366,14 @@ class Scheduler:
             upstream.ledger.ahead = 0
             upstream.ledger.ahead_s = 0.0
 
-    def _any_open(self, now: float) -> bool:
-        return any(not upstream.draining and self._open(upstream, now) for upstream in self.table)
+    def _opened(self, candidates: Sequence[Upstream], now: float) -> list[Upstream]:
+        """Those of them that can start one more now."""
+        return [upstream for upstream in candidates if self._open(upstream, now)]
 
-    def _choose(self, ticket: Ticket, now: float) -> Upstream | None:
+    def _choose(
+        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+    ) -> Upstream | None:
         """The upstream to bind it to now; None when it shall wait. Notes the room that it will take then."""
-        candidates = self._candidates(ticket)
-        opened = [upstream for upstream in candidates if self._open(upstream, now)]
-        if not opened:
-            return None
         healthy = candidates
         if len(opened) < len(
             candidates
@@ -350,9 +396,9 @@ class Scheduler:
         uncached = float(demand.prompt_tokens)
         ledger = upstream.ledger
         if demand.prefix:
-            hit = upstream.store.match(demand.prefix)
-            uncached = max(1.0, uncached - hit * self.speeds.block_tokens)
-            upstream.store.use(demand.prefix)
+            ticket.held = upstream.store.match(demand.prefix)
+            uncached = max(1.0, uncached - ticket.held * self.speeds.block_tokens)
+            upstream.store.use(demand.prefix, ticket.number)
         before = self.speeds.prefill_s(upstream, now)
         token_s = self.speeds.token_s(upstream)
         ticket.upstream = upstream
@@ -360,7 +406,7 @@ class Scheduler:
         ticket.uncached = uncached
         ticket.work = uncached + (before / token_s if token_s > 0.0 else 0.0)
         ledger.bind(ticket, uncached, now)
-        self.speeds.seen_bound(upstream, uncached, now)
+        if demand.prompt_tokens:  # what has none is no typical prefill, and is delayed by none
+            self.speeds.seen_bound(upstream, uncached, now)
         self.table.begin(upstream)
-        if upstream.health.half_open:
-            upstream.health.trying = True
+        upstream.health.bound(ticket)

@@ -10,6 +10,7 @@ from launcher.proxy.scheduling.prefixes import BLOCK_BYTES, Ghosts
 from launcher.proxy.scheduling.upstreams import Upstream
 
 TOKENS_PER_BYTE = 0.25  # until usage tells better
+LEAST_PER_BYTE, MOST_PER_BYTE = 0.05, 1.0  # beyond it is no text, or a template around next to none
 TOKEN_S = 0.05  # between two tokens of one answer, until some have been seen
 MOST_LOAD = 0.9  # a higher one is not told from this in so short a time
 LEAST_SIZE = 0.01  # of a typical prefill: nothing is so small that it may pass more than this lets it
@@ -141,13 +142,22 @@ class Speeds:
 
     def seen_end(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
         """An answer ended well, `ticket.tokens` long. One that came whole took at least its prefill's time."""
-        took = now - ticket.bound
-        if not ticket.demand.stream and took < upstream.line.at(ticket.work):
-            upstream.line.add(ticket.work, took)
+        if not ticket.demand.stream and ticket.demand.prompt_tokens:
+            self._seen_whole(ticket, upstream, now - ticket.bound)
         if ticket.tokens < 2 or ticket.first is None:
             return
         self._output.add(ticket.tokens)
         self._step.add((now - ticket.first) / (ticket.tokens - 1))
+
+    def _seen_whole(self, ticket: Ticket, upstream: Upstream, took: float) -> None:
+        """A whole answer came; if sooner than its prefill alone should have taken, that is faster than was thought."""
+        work, line = ticket.work, upstream.line
+        if ticket.computed is not None:  # it was told, so it is no guess
+            work += ticket.computed - ticket.uncached
+        if took < line.at(work) and not (
+            line.count >= LEARNED and self._misjudged(ticket, upstream, took, line)
+        ):
+            line.add(work, took)
 
     def seen_used(self, produced: int, asked: int | None) -> None:
         """An answer ended with so many tokens, `asked` being its max_tokens."""
@@ -157,5 +167,5 @@ class Speeds:
     def seen_prompt(self, prompt_bytes: int, tokens: int) -> None:
         """Usage told how many tokens a prompt was."""
         if prompt_bytes > 0 and tokens > 0:
-            self._per_byte.add(tokens / prompt_bytes)
+            self._per_byte.add(min(MOST_PER_BYTE, max(LEAST_PER_BYTE, tokens / prompt_bytes)))
             self.block_tokens = BLOCK_BYTES * self._per_byte.value

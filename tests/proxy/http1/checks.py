@@ -72,11 +72,9 @@ def check_request(head: bytes) -> bool:
     assert (method, length, chunked) == (request.method, request.length, request.chunked)
     assert target.endswith(request.target) or (target.lower().startswith("http") and request.target[0] == "/")
     assert head_end(head) == len(head)
-    for authorization in (True, False):
-        _check_upstream(
-            upstream_head(request, "id-1", 7, host=b"up", authorization=authorization), request.method
-        )
-        behind = parse_request(upstream_head(request, "id-1", 7, host=b"up", authorization=authorization))
+    for keys in (True, False):
+        _check_upstream(upstream_head(request, "id-1", 7, host=b"up", keys=keys), request.method)
+        behind = parse_request(upstream_head(request, "id-1", 7, host=b"up", keys=keys))
         assert (behind.target, behind.length) == (request.target, 7)
         nominated = ",".join(request.all(b"connection")).lower().split(",")
         for option in nominated:

@@ -62,6 +62,18 @@ def _expect(name: str, right: tuple[Outcome, ...], *sends: Step, rfc: str = "911
     return Case(f"expect: {name}", rfc, sends, right)
 
 
+def _early(name: str, right: Outcome, sent: bytes, method: str = "POST") -> Case:
+    """Answered by its head alone: the body that follows is no request."""
+    asked = sent.replace(b"\r\n\r\n", b"\r\nContent-Length: %d\r\n\r\n" % len(SMUGGLED), 1)
+    settings = {"cors_origins": ("https://chat.example",)}
+    return Case(f"early: {name}", "9112 9.3", (asked, Pause(), SMUGGLED), (right,), (method,), settings)
+
+
+_PREFLIGHT = ("Origin: https://chat.example", "Access-Control-Request-Method: POST")
+_ASKED = head(*_PREFLIGHT, method="OPTIONS", target=PATH)
+_ALLOWED = Outcome((frozenset({204}),), True)
+
+
 def _second(*fields: str) -> Request:
     return Request("GET", "/version?2", *fields)  # type: ignore[arg-type]
 
@@ -122,6 +134,22 @@ CASES: tuple[Case, ...] = (
     _expect("with a value", (refused(417, 400),), post("Expect: 100-continue=yes")),
     _expect("empty", (refused(417, 400), served(POSTED, interim=None)), post("Expect:")),
     _expect("almost", (refused(417, 400),), post("Expect: 100-continued")),
+    # --- answers that come before the body ---
+    _early("a preflight", _ALLOWED, _ASKED),
+    _early("a preflight of a path that is not there", _ALLOWED, head(*_PREFLIGHT, method="OPTIONS", target="/nowhere")),
+    Case("early: a chunked preflight", "9112 9.3", (head(*_PREFLIGHT, "Transfer-Encoding: chunked", method="OPTIONS", target=PATH), Pause(), chunk(SMUGGLED) + LAST + SMUGGLED), (_ALLOWED,), settings={"cors_origins": ("*",)}),
+    Case("early: a preflight with its body", "9112 9.3", (_ASKED.replace(b"\r\n\r\n", b"\r\nContent-Length: %d\r\n\r\n" % len(SMUGGLED)) + SMUGGLED + get(),), (Outcome((frozenset({204}), frozenset({200})), False, (GOT,)), _ALLOWED), settings={"cors_origins": ("*",)}),
+    _early("OPTIONS that is no preflight", refused(405), head(method="OPTIONS", target=PATH)),
+    _early("404", refused(404), head(method="POST", target="/nowhere")),
+    _early("404 to GET", refused(404), head(target="/nowhere"), "GET"),
+    _early("404 to HEAD", refused(404), head(method="HEAD", target="/nowhere"), "HEAD"),
+    _early("405", refused(405), head(method="POST")),
+    _early("415", refused(415), head("Content-Encoding: gzip", method="POST", target=PATH)),
+    _early("417", refused(417), head("Expect: magic", method="POST", target=PATH)),
+    _early("501", refused(501), head(target="/v1/realtime"), "GET"),
+    _early("GET of what is there", refused(400), get(), "GET"),
+    _early("HEAD of what is there", refused(400), head(method="HEAD"), "HEAD"),
+    Case("early: 413", "9112 9.3", (head(f"Content-Length: {len(SMUGGLED)}", method="POST", target=PATH), Pause(), SMUGGLED), (refused(413),), settings={"max_body_bytes": 9}),
     # --- requests in a row ---
     _row("two", (served(GOT, _second()),), get() + _TWO),
     _row("three", (served(GOT, _second(), POSTED),), get() + _TWO + post()),

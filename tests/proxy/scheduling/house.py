@@ -7,7 +7,7 @@ from random import Random
 
 from launcher.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.scheduling.demand import Demand, Ticket
+from launcher.proxy.scheduling.demand import Demand, Ending, Ticket
 from launcher.proxy.scheduling.scheduler import Scheduler
 from launcher.proxy.scheduling.speeds import LEARNED
 from launcher.proxy.scheduling.upstreams import Upstream
@@ -61,4 +61,4 @@ def run(made: Scheduler, one: Ticket, now: float, took_s: float = 0.1) -> None:
     """A bound request's first token and end."""
     made.first_token(one, now + took_s)
     made.progress(one, 5)
-    made.release(one, now + 2 * took_s)
+    made.release(one, now + 2 * took_s, Ending.WHOLE)

@@ -19,7 +19,7 @@ def numbered(number: int, one: Ticket, cost: float = 1.0) -> Ticket:
 
 def take_all(queue: Queue) -> list[Ticket]:
     taken = []
-    while (first := next(queue.ordered(), None)) is not None:
+    while (first := next(queue.ordered("m"), None)) is not None:
         queue.take(first)
         taken.append(first)
     return taken
@@ -59,7 +59,7 @@ def test_keys_that_wait_share_by_cost(loads: list[int], data: st.DataObject) -> 
             queue.add(numbered(number, ticket(key=str(key)), cost))
     served: Counter[str | None] = Counter()
     waiting = Counter({str(key): load for key, load in enumerate(loads)})
-    while (first := next(queue.ordered(), None)) is not None:
+    while (first := next(queue.ordered("m"), None)) is not None:
         # What it has been given differs by at most one dearest request from any other that still waits.
         backlogged = [served[key] for key, left in waiting.items() if left]
         assert max(backlogged) - min(backlogged) <= dearest + 1e-6
@@ -87,11 +87,11 @@ def test_nothing_is_lost_or_doubled(acts: list[str]) -> None:
             assert all(one in inside for one in gone)
             inside -= set(gone)
         elif inside:
-            one = next(queue.ordered())
+            one = next(queue.ordered("m"))
             (queue.take if act == "t" else queue.remove)(one)
             inside.remove(one)
-        assert set(queue.ordered()) == inside
-        assert len(list(queue.ordered())) == queue.count == len(inside)
+        assert set(queue.ordered("m")) == inside
+        assert len(list(queue.ordered("m"))) == queue.count == len(inside)
 
 
 def test_one_key_is_first_come_first_served_and_deadlines_are_tidied() -> None:
@@ -121,4 +121,4 @@ def test_two_keys_take_turns() -> None:
     tickets = [numbered(n, ticket(key="a" if n < 4 else "b")) for n in range(1, 7)]
     for one in tickets:
         queue.add(one)
-    assert [one.number for one in queue.ordered()] == [1, 4, 2, 5, 3, 6]
+    assert [one.number for one in queue.ordered("m")] == [1, 4, 2, 5, 3, 6]

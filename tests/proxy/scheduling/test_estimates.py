@@ -82,3 +82,23 @@ def test_a_rate_is_right_when_young_and_fades() -> None:
         rate.add(n * 0.1)
     assert rate.per_s(4.9) == pytest.approx(10.0, rel=0.1)
     assert rate.per_s(200.0) < 0.1
+
+
+@pytest.mark.parametrize("before", [0, 300])
+def test_one_sample_far_beyond_the_others_is_not_the_slope(before: int) -> None:
+    line = Line((0.05, 0.001), 500.0, 200)
+    for n in range(before):
+        line.add(100.0 + n * 37 % 1900, 0.05 + 0.001 * (100.0 + n * 37 % 1900))
+    line.add(200_000.0, 0.1)
+    for n in range(100):
+        line.add(100.0 + n * 37 % 1900, 0.05 + 0.001 * (100.0 + n * 37 % 1900))
+    assert 0.0006 < line.slope < 0.0012
+
+
+def test_prompts_may_grow_longer() -> None:
+    line = Line((0.05, 0.001), 500.0, 200)
+    for n in range(200):
+        line.add(100.0 + n, 0.05 + 0.001 * (100.0 + n))
+    for n in range(60):
+        line.add(20_000.0 + n, 0.05 + 0.002 * (20_000.0 + n))
+    assert line.at(20_000.0) == pytest.approx(40.05, rel=0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from proxy.scheduling.house import ticket
+
 from launcher.proxy.scheduling.health import ENOUGH, Health
 
 
@@ -21,9 +23,12 @@ def test_after_the_pause_one_request_tries_it() -> None:
     health.eject(5.0)
     assert not health.admits(4.9)
     assert health.admits(5.0)
-    health.trying = True
+    trial, other = ticket(), ticket()
+    health.bound(trial)
     assert not health.admits(5.1)
-    health.left()
+    health.left(other)
+    assert not health.admits(5.1)
+    health.left(trial)
     assert health.admits(5.2)
     assert health.failed(5.3, 3, 10.0)
     assert not health.admits(15.2)

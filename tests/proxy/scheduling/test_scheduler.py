@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.scheduling.house import run, scheduler, slot, ticket, up
 
 from launcher.config.schema import Policy
-from launcher.proxy.scheduling.demand import FullError, Ticket
+from launcher.proxy.scheduling.demand import Ending, FullError, Ticket
 from launcher.proxy.scheduling.scheduler import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Scheduler
 
 
@@ -33,7 +33,7 @@ def test_a_request_is_bound_at_once_where_there_is_room_and_waits_where_there_is
     assert made.offer(waiting, 0.0) is None
     assert waiting.waits
     assert made.pump(0.1) == []
-    made.release(running[0], 1.0)
+    made.release(running[0], 1.0, Ending.WHOLE)
     assert made.pump(1.0) == [waiting]
     assert slot(waiting) == 0
     assert not waiting.waits
@@ -110,7 +110,7 @@ def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answ
     third = ticket()
     assert made.offer(third, 0.0) is None
     before = made.speeds.line("m").slope
-    made.release(tickets[0], 0.1)
+    made.release(tickets[0], 0.1, Ending.WHOLE)
     assert made.speeds.line("m").slope < before
     made.first_token(tickets[3], 0.2)
     assert made.pump(0.2) == [third]
@@ -152,8 +152,8 @@ def test_those_who_leave_the_queue_are_not_started() -> None:
     made.withdraw(gone)
     assert made.expired(1.9) == []
     assert made.expired(2.0) == [late]
-    made.release(running[0], 3.0)
-    made.release(running[0], 3.0)
+    made.release(running[0], 3.0, Ending.WHOLE)
+    made.release(running[0], 3.0, Ending.WHOLE)
     assert made.pump(3.0) == [kept]
 
 
@@ -167,7 +167,7 @@ def test_models_do_not_get_into_each_others_way() -> None:
     assert made.offer(whichever, 0.0) is None
     assert not made.possible(ticket(model="none"))
     made.first_token(other, 0.1)
-    made.release(other, 0.2)
+    made.release(other, 0.2, Ending.WHOLE)
     assert made.pump(0.3) == [whichever]
     nowhere = ticket(model="none")
     assert made.offer(nowhere, 0.3) is None
@@ -194,6 +194,15 @@ def test_what_failed_elsewhere_does_not_go_back_and_what_is_pinned_goes_home() -
     assert slot(lost) == 0
 
 
+def test_a_pin_to_another_models_instance_counts_for_nothing() -> None:
+    made = scheduler(1)
+    made.add(up(1, model="n"), 0.0)
+    made.offer(one := ticket(pinned=(1, 1)), 0.0)
+    assert slot(one) == 0
+    made.offer(whichever := ticket(pinned=(1, 1), model=None), 0.0)
+    assert slot(whichever) == 1
+
+
 def test_a_pinned_one_that_failed_at_home_goes_elsewhere() -> None:
     made = scheduler(2)
     one = ticket(pinned=(1, 1))
@@ -209,7 +218,7 @@ def test_drained_and_removed_instances_get_nothing_and_what_they_had_can_move() 
     was = one.upstream
     assert was is not None
     assert made.remove(*was.key, "killed") is was
-    made.release(one, 1.0, good=False)
+    made.release(one, 1.0, Ending.BROKEN)
     assert was.in_flight == 0
     made.offer(one, 1.0)
     assert slot(one) != was.slot
@@ -237,7 +246,7 @@ def test_failures_eject_and_one_request_tries_it_again() -> None:
     assert made.pump(10.0) == [first]
     assert made.pump(10.1) == []
     made.first_token(first, 10.2)
-    made.release(first, 10.3)
+    made.release(first, 10.3, Ending.WHOLE)
     assert made.pump(10.3) == [second]
     made.eject((0, 1), 99.0)
     made.eject((5, 1), 99.0)
@@ -265,7 +274,7 @@ def test_what_the_instance_says_itself_counts() -> None:
     made.reconcile(7, 2, 0)
     one = ticket()
     assert made.offer(one, 0.0) is not None
-    made.release(one, 0.1)
+    made.release(one, 0.1, Ending.WHOLE)
     made.reconcile(0, 2, 0)
     made.reconcile(0, 2, 0)
     waits = ticket()
@@ -288,7 +297,7 @@ def test_usage_teaches() -> None:
     made.progress(one, 3)
     made.usage(one, 400, 200, 25, cached_tokens=0)
     made.usage(one, 400, 200, 25)
-    made.release(one, 1.0)
+    made.release(one, 1.0, Ending.WHOLE)
     assert made.prompt_tokens(400) == 201
     assert made.output_tokens(None) == 25
     assert made.output_tokens(50) == 25
@@ -330,6 +339,40 @@ def test_only_a_window_of_the_queue_is_looked_at() -> None:
     before = len(made.queue)
     made.pump(0.0)
     assert len(made.queue) <= before
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("keys", [1, 3])
+def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Policy, keys: int) -> None:
+    made = scheduler(1, policy=policy, seqs=2, max_requests=1000)
+    made.add(up(1, model="gone"), 0.0)
+    made.remove(1, 1, "crash")
+    running = busy(made, 2)
+    for n in range(4 * WINDOW):
+        assert made.offer(ticket(0.1, model="gone", key=str(n % keys)), 0.1) is None
+    waiting, whichever = [ticket(0.2), ticket(0.3)], ticket(0.4, model=None)
+    assert not any(made.offer(one, 0.4) for one in (*waiting, whichever))
+    made.release(running[0], 1.0, Ending.WHOLE)
+    made.release(running[1], 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == [whichever, waiting[0]]
+    made.release(whichever, 1.1, Ending.WHOLE)
+    assert made.pump(1.1) == [waiting[1]]
+    made.add(up(1, model="gone", generation=2), 2.0)
+    assert made.pump(2.0)[0].demand.model == "gone"
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_those_that_wait_for_one_instance_of_their_own_are_in_nobodys_way(tried: bool) -> None:
+    made = scheduler(2, seqs=1, max_requests=1000)
+    running = busy(made, 2)
+    assert {slot(one) for one in running} == {0, 1}
+    for _ in range(4 * WINDOW):
+        made.offer(one := ticket(0.1, pinned=None if tried else (0, 1)), 0.1)
+        if tried:
+            one.tried.add((1, 1))
+    made.offer(last := ticket(0.2), 0.2)
+    made.release(next(one for one in running if slot(one) == 1), 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == [last]
 
 
 def test_one_that_waits_for_its_cache_lets_others_pass() -> None:
@@ -387,7 +430,8 @@ class Play:
             self.bound.append(one)
         when = self.made.next_pump(self.now)
         assert when is None or when >= self.now
-        assert set(self.made.queue.ordered()) == set(self.waiting)
+        queue = self.made.queue
+        assert {one for model in queue.models() for one in queue.ordered(model)} == set(self.waiting)
         for upstream in self.made.table:
             assert upstream.ledger.waiting == sum(one.home is upstream for one in self.waiting)
         for upstream in {one.upstream for one in self.bound}:
@@ -414,7 +458,7 @@ class Play:
         if self.bound:
             one = self.bound.pop(number % len(self.bound))
             self.made.progress(one, number)
-            self.made.release(one, self.now, good=number % 2 == 0)
+            self.made.release(one, self.now, tuple(Ending)[number % 4])
 
     def withdraw(self, number: int) -> None:
         if self.waiting:
@@ -444,7 +488,7 @@ class Play:
             self.now += 30.0
             for one in self.bound:
                 self.made.first_token(one, self.now)
-                self.made.release(one, self.now)
+                self.made.release(one, self.now, Ending.WHOLE)
             self.bound = self.made.pump(self.now)
             self.waiting = [one for one in self.waiting if one not in self.bound]
         assert not self.waiting
@@ -482,7 +526,7 @@ def test_like_requests_are_started_in_the_order_they_came(gaps: list[float]) -> 
         now += 1.0
         if last is not None:
             made.first_token(last, now)
-            made.release(last, now)
+            made.release(last, now, Ending.WHOLE)
         (last,) = made.pump(now)
         started.append(last)
     assert started == came
@@ -497,7 +541,7 @@ def test_a_stream_of_small_prompts_does_not_starve_a_large_one() -> None:
     for _ in range(200):
         now += 0.1
         made.offer(ticket(now, tokens=1), now)
-        made.release(running, now)
+        made.release(running, now, Ending.WHOLE)
         (running,) = made.pump(now)
         if running is large:
             break
