@@ -129,7 +129,7 @@ class Attempt:
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
-        if tracker.done and self._relay.wordless(tracker, passed):
+        if tracker.done and self.target is not None and self._relay.wordless(tracker, passed):
             self.broken("it ended without a word")
             return
         if passed:
