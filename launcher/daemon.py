@@ -18,7 +18,7 @@ from launcher.control.server import ControlServer
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError
-from launcher.host import activation, collector, notify
+from launcher.host import activation, collector, notify, open_files
 from launcher.host.events import EventRing
 from launcher.instances.choose_spawner import choose_spawner
 from launcher.instances.compile_cache import CompileCaches
@@ -59,8 +59,9 @@ class Daemon:
         """systemd is not to start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
         self.door = FrontDoor(
-            config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect
-        )
+            config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
+            most_clients=open_files.most_clients(open_files.limit_now(), config.proxy.max_connections),
+        )  # fmt: skip
         self.spawner = choose_spawner(
             config,
             os.environ,

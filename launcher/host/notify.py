@@ -11,9 +11,8 @@ import functools
 import logging
 import os
 
-from systemd import daemon
-
 from launcher.errors import reason
+from systemd import daemon
 
 log = logging.getLogger("launcher.daemon")
 

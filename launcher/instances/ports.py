@@ -92,7 +92,7 @@ class Prober(Protocol):
     """Asks an instance whether it lives. Each call has its own deadline."""
 
     async def healthy(self, address: Address) -> bool | None:
-        """True: the health path answers 200. False: it answers otherwise or refuses. None: no answer in time."""
+        """True: the health path answers 200. False: it answers otherwise or refuses. None: nothing is known."""
         ...
 
     async def completes(self, address: Address, model: str) -> bool:
