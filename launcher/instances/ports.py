@@ -75,7 +75,7 @@ class Spawner(Protocol):
         """What an earlier daemon left running, by slot; asked once, before the first spawn.
 
         `slots`: per slot, what would be started for a generation. An instance that was started with the
-        very same is handed over; every other one is stopped, and gone on return. Raises LauncherError.
+        very same is handed over; every other one is stopped, and gone before anything is spawned. Raises LauncherError.
         """
         ...
 

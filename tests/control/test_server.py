@@ -180,6 +180,11 @@ async def test_systemds_socket_stays_when_the_daemon_ends(tmp_path: Path, operat
     assert not (tmp_path / "another.sock").exists()
 
 
+def answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 async def test_the_next_daemons_socket_stays_when_the_last_one_ends(
     tmp_path: Path, operations: FakeOperations
 ) -> None:
@@ -193,7 +198,8 @@ async def test_the_next_daemons_socket_stays_when_the_last_one_ends(
     ):
         assert answer.status == 200
         ending = asyncio.create_task(last.stop())
-        await until(lambda: not path.exists() or ending.done())
+        await until(lambda: not answers(path))
+        assert not ending.done()
         await following.start()
         await ending
     assert path.is_socket()
