@@ -18,7 +18,7 @@ from launcher.control.server import ControlServer
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError
-from launcher.host import activation, collector, notify
+from launcher.host import activation, collector, notify, open_files
 from launcher.host.events import EventRing
 from launcher.instances.choose_spawner import choose_spawner
 from launcher.instances.compile_cache import CompileCaches
@@ -60,12 +60,14 @@ class Daemon:
         """systemd is not to start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
         self.door = FrontDoor(
-            config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect
-        )
+            config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
+            most_clients=open_files.most_clients(open_files.limit_now(), config.proxy.max_connections),
+        )  # fmt: skip
         self.spawner = choose_spawner(
             config,
             os.environ,
-            assembly.topology.allowed,
+            assembly.topology.allowed
+            | assembly.topology.offline,  # what comes online, a reload may plan with
             assembly.run_dir.with_suffix(".state"),
             self._placement_of,
         )
@@ -139,19 +141,22 @@ class Daemon:
 
     async def _serve(self, ready: Sequence[socket.socket]) -> None:
         """Until a signal; a supervisor or reporter that ends before has failed, and its error is raised."""
-        async with asyncio.TaskGroup() as group:
-            owners = [
-                group.create_task(self.supervisor.run(), name="supervisor"),
-                group.create_task(self._report(), name="systemd"),
-                group.create_task(self.machine.run(), name="machine"),
-            ]
-            if ready:
-                owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
-            await self._stop_asked.wait()
-            await self.oncall.end()
-            await self._shut_down()
-            for owner in owners:
-                owner.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                owners = [
+                    group.create_task(self.supervisor.run(), name="supervisor"),
+                    group.create_task(self._report(), name="systemd"),
+                    group.create_task(self.machine.run(), name="machine"),
+                ]
+                if ready:
+                    owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
+                await self._stop_asked.wait()
+                await self.oncall.end()
+                await self._shut_down()
+                for owner in owners:
+                    owner.cancel()
+        except BaseExceptionGroup as group:
+            raise _for_a_person(group) or group from None
 
     async def _shut_down(self) -> None:
         """No new requests, those in flight to their end, then the instances; at once on a second signal."""
@@ -162,21 +167,18 @@ class Daemon:
         log.info(
             "stopping: %d requests in flight; a second signal stops at once", self.door.stats()["in_flight"]
         )
-        goes_on = await self.spawner.goes_on()
-        self._for_good = not goes_on
-        if goes_on:
+        if await self._goes_on():
             log.info("the daemon ends; its instances go on")
-        end = self.door.stop(grace) if goes_on else self._end_in_order(grace)
-        orderly = asyncio.create_task(end, name="orderly stop")
+        orderly = asyncio.create_task(self._end_in_order(grace), name="orderly stop")
         kill = asyncio.create_task(self._kill_asked.wait(), name="kill asked")
         try:
             await asyncio.wait({orderly, kill}, return_when=asyncio.FIRST_COMPLETED)
-            if kill.done() and goes_on:
-                log.info("a second signal: requests in flight end now")
-            elif kill.done():
-                await self.supervisor.kill()
-            else:
+            if not kill.done():
                 await orderly
+            elif await self._goes_on():
+                log.info("a second signal: requests in flight end now")
+            else:
+                await self.supervisor.kill()
         finally:
             orderly.cancel()
             kill.cancel()
@@ -187,9 +189,17 @@ class Daemon:
         keeper = self.supervisor.keepers.get(slot)
         return None if keeper is None else keeper.slot.placement
 
+    async def _goes_on(self) -> bool:
+        """Whether the instances do. Asked anew at each step: a restart's drain takes minutes, and `systemctl stop`
+        may come in its place. A stop is final."""
+        if not self._for_good:
+            self._for_good = not await self.spawner.goes_on()
+        return not self._for_good
+
     async def _end_in_order(self, grace_s: float) -> None:
         await self.door.stop(grace_s)
-        await self.supervisor.stop()
+        if not await self._goes_on():
+            await self.supervisor.stop()
 
     def _on_signal(self, name: signal.Signals) -> None:
         self._signals += 1
@@ -273,6 +283,20 @@ class Daemon:
         counts = ", ".join(f"{states.count(state)} {state}" for state in State if state.value in states)
         where = f" at {self.door.endpoints[0]}" if self.door.endpoints else ""
         return f"{counts}; {self.door.stats()['in_flight']} requests in flight{where}"
+
+
+def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:
+    """The error among these that says what to do; the others are in the log then."""
+    told, others = group.split(LauncherError)
+    if told is None:
+        return None
+    if others is not None:
+        log.error("failed with it", exc_info=others)
+    error: BaseException = told
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, LauncherError)  # noqa: S101  split by that
+    return error
 
 
 def _pin_to(reserved: Any) -> None:

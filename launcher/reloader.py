@@ -45,6 +45,7 @@ class Reloader:
         self._rollout: Rollout | None = None
         self._rolling: asyncio.Task[None] | None = None
         self._comparing = asyncio.Lock()
+        self._ended = False
 
     async def reload(
         self, before: Assembly, overrides: Sequence[str], *, dry_run: bool, force: bool
@@ -66,6 +67,8 @@ class Reloader:
             changes = compare(before, after)
             if dry_run:
                 return {"stage": "dry run", "changes": changes}
+            if self._ended:  # while it compared
+                raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
             self._check(before, after, changes, force=force)
             self._rollout = Rollout(
                 self._supervisor, self._prober, before, after, changes, settings_of, force=force
@@ -133,6 +136,7 @@ class Reloader:
 
     async def end(self) -> None:
         """A daemon that ends goes nowhere any more."""
+        self._ended = True
         if self._rolling is not None:
             self._rolling.cancel()
             await asyncio.wait({self._rolling})

@@ -14,7 +14,7 @@ from typing import Final
 
 from launcher.assembly import Assembly
 from launcher.changes import Changes, SlotChange, Step
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check, least_ready
 from launcher.instances.life import Pace
@@ -99,8 +99,8 @@ class Rollout:
         try:
             for change in progress.changes.steps:
                 doing = progress.doing = f"{change.step} slot {change.slot}"
-                await self._make_room(change)
-                progress.doing = doing
+                limits, _ = self._settings(self._before)
+                await self._make_room(change, SIBLINGS_S if self._force else limits.ready_timeout_s)
                 applied.append(change)
                 await self._apply(change, self.after)
                 progress.done.append(doing)
@@ -122,9 +122,17 @@ class Rollout:
         self._take_over(self._before, progress.changes.slots)
         failed = False
         for change in reversed(applied):
-            progress.doing = f"back: {opposite[change.step]} slot {change.slot}"
+            back = SlotChange(change.slot, opposite[change.step])
+            progress.doing = f"back: {back.step} slot {back.slot}"
             try:
-                await self._apply(SlotChange(change.slot, opposite[change.step]), self._before)
+                await self._make_room(back, SIBLINGS_S)
+                await self._apply(back, self._before)
+            except RefusedError as error:
+                failed = True
+                progress.error += f"; slot {change.slot} is left with the new configuration: {error.message}"
+                log.error(  # noqa: TRY400
+                    "reload: slot %d is left with the new configuration: %s", change.slot, error.message
+                )
             except LauncherError as error:
                 failed = True
                 log.error(  # noqa: TRY400
@@ -146,13 +154,13 @@ class Rollout:
         match change.step:
             case Step.STOP:
                 await self._supervisor.remove(change.slot)
-            case Step.START:
+            case Step.START if change.slot not in self._supervisor.keepers:
                 limits, pace = self._settings(assembly)
                 slot = next(slot for slot in assembly.plan.slots if slot.id == change.slot)
                 keeper = self._supervisor.add(slot, assembly.engine, limits, pace)
                 keeper.post(StartRequested())
-                await self._come_up(keeper, 1)
-            case Step.RESTART:
+                await self._come_up(keeper, keeper.seat.generation + 1)
+            case Step.START | Step.RESTART:  # a way back may have left one that was new
                 keeper = self._supervisor.keepers[change.slot]
                 least = keeper.seat.generation + 1
                 self._take_over(assembly, [change])
@@ -160,19 +168,18 @@ class Rollout:
             case Step.NOTHING:
                 pass
 
-    async def _make_room(self, change: SlotChange) -> None:
+    async def _make_room(self, change: SlotChange, patience_s: float) -> None:
         """Wait until one more may be taken out of rotation. Raises RefusedError where too few would be left."""
         keeper = self._supervisor.keepers.get(change.slot)
-        if keeper is None or change.step is Step.START or _is_aside(keeper.seat):
+        if keeper is None or _is_aside(keeper.seat):
             return
-        limits, _ = self._settings(self._before)
-        await self._siblings_are_back(keeper, SIBLINGS_S if self._force else limits.ready_timeout_s)
+        await self._siblings_are_back(keeper, patience_s)
         if not self._force:
             standing = {
                 number: Standing(other.slot.model.name, other.settled)
                 for number, other in self._supervisor.keepers.items()
             }
-            check("reload", change.slot, standing, self._least[keeper.slot.model.name])
+            check("reload", change.slot, standing, self._least.get(keeper.slot.model.name, 0))
 
     async def _restart(self, keeper: SeatKeeper, least: int) -> None:
         """Into life `least` or a later one: those have the new configuration. One that somebody has taken out of
@@ -184,13 +191,11 @@ class Rollout:
             keeper.post(
                 StopRequested()
             )  # `restart` leaves a start alone, and this one is of the old configuration
-            await keeper.until(
-                lambda seat: not keeper.backlog and seat.state in {State.STOPPED, State.HELD, State.READY}
-            )
+            await keeper.until_stopped_or_called_off()
         match keeper.seat.state:
             case State.STOPPED | State.FAILED:
                 keeper.post(StartRequested())
-            case _ if keeper.seat.generation < least:
+            case _ if keeper.seat.generation < least and not _is_aside(keeper.seat):
                 keeper.post(RestartRequested())
         await self._come_up(keeper, least)
 

@@ -11,7 +11,6 @@ from launcher.address import Address, UnixAddress
 from launcher.config.schema import Model
 from launcher.cpuset import CpuSet
 from launcher.engines.base import Launch
-from launcher.errors import LauncherError
 from launcher.instances.ports import Exit, Inherited
 from launcher.instances.progress import Counters
 from launcher.planning.plan import Placement, Slot
@@ -52,7 +51,7 @@ class FakeEngine:
 
     wants_completion_probe: bool = True
     health_path: str = "/health"
-    refusal: LauncherError | None = None
+    refusal: Exception | None = None
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         if self.refusal is not None:
@@ -98,7 +97,7 @@ class FakeProcess:
 class FakeSpawner:
     """Remembers what was started, and fails a test that starts a second process in an occupied slot."""
 
-    refusal: LauncherError | None = None
+    refusal: Exception | None = None
     stubborn: bool = False
     started: list[FakeProcess] = field(default_factory=list)
     inheritance: dict[int, Inherited] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -154,3 +155,23 @@ async def test_what_should_not_happen_is_said_and_does_not_look_like_running(
         assert await house.over() == "stuck"
         assert "ZeroDivisionError" in reloader.show()["error"]
         assert house.now is house.before
+
+
+async def test_one_that_still_compares_when_the_daemon_ends_changes_nothing() -> None:
+    house = House(made(), made(engine=CHANGED))
+    reading, ended = threading.Event(), threading.Event()
+
+    def slow(_overrides: Any) -> Assembly:
+        reading.set()
+        assert ended.wait(SOON_S)
+        return house.after
+
+    async with house.play() as reloader:
+        reloader._reread = slow
+        asked = asyncio.create_task(house.ask())
+        await until(reading.is_set)
+        await reloader.end()
+        ended.set()
+        with pytest.raises(RefusedError, match="the daemon is stopping"):
+            await asked
+        assert reloader.show() == {"stage": "none"}

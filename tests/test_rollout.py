@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fakes import SOON_S, FakeClock, FakeProber, FakeSpawner, until
+from fakes import SOON_S, FakeClock, FakeProber, FakeProcess, FakeSpawner, until
 from test_changes import made
 
 from launcher.address import Address
@@ -23,7 +23,9 @@ from launcher.instances.lifecycle import (
     Event,
     HoldRequested,
     Intent,
+    ProbeSucceeded,
     QuarantineRequested,
+    ReleaseRequested,
     ResumeRequested,
     StartRequested,
     State,
@@ -81,21 +83,23 @@ class Company:
         )  # fmt: skip
         task = asyncio.create_task(self.supervisor.run())
         await until(lambda: self.states == {State.READY})
-        changes = compare(self.before, self.after)
         async with asyncio.timeout(SOON_S):
-            yield Rollout(
-                self.supervisor,
-                self.prober,
-                self.before,
-                self.after,
-                changes,
-                lambda _a: (self.limits, PACE),
-                self.prober.clock,
-                force=self.force,
-            )
+            yield self.rollout()
         await self.supervisor.stop()
         task.cancel()
         await asyncio.wait({task})
+
+    def rollout(self) -> Rollout:
+        return Rollout(
+            self.supervisor,
+            self.prober,
+            self.before,
+            self.after,
+            compare(self.before, self.after),
+            lambda _a: (self.limits, PACE),
+            self.prober.clock,
+            force=self.force,
+        )
 
     @property
     def states(self) -> set[State]:
@@ -278,3 +282,91 @@ async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
     async with company.play() as rollout:
         assert await rollout.run()
         assert sorted(company.supervisor.keepers) == [0]
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
+async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
+
+    def keep(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, verb)
+
+    company.meddle = keep
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert sorted(company.supervisor.keepers) == [0]
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
+async def test_one_that_became_ready_before_its_stop_and_is_kept_by_somebody_ends_nothing(
+    verb: Event,
+) -> None:
+    """It was starting with the old configuration, so it was to be stopped and started anew."""
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3), force=True)
+
+    def keep(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 0:
+            company.meddle = lambda _event: None
+            company.supervisor.post(0, verb)
+
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[0].end(code=9)
+        await until(lambda: len(company.spawner.started) == 3)
+        company.meddle = keep
+        keeper = company.supervisor.keepers[0]
+        keeper.post(ProbeSucceeded(keeper.seat.generation))  # before the stop
+        company.prober.health = True
+        assert await rollout.run()
+        assert keeper.seat.state is State.DRAINING
+        assert keeper.seat.generation == 2
+
+
+def _lame(company: Company, *slots: int) -> None:
+    """None of the next lives of these slots comes up."""
+    spawn = company.spawner.spawn
+
+    async def and_end(slot: int, *more: Any) -> FakeProcess:
+        process = await spawn(slot, *more)
+        if slot in slots:
+            asyncio.get_running_loop().call_soon(process.end, 9)
+        return process
+
+    company.spawner.spawn = and_end  # type: ignore[method-assign]
+
+
+async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        _lame(company, 1)
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.STUCK
+        assert rollout.progress.error.endswith(
+            "; slot 0 is left with the new configuration: cannot reload slot '0': 0 instances of 'm' would be left "
+            "ready, and supervision.min_ready is 1"
+        )
+        assert company.most_away == 1
+        assert company.supervisor.keepers[0].seat.state is State.READY
+        assert "--changed" in company.argv(0)
+
+
+async def test_a_new_slot_that_a_way_back_left_is_restarted_by_the_next_reload() -> None:
+    """It answers nothing, and is the only one: slot 0 is held."""
+    one = made(layout={"instances_per_socket": 1}, supervision={"min_ready": 1})
+    company = Company(one, made(supervision={"min_ready": 1}), prober=Bank(failing="slot1-1"))
+    async with company.play() as rollout:
+        keepers = company.supervisor.keepers
+        keepers[0].post(HoldRequested())
+        await until(lambda: keepers[0].seat.state is State.HELD)
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.STUCK
+        assert "slot 1 is left with the new configuration" in rollout.progress.error
+        assert keepers[1].seat.state is State.READY
+        keepers[0].post(ReleaseRequested())
+        await until(lambda: company.states == {State.READY})
+        again = company.rollout()
+        assert await again.run(), again.progress.error
+        assert company.states == {State.READY}
+        assert keepers[1].seat.generation == 2

@@ -102,7 +102,19 @@ def _wait(
                 "look at `numa-launcher status`, or give a longer --timeout",
             )
         time.sleep(POLL_S)
-        slot = next(found for found in client.get("/status")["slots"] if found["slot"] == slot["slot"])
+        slot = _look_again(client, slot["slot"])
+
+
+def _look_again(client: ControlClient, number: int) -> dict[str, Any]:
+    """The slot as it is now. Raises LauncherError where a reload has taken it away."""
+    found: dict[str, Any]
+    for found in client.get("/status")["slots"]:
+        if found["slot"] == number:
+            return found
+    raise LauncherError(
+        f"cannot wait longer for slot {number}: it is no longer there",
+        "a reload has taken it away: numa-launcher reload --show",
+    )
 
 
 def _reached(verb: Verb, slot: dict[str, Any], least: int) -> bool:
@@ -122,7 +134,8 @@ def _reached(verb: Verb, slot: dict[str, Any], least: int) -> bool:
 def _contradicts(verb: Verb, slot: dict[str, Any]) -> bool:
     """Someone else has asked for something else, or the verb does not apply."""
     if verb is Verb.DRAIN:
-        return slot["state"] in {"ready", "stopped"}
+        # While it starts, it may not have taken the verb yet: `run` alone says nothing.
+        return slot["state"] in {"ready", "stopped"} or slot["intent"] in {"stop", "hold", "quarantine"}
     wanted = {Verb.STOP: "stop", Verb.HOLD: "hold", Verb.QUARANTINE: "quarantine"}.get(verb)
     if wanted is not None:
         return bool(slot["intent"] != wanted)

@@ -61,8 +61,8 @@ class ControlServer:
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._listeners: list[asyncio.AbstractServer] = []
         self._counts = Counts()
-        self._bound = False
-        """The file at `path` is ours."""
+        self._own: tuple[int, int] | None = None
+        """The file at `path` that we have made: its device and inode."""
 
     async def start(self, ready: Sequence[socket.socket] = ()) -> None:
         """Serve on `ready` listening sockets, which are systemd's and stay; else bind.
@@ -84,7 +84,7 @@ class ControlServer:
                 self._path.chmod(SOCKET_MODE if self._readers is None else SHARED_MODE)
             if not ready:
                 await self._listen(str(self._path))
-                self._bound = True
+                self._own = _identity(self._path)
             if self._group is not None:
                 os.chown(self._path, -1, self._group)
         except OSError as error:
@@ -153,13 +153,13 @@ class ControlServer:
         )
 
     async def stop(self) -> None:
-        """Close the socket and remove it."""
+        """Remove the socket, then close it: the next daemon may bind while those that follow a log are cut off."""
+        if self._own is not None and _identity(self._path) == self._own:
+            self._path.unlink(missing_ok=True)
         for listener in self._listeners:
             listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
-            if self._bound:
-                self._path.unlink(missing_ok=True)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -229,6 +229,14 @@ class ControlServer:
                 _ask(self._change_group),
             )
         return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _ask(group: str) -> str:

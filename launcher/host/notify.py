@@ -1,33 +1,40 @@
 """sd_notify: what systemd is told of the daemon. Without systemd every call does nothing.
 
+What can't be told is said once in the log: no service ends because of it.
+
 Source: sd_notify(3), sd_watchdog_enabled(3), systemd.service(5) Type=notify.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 
+from launcher.errors import reason
 from systemd import daemon
+
+log = logging.getLogger("launcher.daemon")
 
 
 def ready(status: str) -> None:
     """The first instance is ready: dependants may start."""
-    daemon.notify(f"READY=1\nSTATUS={_line(status)}")
+    _tell(f"READY=1\nSTATUS={_line(status)}")
 
 
 def status(text: str) -> None:
     """One line for `systemctl status`."""
-    daemon.notify(f"STATUS={_line(text)}")
+    _tell(f"STATUS={_line(text)}")
 
 
 def stopping() -> None:
     """The daemon has begun to stop."""
-    daemon.notify("STOPPING=1")
+    _tell("STOPPING=1")
 
 
 def alive() -> None:
     """Kick the watchdog."""
-    daemon.notify("WATCHDOG=1")
+    _tell("WATCHDOG=1")
 
 
 class Watchdog:
@@ -62,7 +69,7 @@ class Watchdog:
 
 def extend_timeout(seconds: float) -> None:
     """Starting or stopping takes this much longer (EXTEND_TIMEOUT_USEC=)."""
-    daemon.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+    _tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
 
 def watchdog_interval_s() -> float | None:
@@ -75,3 +82,16 @@ def watchdog_interval_s() -> float | None:
 
 def _line(text: str) -> str:
     return text.replace("\n", " ")
+
+
+def _tell(message: str) -> None:
+    try:
+        daemon.notify(message)
+    except OSError as error:  # a socket that an earlier service left in the environment, no descriptor, ...
+        complain(reason(error))
+
+
+@functools.cache
+def complain(why: str) -> None:
+    """Once for each reason: the status is told every few seconds."""
+    log.warning("cannot tell systemd how the daemon is: %s; see NOTIFY_SOCKET=", why)

@@ -19,14 +19,26 @@ def raise_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
+    return limit_now()
+
+
+def limit_now() -> int:
+    """How many files may be open now; ENOUGH where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
+def most_clients(limit: int, max_connections: int) -> int:
+    """How many clients may be connected where `limit` files may be open: the daemon must be able to look at its
+    instances, start and reach them however many clients come."""
+    return min(max_connections, limit - min(SPARE, limit // 2))
+
+
 def too_few(limit: int, max_connections: int) -> str | None:
-    """What to say when clients may not be able to connect though the configuration lets them."""
-    if limit >= max_connections + SPARE:
+    """What to say when fewer clients may connect than the configuration lets them."""
+    if (most := most_clients(limit, max_connections)) == max_connections:
         return None
     return (
-        f"at most {limit} files may be open, so fewer than proxy.max_connections = {max_connections} clients "
-        f"can connect; raise the hard limit (`ulimit -Hn {max_connections + SPARE}`, LimitNOFILE) or lower it"
+        f"at most {limit} files may be open, so {most} clients can connect, not proxy.max_connections = "
+        f"{max_connections}; raise the hard limit (`ulimit -Hn {max_connections + SPARE}`, LimitNOFILE) or lower it"
     )

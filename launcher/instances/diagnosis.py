@@ -9,11 +9,22 @@ from dataclasses import replace
 from typing import Final
 
 from launcher.engines.containers import OOM_LINE
+from launcher.errors import LauncherError, reason
 from launcher.host.oom import SILENCE, KernelWord, NodeMemory
 from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
 
-__all__ = ["RULES", "Cause", "Retry", "Rule", "diagnose", "failed_start", "hung", "hung_or_dead"]
+__all__ = [
+    "RULES",
+    "Cause",
+    "Retry",
+    "Rule",
+    "cannot_start",
+    "diagnose",
+    "failed_start",
+    "hung",
+    "hung_or_dead",
+]
 
 # A node with less than this share free when a process of it was killed is taken to have run out of memory.
 SHORT_SHARE: Final = 0.03
@@ -139,3 +150,16 @@ def hung_or_dead(detail: str) -> Cause:
 def hung(evidence: tuple[str, ...]) -> Cause:
     """The cause when work is in flight and nothing moves; `evidence`: what stood still, and for how long."""
     return rule("hung").cause("", evidence)
+
+
+def cannot_start(slot: int, error: Exception) -> Cause:
+    """The cause when a start came to nothing before there was a process."""
+    if isinstance(error, LauncherError):
+        return Cause("cannot-start", error.message, error.remedy, Retry.BACKOFF)
+    why = reason(error) if isinstance(error, OSError) else str(error)
+    return Cause(
+        "cannot-start",
+        f"cannot start slot {slot}: {why}",
+        "check free memory, and the limits on processes and open files",
+        Retry.BACKOFF,
+    )

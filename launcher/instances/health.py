@@ -21,6 +21,11 @@ MAX_METRICS_BYTES: Final = 8 * 1024 * 1024
 # on with a socket that is not connected (ENOTCONN, EINVAL); uvloop reports it.
 BACKLOG_FULL: Final = frozenset({errno.EAGAIN, errno.ENOTCONN, errno.EINVAL})
 
+# The daemon itself lacks descriptors or memory: no question was asked, and nothing is known of the instance.
+OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+# Before a completion is tried again then.
+SHORTAGE_S: Final = 1.0
+
 # One token from whichever of these the model serves, tried in this order.
 _PROBES: Final = (
     ("/v1/completions", {"prompt": "Hello, what is your name?", "max_tokens": 1, "temperature": 0}),
@@ -37,7 +42,7 @@ class HttpProber:
         self.timeout_s = timeout_s
 
     async def healthy(self, address: Address) -> bool | None:
-        """True: answers 200. False: answers otherwise, or nobody listens. None: no answer in time."""
+        """True: answers 200. False: answers otherwise, or nobody listens. None: no answer in time, or not asked."""
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
@@ -48,7 +53,7 @@ class HttpProber:
         except TimeoutError:
             return None
         except OSError as error:  # aiohttp.ClientOSError is one
-            return None if error.errno in BACKLOG_FULL else False
+            return None if error.errno in BACKLOG_FULL | OWN_SHORTAGE else False
         except aiohttp.ClientError:
             return False
 
@@ -57,7 +62,17 @@ class HttpProber:
         return await self.canary(address, model, COMPLETION_TIMEOUT_S) is True
 
     async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
-        """As `completes`; None when no answer came in time."""
+        """As `completes`; None when no answer came in time, which begins when we have what it takes to ask."""
+        while True:
+            try:
+                return await self._one_token(address, model, timeout_s)
+            except OSError as error:
+                if error.errno not in OWN_SHORTAGE:
+                    return False
+            await asyncio.sleep(SHORTAGE_S)
+
+    async def _one_token(self, address: Address, model: str, timeout_s: float) -> bool | None:
+        """One try. Raises OSError where the connection fails."""
         try:
             async with asyncio.timeout(timeout_s), _session(address) as session:
                 for path, body in _PROBES:
@@ -67,7 +82,9 @@ class HttpProber:
                             return True
         except TimeoutError:
             return None
-        except (aiohttp.ClientError, OSError):
+        except aiohttp.ClientOSError:
+            raise
+        except aiohttp.ClientError:
             return False
         return False
 

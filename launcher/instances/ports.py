@@ -75,7 +75,7 @@ class Spawner(Protocol):
         """What an earlier daemon left running, by slot; asked once, before the first spawn.
 
         `slots`: per slot, what would be started for a generation. An instance that was started with the
-        very same is handed over; every other one is stopped, and gone on return. Raises LauncherError.
+        very same is handed over; every other one is stopped, and gone before anything is spawned. Raises LauncherError.
         """
         ...
 
@@ -92,7 +92,7 @@ class Prober(Protocol):
     """Asks an instance whether it lives. Each call has its own deadline."""
 
     async def healthy(self, address: Address) -> bool | None:
-        """True: the health path answers 200. False: it answers otherwise or refuses. None: no answer in time."""
+        """True: the health path answers 200. False: it answers otherwise or refuses. None: nothing is known."""
         ...
 
     async def completes(self, address: Address, model: str) -> bool:

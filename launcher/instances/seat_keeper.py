@@ -17,8 +17,8 @@ from launcher.host import placement
 from launcher.host.oom import SILENCE, OomWatch
 from launcher.host.placement import Bystander, ProcessFacts
 from launcher.instances.backoff import Limits
-from launcher.instances.causes import START_FAILED, Cause, Retry
-from launcher.instances.diagnosis import diagnose
+from launcher.instances.causes import START_FAILED, Cause
+from launcher.instances.diagnosis import cannot_start, diagnose
 from launcher.instances.held_file import HeldFile
 from launcher.instances.life import Life, Pace
 from launcher.instances.lifecycle import (
@@ -65,6 +65,7 @@ DIAGNOSIS_LINES: Final = 400
 
 _RUNNING: Final = frozenset({State.STARTING, State.READY, State.DRAINING})
 _EMPTY: Final = frozenset({State.STOPPED, State.HELD, State.BACKOFF, State.FAILED})
+_RESTING: Final = frozenset({Intent.STOP, Intent.HOLD})
 
 
 class SeatKeeper:
@@ -84,6 +85,7 @@ class SeatKeeper:
         traffic: Traffic | None = None,
         caches: Caches | None = None,
         held: HeldFile | None = None,
+        generation: int = 0,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
         observe: Callable[[int], Sequence[ProcessFacts]] = placement.observe,
@@ -91,7 +93,7 @@ class SeatKeeper:
         watch_memory: Callable[[int], OomWatch] = OomWatch,
     ) -> None:
         self.slot = slot
-        self.seat = Seat(since=clock())
+        self.seat = Seat(since=clock(), generation=generation)
         self.life = Life()
         self.log = LogTail(pace.tail_lines)
         self.steps = 0
@@ -149,6 +151,10 @@ class SeatKeeper:
     async def until_stopped(self) -> None:
         """Return once it has stopped for good."""
         await self.until(lambda _seat: self.stopped)
+
+    async def until_stopped_or_called_off(self) -> None:
+        """Return once it has stopped, or somebody wants something else of it than that."""
+        await self.until(lambda seat: self.stopped or (not self.backlog and seat.intent not in _RESTING))
 
     def suspect(self, generation: int) -> None:
         """The front door saw this life fail: probe it at once."""
@@ -249,10 +255,9 @@ class SeatKeeper:
             process = await self._spawner.spawn(
                 self.slot.id, generation, launch, lambda line: self._heard(generation, line)
             )
-        except LauncherError as error:
+        except (LauncherError, OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
             # Mostly a shortage (processes, files, memory) that may be over soon; the crash limit ends the rest.
-            cause = Cause("cannot-start", error.message, error.remedy, Retry.BACKOFF)
-            self.post(ProcessExited(generation, cause, self._draw()))
+            self.post(ProcessExited(generation, cannot_start(self.slot.id, error), self._draw()))
             return
         self._follow(generation, process, launch.address)
 

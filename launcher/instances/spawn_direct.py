@@ -96,7 +96,8 @@ class DirectProcess:
 
 
 class DirectSpawner:
-    """Starts instances as children. `environ` is what they inherit; `allowed` the cpus numactl may choose from."""
+    """Starts instances as children. `environ` is what they inherit; `allowed` the cpus numactl may choose from
+    (those that are offline when an instance starts are left out of them by the kernel)."""
 
     def __init__(self, environ: Mapping[str, str], allowed: CpuSet) -> None:
         self._environ = {

@@ -3,7 +3,8 @@
 One transient unit per slot, `numa-launcher-slot0.service` in `numa-launcher.slice`. systemd reaps it, ends what
 is left of its cgroup when the main process has gone, and says how it ended. What it prints is in the journal,
 where this daemon reads it and the next one finds it. What was started is written to a state file; `inherit`
-goes on with each unit that runs as the plan would start it now, and stops the others.
+goes on with each unit that runs as the plan would start it now, and stops the others: nothing is started before
+their cpus and memory are free.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class SystemdSpawner:
         self._systemd = Systemd()
         self._follower: Follower | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._clearing: set[asyncio.Task[None]] = set()
+        """Units of an earlier daemon on their way out."""
 
     # --- Spawner ----------------------------------------------------------------------------
 
@@ -122,6 +125,8 @@ class SystemdSpawner:
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> SystemdProcess:
         """Start `launch`. Raises LauncherError when systemd can't be reached or refuses."""
+        if self._clearing:
+            await asyncio.wait(tuple(self._clearing))
         try:
             return await self._spawn(slot, generation, launch, on_line)
         except BusError as error:
@@ -133,7 +138,10 @@ class SystemdSpawner:
             ) from error
 
     async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
-        """Units that run as the plan would start them; the others are stopped. Raises LauncherError."""
+        """Units that run as the plan would start them; the others are being stopped, and no spawn comes before that.
+
+        Raises LauncherError.
+        """
         try:
             found = await self._systemd.list_units(self._frame.pattern)
             looked = await asyncio.gather(*(self._look(unit, slots) for unit in found))
@@ -289,11 +297,24 @@ class SystemdSpawner:
             )
         else:
             log.warning("slot %d: %s is stopped: %s", slot, unit, fit, extra={"slot": slot, "unit": unit})
-            await self._systemd.stop(unit)
-            await self._systemd.until(unit, lambda now: now.over)
+            clearing = self._background(self._clear(slot, unit), f"stop of {unit}")
+            self._clearing.add(clearing)
+            clearing.add_done_callback(self._clearing.discard)
+            return slot, None
         await self._systemd.forget(unit)
         self._state.forget(slot)
         return slot, None
+
+    async def _clear(self, slot: int, unit: str) -> None:
+        """Stop a unit to its end. Where systemd won't, the next start in its slot says so too."""
+        try:
+            await self._systemd.stop(unit)
+        except BusError as error:
+            log.warning("slot %d: cannot stop %s: %s", slot, unit, error, extra={"slot": slot, "unit": unit})
+            return
+        await self._systemd.until(unit, lambda now: now.over)
+        await self._systemd.forget(unit)
+        self._state.forget(slot)
 
     async def _take_over(
         self, slot: int, unit: str, record: Record, facts: UnitFacts, launch: Launch

@@ -15,7 +15,10 @@ from launcher.instances.life import Pace
 from launcher.instances.lifecycle import (
     Event,
     HoldRequested,
+    Intent,
     KillRequested,
+    ReleaseRequested,
+    ResumeRequested,
     StartRequested,
     State,
     StopRequested,
@@ -57,6 +60,10 @@ class Supervisor:
         self._engine = engine
         self._held = frozenset() if held is None else held.slots
         """Slots that an earlier daemon was told to hold."""
+        self._pending = {slot.id for slot in plan.slots} - self._held
+        """Slots whose first start is still to come, and of which nobody has asked anything else."""
+        self._last: dict[int, int] = {}
+        """Generation of the last life of slots that were removed: whoever knows it takes a lower one for overtaken."""
         self._spawner = spawner
         self._make: Callable[[Slot, Engine, Limits, Pace], SeatKeeper] = lambda slot, engine, limits, pace: (
             SeatKeeper(
@@ -71,6 +78,7 @@ class Supervisor:
                 traffic=traffic,
                 caches=caches,
                 held=held,
+                generation=self._last.get(slot.id, 0),
             )
         )
         self._group: asyncio.TaskGroup | None = None
@@ -134,30 +142,36 @@ class Supervisor:
     async def remove(self, slot: int) -> None:
         """Drain and stop a slot, whoever starts it meanwhile, and forget it. Raises NotFoundError."""
         keeper = self.keeper(slot)
+        self._pending.discard(slot)
         while not keeper.stopped:
             keeper.post(StopRequested())
-            await keeper.until(lambda _seat: keeper.stopped or keeper.settled)
+            await keeper.until_stopped_or_called_off()
+        self._last[slot] = keeper.seat.generation
         task = self._tasks.pop(slot)
         del self._keepers[slot]
         task.cancel()
         await asyncio.wait({task})
 
     async def _start_all(self) -> None:
-        """Wave by wave (`Plan.start_order`): the next one when no slot of this one is still loading."""
+        """Wave by wave (`Plan.start_order`): the next one when no slot of this one is still loading, less those in
+        quarantine, which have no deadline. A slot of which somebody has asked something meanwhile is left to him."""
         for slot in self._held & self._keepers.keys():
             self._keepers[slot].post(HoldRequested())
         for wave in self._start_order:
             if self._ending:
                 return
-            keepers = [self._keepers[slot] for slot in wave if slot not in self._held]
-            for keeper in keepers:
-                keeper.post(StartRequested())
-            for keeper in keepers:
-                await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
+            for slot in wave:
+                if slot in self._pending:
+                    self.post(slot, StartRequested())
+            for slot in wave:
+                if slot in self._keepers:
+                    await _until_loaded(self._keepers[slot])
 
     def post(self, slot: int, event: Event) -> None:
         """Hand an event to a slot's owner. Raises LauncherError for an unknown slot."""
         self.keeper(slot).post(event)
+        if not isinstance(event, ResumeRequested | ReleaseRequested):
+            self._pending.discard(slot)
 
     def went_idle(self, slot: int, generation: int) -> None:
         """The front door has nothing in flight on a draining instance."""
@@ -187,10 +201,19 @@ class Supervisor:
 
     async def _end_all(self, event: StopRequested | KillRequested) -> None:
         self._ending = True
-        for keeper in self._keepers.values():
+        keepers = tuple(self._keepers.values())
+        for keeper in keepers:
             keeper.post(event)
-        for keeper in self._keepers.values():
+        for keeper in keepers:
             await keeper.until_stopped()
+
+
+async def _until_loaded(keeper: SeatKeeper) -> None:
+    await keeper.until(
+        lambda seat: (
+            not keeper.backlog and (seat.state is not State.STARTING or seat.intent is Intent.QUARANTINE)
+        )
+    )
 
 
 async def _until_settled(keeper: SeatKeeper) -> State:

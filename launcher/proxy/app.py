@@ -53,8 +53,11 @@ class FrontDoor:
         on_idle: OnIdle,
         on_suspect: OnSuspect,
         chance: random.Random | None = None,
+        most_clients: int | None = None,
     ) -> None:
+        """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many."""
         self._proxy = proxy
+        self._most_clients = proxy.max_connections if most_clients is None else most_clients
         self._loop = asyncio.get_running_loop()
         pick = (chance or random.Random()).randrange  # noqa: S311
         self.desk = Desk(proxy, models, on_idle, on_suspect, pick)
@@ -244,7 +247,7 @@ class FrontDoor:
 
     def opened(self, client: ClientConnection) -> bool:
         """A client connected; False: there are too many."""
-        if self.closing or len(self._clients) >= self._proxy.max_connections:
+        if self.closing or len(self._clients) >= self._most_clients:
             self.desk.tally.connections_refused += not self.closing
             return False
         self._clients.add(client)

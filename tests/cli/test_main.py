@@ -315,6 +315,8 @@ LEAVING: list[dict[str, Any]] = [
         ("drain", {}, [DRAIN | {"in_flight": 2}, {"in_flight": 1}, {"in_flight": 0}], 0, "is drained"),
         ("drain", {}, [DRAIN | {"in_flight": 2}, READY], 1, "is ready, not what drain asks for"),
         ("drain", STOPPED, [], 1, "is stopped, not what drain asks for"),
+        ("drain", {}, [DRAIN | {"in_flight": 2}, {"intent": "hold"}], 1, "is draining, not what drain asks for"),
+        ("drain", {}, [{"state": "starting", "intent": "drain"}, DRAIN | {"in_flight": 0}], 0, "is drained"),
         ("resume", DRAIN, [READY], 0, "is ready"),
         ("resume", STOPPED, [], 1, "is stopped, not what resume asks for"),
         ("stop", {}, [DRAIN | {"intent": "stop"}, {"state": "stopping"}, STOPPED], 0, "is stopped"),
@@ -362,6 +364,17 @@ def test_patience_ends(
     operations.after = [{"state": "draining", "intent": "stop"}]
     assert main(["stop", "0", "--timeout", "0.02", "--json"]) == 2
     assert two_lines(capsys)[0] == "cannot wait longer for slot 0: it is still draining"
+
+
+def test_a_slot_that_a_reload_takes_away_meanwhile(
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations.after = [{"state": "draining", "intent": "stop"}, {"slot": 9, "state": "stopped"}]
+    assert main(["stop", "1", "--timeout", "5", "--json"]) == 2
+    assert two_lines(capsys) == [
+        "cannot wait longer for slot 1: it is no longer there",
+        "a reload has taken it away: numa-launcher reload --show",
+    ]
 
 
 def test_unknown_slot(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,6 +180,48 @@ async def test_systemds_socket_stays_when_the_daemon_ends(tmp_path: Path, operat
     assert not (tmp_path / "another.sock").exists()
 
 
+def answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+async def test_the_next_daemons_socket_stays_when_the_last_one_ends(
+    tmp_path: Path, operations: FakeOperations
+) -> None:
+    """Somebody follows a log, so that the last one takes a second to end; the next is started meanwhile."""
+    path = tmp_path / "c.sock"
+    last, following = (ControlServer(str(path), None, operations) for _ in range(2))
+    await last.start()
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http,
+        http.get("http://localhost/v1/slots/0/logs?follow=1") as answer,
+    ):
+        assert answer.status == 200
+        ending = asyncio.create_task(last.stop())
+        await until(lambda: not answers(path))
+        assert not ending.done()
+        await following.start()
+        await ending
+    assert path.is_socket()
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http:
+        assert (await asked(http, "GET", "http://localhost/v1/plan"))[0] == 200
+    await following.stop()
+    assert not path.exists()
+
+
+async def test_a_socket_that_somebody_put_in_our_place_stays(
+    tmp_path: Path, operations: FakeOperations
+) -> None:
+    path = tmp_path / "c.sock"
+    server = ControlServer(str(path), None, operations)
+    await server.start()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(path))
+        await server.stop()
+        assert path.is_socket()
+
+
 async def test_a_second_daemon_is_refused_and_the_first_goes_on(
     path: str, http: aiohttp.ClientSession
 ) -> None:

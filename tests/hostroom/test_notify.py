@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -47,6 +48,26 @@ def test_without_systemd_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify.ready("x")
     notify.alive()
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["nobody reads", "gone"])
+def test_a_socket_that_nobody_reads_costs_a_line_in_the_log_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, left: bool
+) -> None:
+    path = str(tmp_path / "notify")
+    if left:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(path)
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    notify.complain.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        notify.stopping()
+        notify.ready("x")
+        notify.status("x")
+        notify.extend_timeout(1.0)
+        notify.alive()
+    (said,) = caplog.messages
+    assert said.startswith("cannot tell systemd how the daemon is: "), "once"
 
 
 def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

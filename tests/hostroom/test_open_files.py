@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher.host.open_files import ENOUGH, SPARE, too_few
+from launcher.host.open_files import ENOUGH, SPARE, most_clients, too_few
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,20 @@ def test_it_is_said_when_clients_could_not_connect() -> None:
     said = too_few(1024, 16384)
     assert said is not None
     assert "1024 files" in said
+    assert "512 clients" in said
     assert "proxy.max_connections = 16384" in said
     assert "17408" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "most"),
+    [
+        (ENOUGH, 16384, 16384),
+        (17408, 16384, 16384),
+        (17407, 16384, 16383),
+        (4096, 16384, 3072),
+        (1024, 16384, 512),
+    ],
+)
+def test_clients_leave_descriptors_for_probes_and_instances(limit: int, wanted: int, most: int) -> None:
+    assert most_clients(limit, wanted) == most

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,43 @@ async def test_a_full_backlog_is_busy_not_dead(tmp_path: Path) -> None:
         finally:
             for client in waiting:
                 client.close()
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """For this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # the gaps
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in held:
+            os.close(each)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_our_own_shortage_says_nothing_of_an_instance(serve: Serve, tcp: bool) -> None:
+    address: Address = TcpAddress("127.0.0.1", 9) if tcp else await serve(health=answers(200))
+    with no_descriptor_left():
+        assert await HttpProber("/health", LONG_S).healthy(address) is None
+
+
+async def test_a_completion_waits_for_the_end_of_our_own_shortage(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a question of life and death, and its time begins when it can be asked."""
+    monkeypatch.setattr("launcher.instances.health.SHORTAGE_S", 0.3)
+    address = await serve(v1__completions=answers(200))
+    prober = HttpProber("/health", LONG_S)
+    with no_descriptor_left():
+        canary = asyncio.create_task(prober.canary(address, "m", 0.2))
+        completes = asyncio.create_task(prober.completes(address, "m"))
+        done, _ = await asyncio.wait({canary, completes}, timeout=0.5)
+        assert not done, "beyond the canary's own limit"
+    assert await canary is True
+    assert await completes is True
 
 
 async def test_a_completion(serve: Serve) -> None:

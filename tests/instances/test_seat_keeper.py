@@ -344,6 +344,26 @@ async def test_what_can_not_be_started_backs_off_and_fails_in_the_end(play: Play
     )
 
 
+@pytest.mark.parametrize("part", ["spawner", "engine"])
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")]
+)
+async def test_a_shortage_at_a_start_ends_no_daemon(play: Play, part: str, error: Exception) -> None:
+    """No port, no thread: a free port and the compile cache are asked of the system before the spawner is."""
+    stage = Stage(limits=replace(LIMITS, crash_limit=99))
+    getattr(stage, part).refusal = error
+    await play(stage)
+    await stage.post(StartRequested())
+    await stage.until(lambda: stage.keeper.seat.last_cause is not None)
+    getattr(stage, part).refusal = None
+    await stage.reach(State.READY)
+    cause = stage.keeper.seat.last_cause
+    assert cause is not None
+    assert cause.name == "cannot-start"
+    assert cause.message.startswith("cannot start slot 0: ")
+    assert str(error.args[-1])[1:] in cause.message
+
+
 async def test_a_stopped_slot_shows_nothing_of_its_last_life(play: Play) -> None:
     stage = await play(Stage())
     await stage.post(StartRequested())

@@ -134,6 +134,15 @@ async def test_what_an_instance_inherits() -> None:
     assert lines == ["ours its []", "0 1 2 3"], "3 is the folder that ls reads"
 
 
+async def test_cpus_that_are_offline_are_no_hindrance() -> None:
+    """Of those that may come online, some are not yet: sched_setaffinity(2) takes what there is."""
+    lines = Lines()
+    spawner = DirectSpawner({"PATH": os.environ["PATH"]}, ALLOWED | CpuSet([max(ALLOWED) + 900]))
+    process = await spawner.spawn(0, 1, launch("grep", "Cpus_allowed_list", "/proc/self/status"), lines.hear)
+    assert (await ended(process)).code == 0
+    assert CpuSet.parse(lines[0].split()[1]) == ALLOWED
+
+
 async def test_short_lives_leak_no_descriptor() -> None:
     async def life() -> None:
         assert await ended(await start(launch("true"), Lines())) == Exit(0, None)

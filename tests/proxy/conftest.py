@@ -31,12 +31,15 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
         async def make(*names: str, **settings: object) -> House:
             idle: list[tuple[int, int]] = []
             suspects: list[tuple[int, int, str]] = []
+            most_clients = settings.pop("most_clients", None)
+            assert most_clients is None or isinstance(most_clients, int)
             door = FrontDoor(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
                 models=[Model(name=name, path="/x") for name in names or ("m",)],
                 on_idle=lambda slot, generation: idle.append((slot, generation)),
                 on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
                 chance=Random(7),  # noqa: S311
+                most_clients=most_clients,
             )
             await door.start()
             stack.push_async_callback(door.stop, 0.0)

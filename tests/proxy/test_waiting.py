@@ -373,8 +373,9 @@ async def test_idle_connections_cost_little(house: House, count: int) -> None:
         writer.close()
 
 
-async def test_too_many_connections_are_closed(build: Build) -> None:
-    house = await build(max_connections=2)
+@pytest.mark.parametrize("bound", ["max_connections", "most_clients"])
+async def test_too_many_connections_are_closed(build: Build, bound: str) -> None:
+    house = await build(**{bound: 2})
     await house.engine(0)
     one, two = await house.raw(b""), await house.raw(b"")
     reader, _ = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")

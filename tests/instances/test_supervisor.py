@@ -1,0 +1,197 @@
+"""All slots while their first starts come wave by wave, and slots that go and come again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes import SOON_S, FakeEngine, FakeProber, FakeSpawner, a_slot, until
+from proxy.scripted_engine import FakeEngine as Listening
+
+from launcher.config.schema import Model, Proxy, Strategy, Supervision
+from launcher.cpuset import CpuSet
+from launcher.instances.backoff import Limits
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import (
+    DrainRequested,
+    Event,
+    HoldRequested,
+    QuarantineRequested,
+    RestartRequested,
+    ResumeRequested,
+    StartRequested,
+    State,
+    StopRequested,
+)
+from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.supervisor import Supervisor
+from launcher.planning.plan import LedgerRow, Plan
+from launcher.proxy.app import FrontDoor
+
+LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
+PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
+# A node with less memory free than its three slots want: each is a wave of its own.
+TIGHT = LedgerRow(
+    node=0, total_bytes=9, available_bytes=2, reserve_bytes=0, weights_bytes=0, overhead_bytes=3, kv_bytes=0,
+    slots=(0, 1, 2),
+)  # fmt: skip
+
+
+@dataclass
+class Waves:
+    """A supervisor whose first slot is loading, and whose two others wait for it."""
+
+    prober: FakeProber = field(default_factory=lambda: FakeProber(health=None))
+    spawner: FakeSpawner = field(default_factory=FakeSpawner)
+
+    task: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hear: Callable[[InstanceEvent], None] = self.idle_at_once
+
+    def build(self) -> Supervisor:
+        plan = Plan(
+            Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (TIGHT,), ()
+        )
+        self.supervisor = Supervisor(
+            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, pace=PACE,
+            strict_binding=False, announce=lambda event: self.hear(event),  # noqa: PLW0108  `hear` changes
+        )  # fmt: skip
+        return self.supervisor
+
+    def idle_at_once(self, event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining):
+            asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
+
+    def state(self, slot: int) -> State:
+        return self.supervisor.keepers[slot].seat.state
+
+    async def reach(self, **states: State) -> None:
+        """`slot0=State.READY`, and so on; the supervisor lives."""
+        wanted = {int(slot.removeprefix("slot")): state for slot, state in states.items()}
+        await until(lambda: self.task.done() or all(self.state(slot) is s for slot, s in wanted.items()))
+        assert not self.task.done()
+
+
+@pytest.fixture
+async def waves() -> AsyncIterator[Waves]:
+    """Its first slot is loading."""
+    waves = Waves()
+    waves.task = asyncio.create_task(waves.build().run())
+    await waves.reach(slot0=State.STARTING)
+    yield waves
+    if not waves.task.done():
+        async with asyncio.timeout(SOON_S):
+            await waves.supervisor.kill()
+    waves.task.cancel()
+    await asyncio.wait({waves.task})
+    assert waves.task.cancelled()
+
+
+async def test_a_slot_that_is_removed_before_its_wave_ends_nothing(waves: Waves) -> None:
+    await waves.supervisor.remove(1)
+    waves.prober.health = True
+    await waves.reach(slot0=State.READY, slot2=State.READY)
+    assert sorted(waves.supervisor.keepers) == [0, 2]
+
+
+async def test_one_that_is_removed_while_its_wave_loads_lets_the_next_one_start(waves: Waves) -> None:
+    await waves.supervisor.remove(0)
+    waves.prober.health = True
+    await waves.reach(slot1=State.READY, slot2=State.READY)
+
+
+@pytest.mark.parametrize(
+    ("verb", "rests"),
+    [
+        (HoldRequested(), State.HELD),
+        (StopRequested(), State.STOPPED),
+        (DrainRequested(), State.STOPPED),
+        (QuarantineRequested(), State.STOPPED),
+    ],
+)
+async def test_one_that_an_operator_keeps_out_before_its_wave_stays_out(
+    waves: Waves, verb: Event, rests: State
+) -> None:
+    waves.supervisor.post(1, verb)
+    waves.prober.health = True
+    await waves.reach(slot0=State.READY, slot1=rests, slot2=State.READY)
+    assert [process.slot for process in waves.spawner.started] == [0, 2]
+
+
+async def test_a_drain_of_one_that_was_started_before_its_wave_is_not_taken_back(waves: Waves) -> None:
+    waves.supervisor.post(1, StartRequested())
+    waves.supervisor.post(1, DrainRequested())
+    waves.prober.health = True
+    await waves.reach(slot0=State.READY, slot1=State.DRAINING, slot2=State.READY)
+
+
+async def test_a_resume_before_its_wave_asks_for_nothing_else(waves: Waves) -> None:
+    waves.supervisor.post(1, ResumeRequested())
+    waves.prober.health = True
+    await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+
+
+async def test_one_in_quarantine_while_it_loads_holds_nobody_up(waves: Waves) -> None:
+    waves.supervisor.post(0, QuarantineRequested())
+    await waves.reach(slot0=State.STARTING, slot1=State.STARTING)
+
+
+async def test_a_slot_that_comes_while_all_end_does_not_end_the_end(waves: Waves) -> None:
+    waves.prober.health = True
+    await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+    ending = asyncio.create_task(waves.supervisor.stop())
+    await asyncio.sleep(0)
+    waves.supervisor.add(a_slot(7), FakeEngine(), LIMITS, PACE)
+    async with asyncio.timeout(SOON_S):
+        await ending
+    assert {waves.state(slot) for slot in range(3)} == {State.STOPPED}
+
+
+async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves, tmp_path: Path) -> None:
+    """Its lives go on being counted: the front door takes a lower one for overtaken."""
+    supervisor = waves.supervisor
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(Listening(tmp_path / "engine.sock"))
+        door = FrontDoor(
+            Proxy(listen=("127.0.0.1:0",)),
+            models=[Model(name="m", path="/m")],
+            on_idle=supervisor.went_idle,
+            on_suspect=lambda *_: None,
+        )
+        await door.start()
+        stack.push_async_callback(door.stop, 0.0)
+        client = await stack.enter_async_context(aiohttp.ClientSession(door.endpoint))
+
+        def announce(event: InstanceEvent) -> None:
+            match event:
+                case InstanceReady():
+                    door.add_upstream(event.slot, event.generation, event.model, engine.address, 8)
+                case InstanceDraining():
+                    door.drain_upstream(event.slot, event.generation)
+                case InstanceGone():
+                    door.remove_upstream(event.slot, event.generation, event.reason)
+
+        waves.hear = announce
+        waves.prober.health = True
+        await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+        supervisor.post(2, RestartRequested())
+        await until(lambda: supervisor.keepers[2].seat.generation == 2 and supervisor.keepers[2].settled)
+        supervisor.post(0, HoldRequested())
+        supervisor.post(1, HoldRequested())
+        await waves.reach(slot0=State.HELD, slot1=State.HELD)
+        async with asyncio.timeout(SOON_S):
+            await supervisor.remove(2)
+        supervisor.add(a_slot(2), FakeEngine(), LIMITS, PACE)
+        supervisor.post(2, StartRequested())
+        await waves.reach(slot2=State.READY)
+        assert supervisor.keepers[2].seat.generation == 3
+        body = {"model": "m", "messages": []}
+        async with asyncio.timeout(SOON_S), client.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+        assert len(engine.calls) == 1
