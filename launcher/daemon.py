@@ -235,6 +235,7 @@ class Daemon:
                     event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
                     adapters=lora_adapters(self.oncall.config_of(event.slot), event.model),
+                    ask_template=True,
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)

@@ -32,6 +32,7 @@ from launcher.proxy.openai import Refusal
 from launcher.proxy.relay import Relay
 from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
 from launcher.proxy.scheduling.upstreams import Upstream
+from launcher.proxy.template_check import TemplateChecks
 from launcher.proxy.tls import ServerTls
 from launcher.telemetry.recent import Quantiles
 
@@ -69,6 +70,7 @@ class FrontDoor:
         self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
         self._inside = InProcess(self.desk.application)
         self._nodes: dict[int, str] = {}
+        self._templates = TemplateChecks(self.desk.moves.unfit_templates)
         self._reconciler: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._clients: set[ClientConnection] = set()
@@ -137,15 +139,18 @@ class FrontDoor:
         *,
         numa_node: str = "",
         adapters: Sequence[str] = (),
+        ask_template: bool = False,
     ) -> None:
         """The instance may get requests; a drain of this very generation is taken back.
 
         `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
-        adapters that it serves.
+        adapters that it serves. `ask_template`: find out what its chat template is good for (template_check.py).
         """
         self._nodes[slot] = numa_node
         self.desk.know(adapters, model)
         self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
+        if ask_template and not self.closing:
+            self._templates.begin(slot, generation, model, address)
 
     def drain_upstream(self, slot: int, generation: int) -> None:
         """No new requests; on_idle once nothing is left on it, from the event loop, never from this call."""
@@ -181,6 +186,7 @@ class FrontDoor:
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
         self.closing = True
+        await self._templates.close()
         if self._listener is None:
             return
         deadline = self._loop.time() + grace_s

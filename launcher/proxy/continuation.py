@@ -11,6 +11,8 @@ white space. So at temperature 0 the text that is handed over stops some words b
 the next instance must say again first, word for word, and what the client does not get twice. An instance
 that says something else is on another way (Diverged), and the answer is repeated from its beginning. At
 other temperatures only white space that a template may trim has to come again: a sampled word would differ.
+There a chat template that makes another prompt of a partial answer would not be noticed, so it must be known
+not to (template_check.py).
 """
 
 from __future__ import annotations
@@ -68,13 +70,15 @@ def plan_continuation(
     *,
     repeat: bool = False,
     delivered_tokens: int | None = None,
+    template_fits: bool = True,
 ) -> Continuation | Complete | NotExact:
     """What to do about a stream that was cut after what `transcript` holds.
 
     `body` is the client's own request, also at a second cut. `repeat` has the next instance say everything
     again: for a second attempt after `Diverged`, and only where there is no chance in the answer. An event
     counts as one token, less those that brought no text yet; `delivered_tokens` is better knowledge of the
-    text handed over (engines with several tokens per event).
+    text handed over (engines with several tokens per event). `template_fits`: False where the model's chat
+    template is known not to go on with a partial answer.
     """
     reason = transcript.odd if path in {CHAT, COMPLETIONS} else f"{path} is no plain stream"
     if reason is not None:
@@ -82,16 +86,25 @@ def plan_continuation(
     if transcript.done:
         return Complete(b"")
     try:
-        return _plan(path, msgspec.json.decode(body, type=Raws), transcript, repeat, delivered_tokens)
+        request = msgspec.json.decode(body, type=Raws)
+        noticed = path != CHAT or template_fits or field_value(request, "temperature") == 0
+        if not noticed and _going_on(transcript):
+            return NotExact("the chat template of the model does not go on with a partial answer")
+        return _plan(path, request, transcript, repeat, delivered_tokens)
     except UNREADABLE:
         return NotExact("a request or a text that can't be read")
+
+
+def _going_on(transcript: Transcript) -> bool:
+    """Some of the answer was told, not its end."""
+    return any(transcript.pieces()) and transcript.finish_reason is None
 
 
 def _plan(
     path: str, request: Raws, transcript: Transcript, repeat: bool, delivered_tokens: int | None
 ) -> Continuation | Complete | NotExact:
     pieces = transcript.pieces()
-    going_on = any(pieces) and transcript.finish_reason is None
+    going_on = _going_on(transcript)
     reason = why_not(request, spoken=going_on)
     if reason is not None:
         return NotExact(reason)

@@ -43,7 +43,11 @@ _FREE = frozenset(
         *("safety_identifier", "session_id", "request_id", "priority", "cache_salt", "parallel_tool_calls"),
     )
 )
-"""Fields that are harmless whatever they say (`seed` but for chance, a list in `prompt`: see below)."""
+"""Fields that are harmless whatever they say (but for _UNSURE, and a list in `prompt`: see below)."""
+
+_UNSURE = ("seed", "chat_template", "chat_template_kwargs")
+"""Those that are not where no word is said again: a seeded sampler has no way back to its state, and of another chat
+template nobody knows whether it goes on with a partial answer (template_check.py asks for the model's own)."""
 
 _JUDGED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
@@ -80,6 +84,8 @@ def why_not(request: Raws, *, spoken: bool) -> str | None:
         value = field_value(request, key)
         if value is not None and (key not in _JUDGED or not _JUDGED[key](value)):
             return f"`{key}` in the request"
-    if spoken and field_value(request, "seed") is not None and field_value(request, "temperature") != 0:
-        return "`seed` in the request"
+    if spoken and field_value(request, "temperature") != 0:
+        for key in _UNSURE:
+            if field_value(request, key) not in (None, "", {}):
+                return f"`{key}` in the request"
     return None

@@ -58,7 +58,7 @@ class PageFetcher:
             async with (
                 asyncio.timeout(FETCH_TIMEOUT_S),
                 self._session(instance.address).get(
-                    _base(instance.address) + path, allow_redirects=False
+                    base_url(instance.address) + path, allow_redirects=False
                 ) as answer,
             ):
                 body = await _read(answer) if answer.status == 200 else None
@@ -75,7 +75,7 @@ class PageFetcher:
         found = self._sessions.get(address)
         if found is None:
             found = self._sessions[address] = aiohttp.ClientSession(
-                connector=_connector(address),
+                connector=connector_to(address),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
             )
@@ -92,8 +92,8 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes | None:
     return bytes(body)
 
 
-def _connector(address: Address) -> aiohttp.BaseConnector:
-    """Connections are not kept: the next fetch may be a minute away, and an instance's end is seen at once."""
+def connector_to(address: Address) -> aiohttp.BaseConnector:
+    """What connects there. No connection is kept: the next fetch may be a minute away, and an end is seen at once."""
     match address:
         case UnixAddress(path):
             return aiohttp.UnixConnector(path, force_close=True)
@@ -103,7 +103,8 @@ def _connector(address: Address) -> aiohttp.BaseConnector:
             assert_never(address)
 
 
-def _base(address: Address) -> str:
+def base_url(address: Address) -> str:
+    """What a path is put behind."""
     match address:
         case UnixAddress():
             return "http://localhost"

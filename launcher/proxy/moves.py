@@ -57,6 +57,7 @@ class Moves:
         self._loop = asyncio.get_running_loop()
         self._pauses: set[asyncio.TimerHandle] = set()
         self.overflow: Overflow | None = None  # the external endpoint
+        self.unfit_templates: set[str] = set()  # models whose cut chats go on at temperature 0 only
 
     # --- the queue ---------------------------------------------------------------------------------
 
@@ -195,7 +196,10 @@ class Moves:
             return False
         if exchange.continued >= MAX_CONTINUED:
             return False
-        plan = plan_continuation(exchange.path, bytes(relay.body), transcript, repeat=repeat)
+        fits = exchange.model not in self.unfit_templates
+        plan = plan_continuation(
+            exchange.path, bytes(relay.body), transcript, repeat=repeat, template_fits=fits
+        )
         match plan:
             case NotExact():
                 self._tally.cut["unfit"] += 1

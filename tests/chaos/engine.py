@@ -108,6 +108,9 @@ class Engine:
             entry = {"id": self.args.model, "object": "model", "created": 0, "owned_by": "chaos"}
             plain(writer, 200, {"object": "list", "data": [entry]} if path == "/v1/models" else {})
             return
+        if path == "/tokenize":
+            plain(writer, 404, {"detail": "Not Found"})
+            return
         asked = json.loads(body)
         exchange = Exchange(str(asked.get("user", "")), path, asked)
         if not exchange.name:  # the launcher's own trial: it always succeeds

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp.client import _RequestContextManager
 from fakes import SOON_S
-from proxy.scripted_engine import FakeEngine, Script, answer_chat
+from proxy.scripted_engine import FakeEngine, Script, answer_chat, no_tokenizer
 
 from launcher.proxy.app import FrontDoor
 
@@ -29,12 +29,19 @@ class House:
     suspects: list[tuple[int, int, str]]
 
     async def engine(
-        self, slot: int, script: Script = answer_chat, *, generation: int = 1, model: str = "m"
+        self,
+        slot: int,
+        script: Script = answer_chat,
+        *,
+        generation: int = 1,
+        model: str = "m",
+        tokenizer: Script | None = None,
     ) -> FakeEngine:
-        """An engine that listens and is ready."""
-        engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script)
+        """An engine that listens and is ready; its template is asked for where there is a `tokenizer`."""
+        engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script, tokenizer or no_tokenizer)
         await self.stack.enter_async_context(engine)
-        self.door.add_upstream(slot, generation, model, engine.address, 8)
+        ask = tokenizer is not None
+        self.door.add_upstream(slot, generation, model, engine.address, 8, ask_template=ask)
         return engine
 
     def chat(self, *, stream: bool = False, model: str = "m", **more: object) -> _RequestContextManager:

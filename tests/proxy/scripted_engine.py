@@ -107,13 +107,20 @@ async def answer_chat(call: Call) -> None:
         await call.json({"id": "x", "choices": [{"message": {"content": "hi"}}]})
 
 
-class FakeEngine:
-    """Listens on `path`; `script` may be changed between requests."""
+async def no_tokenizer(call: Call) -> None:
+    await call.json({"detail": "Not Found"}, 404)
 
-    def __init__(self, path: Path, script: Script = answer_chat) -> None:
+
+class FakeEngine:
+    """Listens on `path`; `script` may be changed between requests. What the front door asks of its template on its own
+    is no call: `tokenizer` answers that.
+    """
+
+    def __init__(self, path: Path, script: Script = answer_chat, tokenizer: Script = no_tokenizer) -> None:
         self.path = path
         self.address = UnixAddress(str(path))
         self.script = script
+        self.tokenizer = tokenizer
         self.calls: list[Call] = []
         self.faults: list[BaseException] = []
         self._server: asyncio.Server | None = None
@@ -161,10 +168,12 @@ class FakeEngine:
         headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
         call = Call(method, target, headers, await reader.readexactly(length), reader, writer)
-        self.calls.append(call)
+        about_template = target == "/tokenize" and b'"return_token_strs": true' in call.body
+        if not about_template:
+            self.calls.append(call)
         watch = asyncio.create_task(self._watch(call), name="watch")
         try:
-            await self.script(call)
+            await (self.tokenizer if about_template else self.script)(call)
         finally:
             watch.cancel()
             await asyncio.wait({watch})
