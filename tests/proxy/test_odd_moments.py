@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 from fakes import SOON_S
+from msgspec.structs import replace
 from proxy.front_house import Build, House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.scripted_engine import DONE, Call
@@ -91,7 +92,8 @@ async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build,
     bearer = {"Authorization": f"Bearer {secret}"}
     async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as answer:
         await answer.content.readuntil(b"\n\n")
-        keystore.update(str(path), lambda _: ())
+        revoked = "2026-11-22T10:00:00Z"
+        keystore.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
         house.door._keys.reload(0.0)
         async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
             assert late.status == 401
