@@ -15,7 +15,7 @@ from typing import Any, Final
 from launcher.assembly import Assembly
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
-from launcher.engines.arguments import lora_adapters
+from launcher.engines.arguments import lora_adapters, one_token_events
 from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError
 from launcher.host import activation, collector, notify, open_files
@@ -226,6 +226,7 @@ class Daemon:
     def _apply(self, event: InstanceEvent) -> None:
         match event:
             case InstanceReady():
+                config = self.oncall.config_of(event.slot)
                 place = self._placement_of(event.slot)
                 self.door.add_upstream(
                     event.slot,
@@ -234,8 +235,9 @@ class Daemon:
                     event.address,
                     event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
-                    adapters=lora_adapters(self.oncall.config_of(event.slot), event.model),
+                    adapters=lora_adapters(config, event.model),
                     ask_template=True,
+                    one_token_events=one_token_events(config),
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)

@@ -11,7 +11,7 @@ from launcher.config.schema import Config, EngineKind
 from launcher.errors import LauncherError
 
 # Short spellings of flags that we pass too (vllm/engine/arg_utils.py, 0.32).
-_SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size"}
+_SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
 
 # What the launcher alone decides, and where to ask for it instead.
 _OURS_ALONE: Final = {
@@ -86,6 +86,13 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
         following = arguments[index + 1 : index + 2]
         value = text if equals else following[0] if following and flag_of(following[0]) is None else None
     return value
+
+
+def one_token_events(config: Config) -> bool:
+    """Whether each event of a stream brings one token: no speculative decoding, no --stream-interval above 1."""
+    arguments = config.engine.args if config.engine.kind is EngineKind.VLLM else ()
+    interval = value_of(arguments, "--stream-interval")
+    return not has_flag(arguments, "--speculative-config") and interval in {None, "1"}
 
 
 def lora_adapters(config: Config, name: str) -> tuple[str, ...]:

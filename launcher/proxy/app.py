@@ -140,14 +140,17 @@ class FrontDoor:
         numa_node: str = "",
         adapters: Sequence[str] = (),
         ask_template: bool = False,
+        one_token_events: bool = True,
     ) -> None:
         """The instance may get requests; a drain of this very generation is taken back.
 
         `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
         adapters that it serves. `ask_template`: find out what its chat template is good for (template_check.py).
+        `one_token_events`: each event of its streams brings one token.
         """
         self._nodes[slot] = numa_node
         self.desk.know(adapters, model)
+        (self.desk.moves.uncounted.discard if one_token_events else self.desk.moves.uncounted.add)(model)
         self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
         if ask_template and not self.closing:
             self._templates.begin(slot, generation, model, address)

@@ -30,6 +30,7 @@ COMPLETIONS: Final = "/v1/completions"
 COMPLETION_MAX_TOKENS = (
     16  # what vLLM assumes without `max_tokens`, or with null (completion/protocol.py, as OpenAI's API)
 )
+_LIMITS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}  # and the least that each may be
 REPEAT_EVENTS = 8  # an answer that had come no further begins again: as fast, and exact in any case
 # Tokens that must come again where there is no chance. Measured with vLLM 0.32 and a random model, whose
 # choices no tokenizer would make: of 120 cut streams the text alone went on otherwise in 65 cases; 10 of them
@@ -69,16 +70,16 @@ def plan_continuation(
     transcript: Transcript,
     *,
     repeat: bool = False,
-    delivered_tokens: int | None = None,
     template_fits: bool = True,
+    one_token_events: bool = True,
 ) -> Continuation | Complete | NotExact:
     """What to do about a stream that was cut after what `transcript` holds.
 
     `body` is the client's own request, also at a second cut. `repeat` has the next instance say everything
     again: for a second attempt after `Diverged`, and only where there is no chance in the answer. An event
-    counts as one token, less those that brought no text yet; `delivered_tokens` is better knowledge of the
-    text handed over (engines with several tokens per event). `template_fits`: False where the model's chat
-    template is known not to go on with a partial answer.
+    counts as one token, less those that brought no text yet; `one_token_events`: False where the engine puts several
+    into one, so that nothing can be counted. `template_fits`: False where the model's chat template is known not to
+    go on with a partial answer.
     """
     reason = transcript.odd if path in {CHAT, COMPLETIONS} else f"{path} is no plain stream"
     if reason is not None:
@@ -90,9 +91,13 @@ def plan_continuation(
         noticed = path != CHAT or template_fits or field_value(request, "temperature") == 0
         if not noticed and _going_on(transcript):
             return NotExact("the chat template of the model does not go on with a partial answer")
-        return _plan(path, request, transcript, repeat, delivered_tokens)
+        plan = _plan(path, request, transcript, repeat)
+        counts = isinstance(plan, Continuation) and _counts(path, request, plan)
     except UNREADABLE:
         return NotExact("a request or a text that can't be read")
+    if counts and not one_token_events:
+        return NotExact("its events bring several tokens each, so they can't be counted")
+    return plan
 
 
 def _going_on(transcript: Transcript) -> bool:
@@ -100,8 +105,16 @@ def _going_on(transcript: Transcript) -> bool:
     return any(transcript.pieces()) and transcript.finish_reason is None
 
 
+def _counts(path: str, request: Raws, plan: Continuation) -> bool:
+    """Whether the plan stands on the number of tokens that were delivered: for a limit, or for the usage."""
+    if plan.only_usage or not plan.base_tokens:
+        return plan.only_usage
+    told = bool((field_value(request, "stream_options") or {}).get("include_usage"))
+    return told or path == COMPLETIONS or any(field_value(request, key) is not None for key in _LIMITS)
+
+
 def _plan(
-    path: str, request: Raws, transcript: Transcript, repeat: bool, delivered_tokens: int | None
+    path: str, request: Raws, transcript: Transcript, repeat: bool
 ) -> Continuation | Complete | NotExact:
     pieces = transcript.pieces()
     going_on = _going_on(transcript)
@@ -117,7 +130,7 @@ def _plan(
         return NotExact("`temperature` in the request")
     if certain and (repeat or len(pieces) <= REPEAT_EVENTS):
         return Continuation(msgspec.json.encode(request), 0, _text(pieces))
-    return _go_on(path, request, _hand_over(path, request, pieces, certain=certain), delivered_tokens)
+    return _go_on(path, request, _hand_over(path, request, pieces, certain=certain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +146,12 @@ def _end(request: Raws, tokens: int, *, usage_seen: bool) -> Continuation | Comp
     return _usage(request, tokens, None) if usage_due else Complete(b"data: [DONE]\n\n")
 
 
-def _go_on(
-    path: str, request: Raws, handed: _Handed, delivered_tokens: int | None
-) -> Continuation | NotExact:
+def _go_on(path: str, request: Raws, handed: _Handed) -> Continuation | NotExact:
     if not handed.text:
         return Continuation(msgspec.json.encode(request), 0, handed.eat)
     if "<think>" in handed.text or "</think>" in handed.text:  # templates leave an assistant's thoughts out
         return NotExact("thoughts in the text")
-    tokens = handed.tokens if delivered_tokens is None else delivered_tokens
+    tokens = handed.tokens
     new = dict(request)
     if not _shorten(path, new, tokens):
         return _usage(request, tokens, "length")
@@ -214,7 +225,7 @@ def _shorten(path: str, request: Raws, tokens: int) -> bool:
     # The one that vLLM goes by (chat_completion/serving.py); the other says nothing, whatever it says.
     chat = path == CHAT and field_value(request, "max_completion_tokens") is not None
     governing = "max_completion_tokens" if chat else "max_tokens"
-    for key, least in (("max_tokens", 1), ("max_completion_tokens", 1), ("min_tokens", 0)):
+    for key, least in _LIMITS.items():
         limit = field_value(request, key)
         if limit is None:
             continue

@@ -58,6 +58,7 @@ class Moves:
         self._pauses: set[asyncio.TimerHandle] = set()
         self.overflow: Overflow | None = None  # the external endpoint
         self.unfit_templates: set[str] = set()  # models whose cut chats go on at temperature 0 only
+        self.uncounted: set[str] = set()  # models whose engines put several tokens into an event
 
     # --- the queue ---------------------------------------------------------------------------------
 
@@ -198,8 +199,9 @@ class Moves:
             return False
         fits = exchange.model not in self.unfit_templates
         plan = plan_continuation(
-            exchange.path, bytes(relay.body), transcript, repeat=repeat, template_fits=fits
-        )
+            exchange.path, bytes(relay.body), transcript, repeat=repeat, template_fits=fits,
+            one_token_events=exchange.model not in self.uncounted,
+        )  # fmt: skip
         match plan:
             case NotExact():
                 self._tally.cut["unfit"] += 1

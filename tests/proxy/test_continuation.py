@@ -213,19 +213,31 @@ def test_a_last_turn_without_text_can_not_grow(content: object) -> None:
     assert found == NotExact("a last message that is no text")
 
 
-def test_tokens_may_be_counted_by_others() -> None:
-    body = ENGINE.request(max_tokens=20)
-    found = plan_continuation(CHAT, body, after(ENGINE, body, AMID), delivered_tokens=11)
-    assert isinstance(found, Continuation)
-    assert (found.base_tokens, json.loads(found.body)["max_tokens"]) == (11, 9)
+@pytest.mark.parametrize(
+    ("more", "exact"),
+    [
+        ({}, True),
+        ({"max_tokens": 90}, False),
+        ({"max_completion_tokens": 90}, False),
+        ({"min_tokens": 1}, False),
+        ({"stream_options": {"include_usage": True}}, False),
+    ],
+)
+def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, Any], exact: bool) -> None:
+    body = ENGINE.request(**more)
+    heard = ENGINE.request(**{key: more[key] for key in more.keys() & {"stream_options"}})
+    found = plan_continuation(CHAT, body, after(ENGINE, heard, AMID), one_token_events=False)
+    assert isinstance(found, Continuation) == exact
+    found = plan_continuation(CHAT, body, after(ENGINE, heard, 3), one_token_events=False)
+    assert isinstance(found, Continuation)  # all of it again: nothing is counted
 
 
 def test_the_limit_that_does_not_count_ends_nothing() -> None:
     body = ENGINE.request(max_tokens=2, max_completion_tokens=100)
-    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID), delivered_tokens=11)
+    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID))
     assert isinstance(found, Continuation)
     told = json.loads(found.body)
-    assert (told["max_completion_tokens"], told["max_tokens"]) == (89, 1)
+    assert (told["max_completion_tokens"], told["max_tokens"]) == (100 - found.base_tokens, 1)
 
 
 def test_tokens_that_wait_for_a_stop_string_are_not_counted() -> None:
