@@ -60,7 +60,7 @@ class Intake:
             self._resolve(exchange, peek.model)
         streamed = peek.stream and found.route.streams
         computes = kind in {Kind.JSON, Kind.FORM} and not exchange.path.endswith(NO_PREFILL)
-        prompt, media = without_media(peek.prompt) if computes else (b"", False)
+        prompt, media = without_media(memoryview(peek.prompt)) if computes else (b"", False)
         if relay.key is not None:
             size = 0
             if computes:
@@ -129,8 +129,9 @@ class Intake:
         return Peek()
 
     def _demand(
-        self, relay: Relay, peek: Peek, prompt: bytes, stored: str | None, *, computes: bool, streamed: bool
-    ) -> Demand:
+        self, relay: Relay, peek: Peek, prompt: bytes | memoryview, stored: str | None, *,
+        computes: bool, streamed: bool,
+    ) -> Demand:  # fmt: skip
         scheduler = self._fleet.scheduler
         tools, adapter = bytes(peek.tools), relay.exchange.adapter
         return Demand(

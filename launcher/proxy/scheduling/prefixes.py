@@ -20,35 +20,38 @@ _MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is to
 _MEDIA = re.compile(
     rb';base64,|"data"\s*:\s*"'
 )  # a data URL (RFC 2397); OpenAI's input_audio, Anthropic's source
+_SIGNS = (re.compile(b";base64,"), re.compile(b'"data"'))  # found ten times as fast
+_QUOTE = re.compile(b'"')
 
 
-def without_media(raw: bytes | bytearray | memoryview) -> tuple[bytes, bool]:
+def without_media(raw: bytes | bytearray | memoryview) -> tuple[bytes | memoryview, bool]:
     """A prompt's raw JSON text, with MEDIA_BYTES in place of each image or sound in base64; whether it has any.
 
-    How many tokens those are depends on the model, not on their bytes.
+    How many tokens those are depends on the model, not on their bytes. Nothing large is copied.
     """
-    text = bytes(raw)
-    if b";base64," not in text and b'"data"' not in text:
+    text = memoryview(raw)
+    if not any(sign.search(text) for sign in _SIGNS):
         return text, False
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     at, found = 0, False
     while (mark := _MEDIA.search(text, at)) is not None:
         start = mark.end()
-        end = text.find(b'"', start)
-        if end < 0:
+        quote = _QUOTE.search(text, start)
+        if quote is None:
             break
+        end = quote.start()
         if end - start > MEDIA_BYTES:
             found = True
             parts += text[at:start], _stand_in(text, start, end)
         else:
             parts.append(text[at:end])
         at = end
-    return b"".join((*parts, text[at:])), found
+    return (b"".join((*parts, text[at:])), True) if found else (text, False)
 
 
-def _stand_in(text: bytes, start: int, end: int) -> bytes:
+def _stand_in(text: memoryview, start: int, end: int) -> bytes:
     """The same for the same medium."""
-    ends = text[start : start + _MEDIA_ENDS], text[max(start, end - _MEDIA_ENDS) : end]
+    ends = text[start : start + _MEDIA_ENDS].tobytes(), text[max(start, end - _MEDIA_ENDS) : end].tobytes()
     name = b"%+020d" % hash((end - start, *ends))
     return (name * (MEDIA_BYTES // len(name) + 1))[:MEDIA_BYTES]
 

@@ -144,3 +144,11 @@ def test_a_medium_counts_for_no_more_than_it_is_worth(before: bytes, after: byte
 )
 def test_text_stays_as_it_is(text: bytes) -> None:
     assert without_media(text) == (text, False)
+
+
+def test_nothing_large_is_copied() -> None:
+    text = b'[{"content":"' + b"words and more " * 1000 + b'"}]'
+    same, found = without_media(text)
+    assert not found
+    assert isinstance(same, memoryview)
+    assert same.obj is text
