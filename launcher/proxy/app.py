@@ -150,7 +150,10 @@ class FrontDoor:
         """
         self._nodes[slot] = numa_node
         self.desk.know(adapters, model)
-        (self.desk.moves.uncounted.discard if one_token_events else self.desk.moves.uncounted.add)(model)
+        if one_token_events:
+            self.desk.moves.uncounted.discard(model)
+        else:
+            self.desk.moves.uncounted.add(model)
         self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
         if ask_template and not self.closing:
             self._templates.begin(slot, generation, model, address)

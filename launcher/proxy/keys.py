@@ -110,9 +110,8 @@ class Keys:
             return True
         try:
             records = keystore.read(self._path)
-            if (
-                self._entries and not records
-            ):  # revoked keys stay in the file: it is being written, or was cut
+            # Revoked keys stay in the file: an empty one is being written, or was cut.
+            if self._entries and not records:
                 raise LauncherError(
                     f"cannot use API keys '{self._path}': there is none in it any more",
                     "take the last one away with `numa-launcher key revoke`",

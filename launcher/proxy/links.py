@@ -222,26 +222,21 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand it on."""
-        quick, call = self._quick, self._call
+        quick = self._quick
+        try:
+            if quick is not None and quick(data):  # nearly always: nothing else is looked at before it
+                return
+        except Exception:
+            self._fault(self._call)
+            return
+        call = self._call
         sink = None if call is None else call.sink
         if call is None or sink is None:
             self.abort()  # an idle connection on which somebody speaks, or an answer that nobody wants
             return
         try:
-            if quick is not None and quick(data):
-                return
-            if (decoder := self._decoder) is not None:
-                whole = decoder.at_boundary
-                payload = decoder.feed(data)
-                if decoder.ended:
-                    if payload:
-                        sink.on_body(payload, None)
-                    self._finish(reusable=not decoder.rest)
-                elif payload:
-                    # One chunk without extensions, which are for this hop only, may go on as it came.
-                    one = whole and decoder.at_boundary and len(data) - len(payload) <= _FRAME_BYTES
-                    sink.on_body(payload, data if one else None)
-                self._quick = sink.quick if self._call is call and decoder.at_boundary else None
+            if self._decoder is not None:
+                self._read_chunked(call, sink, self._decoder, data)
             elif self._head is None:
                 self._read_head(call, data)
             else:
@@ -249,8 +244,16 @@ class Wire(asyncio.Protocol):
         except (BadFraming, BadResponse) as error:
             self._break(f"bad answer: {error}")
         except Exception:
-            call.sink = None
-            self.abort()
+            call.sink = sink  # whatever became of it: it is owed an end
+            self._fault(call)
+
+    def _fault(self, call: Call | None) -> None:
+        """The sink of a call raised: called within the `except`."""
+        sink = None
+        if call is not None:
+            sink, call.sink = call.sink, None
+        self.abort()
+        if sink is not None:
             sink.on_fault()
 
     def _read_head(self, call: Call, data: bytes) -> None:
@@ -284,6 +287,19 @@ class Wire(asyncio.Protocol):
             self._left = head.length or 0
         if call.sink is not None:
             call.sink.on_head(head)
+
+    def _read_chunked(self, call: Call, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
+        whole = decoder.at_boundary
+        payload = decoder.feed(data)
+        if decoder.ended:
+            if payload:
+                sink.on_body(payload, None)
+            self._finish(reusable=not decoder.rest)
+        elif payload:
+            # One chunk without extensions, which are for this hop only, may go on as it came.
+            one = whole and decoder.at_boundary and len(data) - len(payload) <= _FRAME_BYTES
+            sink.on_body(payload, data if one else None)
+        self._quick = sink.quick if self._call is call and decoder.at_boundary else None
 
     def _read_counted(self, call: Call, data: bytes) -> None:
         if self._left is None:

@@ -19,9 +19,8 @@ BACKLOG = 1024
 # Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
 # takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
 ACCEPTS = 8
-TLS_CLOSING_S = (
-    86_400.0  # beyond all deadlines of a client's connection, which know whether it still takes its answer
-)
+# Beyond all deadlines of a client's connection, which know whether it still takes its answer.
+TLS_CLOSING_S = 86_400.0
 
 
 class Listener:
