@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Figure, Rounds, more_ms, ratio
-from bench.rivals import DIRECT, NGINX, RIVALS
+from bench.rivals import BEFORE, DIRECT, NGINX, RIVALS
 from bench.svg import bars
 
 BEGIN: Final = "<!-- bench-proxy begins: written by scripts/bench-proxy --write -->"
@@ -62,12 +62,11 @@ def _paced_table(
     rounds: Rounds, point: str, unit: str, digits: int, delays: Sequence[tuple[str, str]]
 ) -> str:
     """`delays`: names of columns, and which measurement each shows as added to direct's."""
+    others = _compared(rounds)
     head = [
         point,
         f"CPU µs per {unit}",
-        "÷ nginx",
-        "÷ vllm-router",
-        "÷ its round_robin",
+        *others,
         *(name for name, _ in delays),
         "memory MB",
     ]
@@ -75,7 +74,7 @@ def _paced_table(
         [
             proxy,
             _show(rounds.values(proxy, point, "cpu_us"), digits),
-            *(_show(_ratio(rounds, proxy, other, point), 2) for other in (NGINX, ROUTER, ROUTER_RR)),
+            *(_show(_ratio(rounds, proxy, other, point), 2) for other in others.values()),
             *(_added(rounds, proxy, point, measurement) for _, measurement in delays),
             _memory(rounds, proxy, point),
         ]
@@ -85,14 +84,8 @@ def _paced_table(
 
 
 def _most_table(rounds: Rounds, point: str) -> str:
-    head = [
-        point,
-        "CPU µs per request",
-        "÷ nginx",
-        "÷ vllm-router",
-        "÷ its round_robin",
-        "requests a second",
-    ]
+    others = _compared(rounds)
+    head = [point, "CPU µs per request", *others, "requests a second"]
     rows = []
     for proxy in _there(rounds, point):
         units, seconds = rounds.values(proxy, point, "units"), rounds.values(proxy, point, "seconds")
@@ -100,17 +93,21 @@ def _most_table(rounds: Rounds, point: str) -> str:
             [
                 proxy,
                 _show(rounds.values(proxy, point, "cpu_us"), 1),
-                _show(_ratio(rounds, proxy, NGINX, point), 2),
-                _show(_ratio(rounds, proxy, ROUTER, point), 2),
-                _show(_ratio(rounds, proxy, ROUTER_RR, point), 2),
+                *(_show(_ratio(rounds, proxy, other, point), 2) for other in others.values()),
                 f"{units.median / seconds.median:.0f}" if units and seconds else "",
             ]
         )
     return table(head, rows)
 
 
+def _compared(rounds: Rounds) -> dict[str, str]:
+    """Heads of the columns of ratios, and the proxy that each one divides by."""
+    usual = {"÷ nginx": NGINX, "÷ vllm-router": ROUTER, "÷ its round_robin": ROUTER_RR}
+    return ({"÷ before": BEFORE} if BEFORE in rounds.proxies else {}) | usual
+
+
 def _there(rounds: Rounds, point: str) -> list[str]:
-    order = [DIRECT, *RIVALS]
+    order = [DIRECT, *RIVALS, BEFORE]
     return [name for name in order if name in rounds.proxies and rounds.values(name, point, "units")]
 
 

@@ -1,6 +1,7 @@
 """Measures proxies side by side in one run: the CPU time and the delay that each adds, and its memory.
 
 usage: scripts/bench-proxy [--only NAME,...] [--rounds N] [--quick] [--json FILE [--append]] [--write]
+       scripts/bench-proxy --before CHECKOUT ...            another version of this project beside it, as "before"
        scripts/bench-proxy --install [--only NAME,...]      what is missing (apt-get for nginx and HAProxy)
        scripts/bench-proxy --report FILE [--write]          the tables of an earlier run
        scripts/bench-proxy soak --requests N [--only NAME]  memory over many requests
@@ -33,7 +34,7 @@ from bench import pages, rivals
 from bench.load import Target, now
 from bench.points import Measured, Point, SmallPoint, StreamPoint, measure
 from bench.processes import FailedError, Process, free_port
-from bench.rivals import DIRECT, OURS, RIVALS, SCRIPTS, Rival, Setting
+from bench.rivals import DIRECT, OURS, RIVALS, SCRIPTS, Rival, Setting, another_version
 
 IDLE_S: Final = 1.0  # how long a proxy is watched with nothing to do
 ENGINES: Final = 2
@@ -108,8 +109,11 @@ async def running(
 class Run:
     """All rounds of all proxies."""
 
-    def __init__(self, names: Sequence[str], points: Sequence[Point], rounds: int, cpus: Cpus) -> None:
-        self._names = list(names)
+    def __init__(
+        self, proxies: Sequence[Rival | None], points: Sequence[Point], rounds: int, cpus: Cpus
+    ) -> None:
+        """`proxies`: None stands for the engines asked directly."""
+        self._proxies = list(proxies)
         self._points = points
         self._rounds = rounds
         self._cpus = cpus
@@ -121,20 +125,22 @@ class Run:
             folder = Path(name)
             async with engines(folder, self._cpus) as (ports, uds):
                 for number in range(first_round, first_round + self._rounds):
-                    order = list(self._names)
+                    order = list(self._proxies)
                     random.Random(number).shuffle(order)  # noqa: S311
                     for proxy in order:
-                        await self._one(proxy, number, folder / f"{number}-{proxy}", ports, uds)
+                        await self._one(proxy, number, folder, ports, uds)
 
     async def _one(
-        self, name: str, number: int, folder: Path, ports: tuple[int, ...], uds: tuple[str, ...]
+        self, rival: Rival | None, number: int, folder: Path, ports: tuple[int, ...], uds: tuple[str, ...]
     ) -> None:
+        name = DIRECT if rival is None else rival.name
         try:
-            if name == DIRECT:
+            if rival is None:
                 targets = [Target(("127.0.0.1", port)) for port in ports]
                 await self._points_of(name, number, targets, None, 0.0)
                 return
-            async with running(RIVALS[name], folder, self._cpus, ports, uds) as (process, target):
+            own = folder / f"{number}-{name}"
+            async with running(rival, own, self._cpus, ports, uds) as (process, target):
                 before, began = process.cpu_s(), now()
                 await asyncio.sleep(min(IDLE_S, self._points[0].window_s / 2))
                 idle = (process.cpu_s() - before) / (now() - began)
@@ -226,6 +232,9 @@ def parser() -> argparse.ArgumentParser:
         prog="scripts/bench-proxy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--only", metavar="NAME,...", help="these proxies; direct is always good to have")
+    made.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="measure this checkout's version as well"
+    )
     made.add_argument("--rounds", type=int, default=5, help="of all proxies (default 5)")
     made.add_argument("--points", choices=["all", "streams", "requests"], default="all")
     made.add_argument("--streams", type=int, action="append", help="only this many streams (repeatable)")
@@ -237,6 +246,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--write", action="store_true", help="put tables and picture into docs/")
     made.add_argument("--install", action="store_true", help="install the proxies that are missing")
     return made
+
+
+def _before(checkout: Path) -> Rival:
+    """Raises SystemExit where there is no checkout of this project."""
+    if not (checkout / "scripts" / "bench" / "ours.py").is_file():
+        raise SystemExit(
+            f"cannot measure '{checkout}': it is no checkout of this project\n"
+            "  what to do: make one, for example `git worktree add FOLDER COMMIT`"
+        )
+    return another_version(checkout.resolve())
 
 
 def _points(args: argparse.Namespace) -> tuple[Point, ...]:
@@ -255,11 +274,14 @@ def run(arguments: Sequence[str]) -> int:
     if args.report:
         return _show(json.loads(args.report.read_text()), write=args.write)
     names = names_of(args.only)
+    proxies = [RIVALS.get(name) for name in names]
+    if args.before:
+        proxies.append(_before(args.before))
     raise_limits()
     cpus = split_cpus(pin=not args.no_pin)
     kept = json.loads(args.json.read_text()) if args.append and args.json.exists() else {"rows": []}
     first = 1 + max((row["round"] for row in kept["rows"]), default=0)
-    bench = Run(names, _points(args), 1 if args.quick else args.rounds, cpus)
+    bench = Run(proxies, _points(args), 1 if args.quick else args.rounds, cpus)
     with pinned(cpus.rest), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(bench.run(first))
     result = {

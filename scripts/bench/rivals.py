@@ -229,6 +229,7 @@ def ours(*more: str, unix: bool = True) -> Callable[[Setting], Sequence[str]]:
 _PATHS: Final = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parent}"}
 
 OURS: Final = "ours"
+BEFORE: Final = "before"
 NGINX: Final = "nginx"
 DIRECT: Final = "direct"
 
@@ -285,6 +286,13 @@ RIVALS: Final[Mapping[str, Rival]] = {
         Rival("ours-tcp", "this front door over loopback TCP to the engines", ours(unix=False), env=_PATHS),
     )
 }
+
+
+def another_version(checkout: Path) -> Rival:
+    """The proxy of another checkout of this project, started by that checkout's own bench.ours."""
+    paths = {"PYTHONPATH": f"{checkout / 'scripts'}:{checkout}", "PYTHONSAFEPATH": "1"}
+    return Rival(BEFORE, "another checkout of this project, set up as ours", ours(), env=paths)
+
 
 # Balancing, compared: proxies with a policy each.
 

@@ -49,6 +49,21 @@ def test_quick(tmp_path: Path) -> None:
     assert again.stdout == done.stdout
 
 
+def test_another_version_beside_it(tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    arguments = ("--quick", "--only", "ours", "--points", "requests", "--no-pin", "--json", str(kept))
+    done = run(*arguments, "--before", str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "÷ before" in done.stdout
+    assert {row["proxy"] for row in json.loads(kept.read_text())["rows"]} == {"ours", "before"}
+
+
+def test_another_version_that_is_not_there(tmp_path: Path) -> None:
+    done = run("--quick", "--before", str(tmp_path))
+    assert done.returncode != 0
+    assert f"cannot measure '{tmp_path}': it is no checkout of this project" in done.stderr
+
+
 def test_a_name_that_is_not_there() -> None:
     done = run("--only", "apache")
     assert done.returncode != 0
