@@ -25,6 +25,7 @@ from aiohttp import web
 
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.catalog import Entry, MetricsPages, ModelList
+from launcher.proxy.http1 import KEY_ID
 from launcher.proxy.instance_pages import Instance, PageFetcher
 from launcher.proxy.keys import KeyEntry, Keys
 from launcher.proxy.openai import JSON, Refusal
@@ -125,11 +126,12 @@ class Application:
 
     async def _listed(self, request: web.Request) -> list[Entry]:
         """The models that the request's key may use."""
+        key = self._key(request)
         entries = await self._models.entries(self._sources.instances())
-        return [entry for entry in entries if self._names(request, str(entry["id"]))]
+        return [entry for entry in entries if self._usable(key, str(entry["id"]))]
 
     async def _model(self, request: web.Request, wanted: str) -> web.Response:
-        if not self._names(request, wanted):
+        if not self._usable(self._key(request), wanted):
             raise Refusal(
                 404,
                 f"The model `{wanted}` does not exist.",
@@ -142,14 +144,14 @@ class Application:
                 return _json(entry)
         raise self._unavailable(f"no instance of {wanted} is ready")
 
-    def _names(self, request: web.Request, wanted: str) -> tuple[str, ...]:
-        """All names of a model; () when there is none of this name that the request's key may use."""
-        key = self._key(request)
+    def _usable(self, key: KeyEntry | None, wanted: str) -> bool:
+        """Whether there is a model of this name, and the key may use it."""
         names = self._models.names_of(wanted)
-        return names if key is None or key.limits.allows(*names) else ()
+        return bool(names) and (key is None or key.limits.allows(*names))
 
     def _key(self, request: web.Request) -> KeyEntry | None:
-        return self._keys.who(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        """The key that was let in; None where no key is needed. Raises Refusal 401."""
+        return self._keys.let_in(request.headers.get(KEY_ID.decode()))
 
     async def _overflow(self, request: web.Request, overflow: Overflow) -> web.StreamResponse:
         key = self._key(request)

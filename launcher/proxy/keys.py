@@ -95,9 +95,17 @@ class Keys:
             raise _refusal(key)
         return entry
 
-    def who(self, authorization: str | None, x_api_key: str | None) -> KeyEntry | None:
-        """The key of a request that was let in already, as far as its headers still say; nothing is counted."""
-        return self._entry(_sent(authorization, x_api_key))
+    def let_in(self, key_id: str | None) -> KeyEntry | None:
+        """The key, by its id, of a request that `check` has let in; None where no key is needed.
+
+        Raises Refusal 401 where one is needed and there is none of this id: it was revoked meanwhile.
+        """
+        if not self.required:
+            return None
+        entry = None if key_id is None else self._entries.get(key_id)
+        if entry is None:
+            raise _refusal("")
+        return entry
 
     def _entry(self, key: str) -> KeyEntry | None:
         entry = self._entries.get(keyfile.id_of(key))

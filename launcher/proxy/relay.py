@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.proxy.attempt import Answer, Attempt
 from launcher.proxy.delivery import Client, Delivery, own_head
 from launcher.proxy.exchange import Exchange, Outcome
-from launcher.proxy.http1 import RequestHead, upstream_head
+from launcher.proxy.http1 import RequestHead, inside_head, upstream_head
 from launcher.proxy.openai import (
     Refusal,
     begins_response,
@@ -167,10 +167,14 @@ class Relay:
             self._plan_comment(now)
         method = "GET" if head.method == "HEAD" else head.method
         body = self.body if self.rest is None else self.rest.body
-        ours = target is not None and self.key is not None  # the client's key was for us
-        wire_head = upstream_head(
-            head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours
-        )
+        if target is None:
+            key_id = None if self.key is None else self.key.record.id
+            wire_head = inside_head(head, exchange.request_id, len(body), method=method, key_id=key_id)
+        else:
+            ours = self.key is not None  # the client's key was for us
+            wire_head = upstream_head(
+                head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours
+            )
         attempt.ask(link, method, wire_head, body)
 
     # --- what an attempt says ----------------------------------------------------------------------

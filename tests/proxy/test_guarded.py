@@ -61,6 +61,43 @@ async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:
     assert key not in page
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Connection: authorization", "Authorization: Bearer {ann}"),
+        ("Connection: x-api-key, keep-alive", "X-Api-Key: {ann}"),
+        ("Connection: authorization", "Authorization: Bearer {ann}", "X-Api-Key: {bob}"),
+        ("Authorization: Bearer {ann}", "Authorization: Bearer {bob}"),
+        ("Authorization: Bearer {ann}", "Numa-Launcher-Key: {bob_id}"),
+        ("Connection: numa-launcher-key", "Authorization: Bearer {ann}"),
+    ],
+)
+@pytest.mark.parametrize("target", ["/v1/models", "/v1/models/other"])
+async def test_a_page_is_for_the_key_that_was_let_in(
+    build: Build, tmp_path: Path, target: str, lines: tuple[str, ...]
+) -> None:
+    """Fields that `Connection` names stay here, and a page must not take their absence for no limits."""
+    keys = tmp_path / "keys"
+    named = {"ann": new_key(keys, "ann", models=("m",)), "bob": new_key(keys, "bob")}
+    named["bob_id"] = keyfile.id_of(named["bob"])
+    house = await build("m", "other", api_keys_file=str(keys))
+    await house.engine(0)
+    await house.engine(1, lists_other, model="other")
+    fields = "".join(f"{line.format_map(named)}\r\n" for line in lines)
+    reader, _ = await house.raw(f"GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    body = json.loads(await reader.readexactly(length))
+    if target == "/v1/models":
+        assert [entry["id"] for entry in body["data"]] == ["m"]
+    else:
+        assert body["error"]["code"] == "model_not_found"
+
+
+async def lists_other(call: Call) -> None:
+    await call.json({"object": "list", "data": [{"id": "other", "object": "model"}]})
+
+
 async def test_a_keys_limits(build: Build, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app", concurrency=1, models=("m",))

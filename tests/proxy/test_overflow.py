@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes import SOON_S
-from proxy.test_application import Backroom, Open, open_room  # noqa: F401 - a fixture
+from proxy.test_application import Backroom, Open, let_in, open_room  # noqa: F401 - a fixture
 from proxy.test_keys import make, put
 
 from launcher.config import schema
@@ -272,9 +272,9 @@ async def test_a_local_only_key_stays_here_whoever_asks(
     bob, bob_record = make("bob")
     put(tmp_path / "keys", record, bob_record)
     room = await room_with(str(tmp_path / "keys"))
-    assert (await room.ask("POST", CHAT, f"Authorization: Bearer {ann}", body=body(model="m"))).status == 403
+    assert (await room.ask("POST", CHAT, let_in(ann), body=body(model="m"))).status == 403
     assert not cloud.got
-    assert (await room.ask("POST", CHAT, f"Authorization: Bearer {bob}", body=body(model="m"))).status == 200
+    assert (await room.ask("POST", CHAT, let_in(bob), body=body(model="m"))).status == 200
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 100_000])

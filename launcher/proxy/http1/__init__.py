@@ -12,10 +12,18 @@ are passed as they came. So nobody behind can see another message than the one t
 
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
 from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, SERVER, head_end
-from launcher.proxy.http1.requests import RequestHead, parse_request, request_id, upstream_head
+from launcher.proxy.http1.requests import (
+    KEY_ID,
+    RequestHead,
+    inside_head,
+    parse_request,
+    request_id,
+    upstream_head,
+)
 from launcher.proxy.http1.responses import BadResponse, ResponseHead, client_head, parse_response
 
 __all__ = [
+    "KEY_ID",
     "MAX_FIELDS",
     "MAX_HEAD_BYTES",
     "MAX_LINE_BYTES",
@@ -27,6 +35,7 @@ __all__ = [
     "ResponseHead",
     "client_head",
     "head_end",
+    "inside_head",
     "parse_request",
     "parse_response",
     "request_id",

@@ -10,6 +10,7 @@ from launcher.proxy.http1 import (
     MAX_LINE_BYTES,
     RequestHead,
     head_end,
+    inside_head,
     parse_request,
     request_id,
     upstream_head,
@@ -326,6 +327,29 @@ def test_hop_by_hop_fields_stay_and_those_nominated() -> None:
         "X-Request-Id",
         "Content-Length",
     ]
+
+
+def test_our_own_application_gets_nothing_that_could_pass_for_ours() -> None:
+    raw = head(
+        "Connection: tracestate",
+        "Accept: a",
+        "Numa-Launcher-Key: b",
+        "traceparent: c",
+        "tracestate: d",
+        "X-A: 1",
+    )
+    request = parse_request(raw)
+    found = inside_head(request, "r", 0, method="GET", key_id="abc")
+    assert names(found) == [
+        "Host",
+        "Accept",
+        "traceparent",
+        "numa-launcher-key",
+        "X-Request-Id",
+        "Content-Length",
+    ]
+    assert b"numa-launcher-key: abc\r\n" in found
+    assert "numa-launcher-key" not in names(inside_head(request, "r", 0, method="GET", key_id=None))
 
 
 def test_the_target_goes_on_in_origin_form() -> None:
