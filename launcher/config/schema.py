@@ -318,7 +318,7 @@ class Supervision(Section, frozen=True):
         SpawnerKind,
         Meta(
             description="systemd: instances are units of their own and outlive the daemon. direct: its children. "
-            "auto: systemd where the daemon is a system service that scripts/install has set up."
+            "auto: systemd where the daemon is a system service; what is lacking for units is an error then."
         ),
     ] = SpawnerKind.AUTO
     ready_timeout_s: Annotated[Seconds, Meta(description="To load, compile and answer one completion.")] = (

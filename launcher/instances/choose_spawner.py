@@ -13,7 +13,7 @@ from typing import Final
 from launcher.config.schema import Config, Runtime, SpawnerKind
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
-from launcher.host.own_unit import unit_of
+from launcher.host.own_unit import is_system_service, unit_of
 from launcher.instances.ports import Spawner
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.instances.spawn_systemd import SystemdSpawner
@@ -21,8 +21,18 @@ from launcher.instances.unit import Frame
 from launcher.planning.plan import Placement
 from launcher.sizes import parse_size
 
-# sd_booted(3)
-BOOTED: Final = Path("/run/systemd/system")
+# Below the root. sd_booted(3)
+BOOTED: Final = "run/systemd/system"
+# There where the unified hierarchy is mounted and has the controllers; in hybrid mode it lies one folder deeper
+# (systemd, docs/CGROUP_DELEGATION.md, "Three Different Tree Setups").
+UNIFIED: Final = "sys/fs/cgroup/cgroup.controllers"
+INSTALL: Final = "run scripts/install and `systemctl start numa-launcher`"
+BY_NAME: Final = (
+    'or set supervision.spawner = "direct": instances are then the daemon\'s children, run as root in its sandbox, '
+    "and end with it (docs/systemd.md)"
+)
+
+log = logging.getLogger("launcher.instances")
 
 
 def choose_spawner(
@@ -31,20 +41,29 @@ def choose_spawner(
     allowed: CpuSet,
     state: Path,
     placement_of: Callable[[int], Placement | None],
+    *,
+    root: Path = Path("/"),
 ) -> Spawner:
     """The spawner of `[supervision] spawner`. `state`: a folder for what only root may read, made when needed.
+    `root`: where this host's files are.
 
-    Raises LauncherError where systemd is asked for and can't be had.
+    Raises LauncherError where systemd is asked for and can't be had, and where "auto" would have to fall back to
+    children of a daemon that is a system service: engines would run as root, in a sandbox made for the daemon.
     """
+    why = why_not_systemd(config, root)
     kind = config.supervision.spawner
     if kind is SpawnerKind.AUTO:
-        kind = SpawnerKind.SYSTEMD if why_not_systemd(config) is None else SpawnerKind.DIRECT
+        if why is not None and _must_be_units(config, root):
+            raise LauncherError(f"cannot start instances as systemd units: {why[0]}", f"{why[1]}; {BY_NAME}")
+        kind = SpawnerKind.SYSTEMD if why is None else SpawnerKind.DIRECT
+        if why is not None:
+            log.info("instances are the daemon's children: %s", why[0])
     if kind is SpawnerKind.DIRECT:
         return DirectSpawner(environ, allowed)
-    if (why := why_not_systemd(config)) is not None:
+    if why is not None:
         raise LauncherError(
-            f"cannot use supervision.spawner = 'systemd': {why}",
-            'run scripts/install and `systemctl start numa-launcher`, or set supervision.spawner = "direct"',
+            f"cannot use supervision.spawner = 'systemd': {why[0]}",
+            f'{why[1]}, or set supervision.spawner = "direct"',
         )
     if config.systemd.user in {config.control.group, config.control.read_group}:
         raise LauncherError(
@@ -58,20 +77,40 @@ def choose_spawner(
     )
 
 
-def why_not_systemd(config: Config) -> str | None:
-    """What is missing for units; None where nothing is."""
-    if config.engine.runtime is not Runtime.HOST:
-        return f"engine.runtime = '{config.engine.runtime}': containers are no units"
-    if os.geteuid() != 0:
-        return "only root may start system units"
-    if not BOOTED.is_dir():
-        return "systemd does not run this host"
-    if unit_of() is None:
-        return "the daemon is not a systemd service itself"
-    user = config.systemd.user
-    if user != "root" and _group(user) is None:
-        return f"there is no user and group '{user}'"
-    return None
+def why_not_systemd(config: Config, root: Path = Path("/")) -> tuple[str, str] | None:
+    """What is missing for units, and what to do about it; None where nothing is."""
+    runtime, user = config.engine.runtime, config.systemd.user
+    checks = (
+        (
+            runtime is Runtime.HOST,
+            f"engine.runtime = '{runtime}': containers are no units",
+            'set engine.runtime = "host"',
+        ),
+        (os.geteuid() == 0, "only root may start system units", INSTALL),
+        ((root / BOOTED).is_dir(), "systemd does not run this host", "use a host with systemd"),
+        (
+            (root / UNIFIED).is_file(),
+            "this host has cgroup v1, or v1 and v2 side by side (hybrid)",
+            "boot with systemd.unified_cgroup_hierarchy=1 on the kernel's command line",
+        ),
+        (unit_of(root / "proc/self") is not None, "the daemon is not a systemd service itself", INSTALL),
+        (
+            user == "root" or _group(user) is not None,
+            f"there is no user and group '{user}'",
+            "run scripts/install, which makes it",
+        ),
+    )
+    return next(((why, remedy) for there, why, remedy in checks if not there), None)
+
+
+def _must_be_units(config: Config, root: Path) -> bool:
+    """Whether the daemon is root's system service, and its instances processes of this host."""
+    return (
+        config.engine.runtime is Runtime.HOST
+        and os.geteuid() == 0
+        and (root / BOOTED).is_dir()
+        and is_system_service(root / "proc/self")
+    )
 
 
 def frame_of(config: Config) -> Frame:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.own_unit import is_instance_of, unit_of
+from launcher.host.own_unit import is_instance_of, is_system_service, unit_of
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,18 @@ def test_instances_are_ours(tmp_path: Path) -> None:
     assert is_instance_of("numa-launcher.service", tmp_path)
     assert not is_instance_of("another.service", tmp_path)
     assert not is_instance_of(None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("4:memory:/system.slice/a.service\n1:name=systemd:/system.slice/a.service\n0::/\n", True),
+        ("1:name=systemd:/system.slice/a.service\n0::/system.slice/a.service\n", True),
+        ("0::/system.slice/a.service\n", True),
+        ("4:memory:/system.slice/a.service\n1:name=systemd:/\n", False),
+        ("1:name=systemd:/user.slice/user-0.slice/user@0.service/x.service\n", False),
+    ],
+)
+def test_a_system_service_under_any_version_of_cgroups(tmp_path: Path, text: str, is_one: bool) -> None:
+    (tmp_path / "cgroup").write_text(text)
+    assert is_system_service(tmp_path) == is_one
