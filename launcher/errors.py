@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class LauncherError(Exception):
     """An error a person can act on.
 
     `message` reads "cannot X: why" with the value quoted; `remedy` is one line.
-    The CLI prints both and exits 2; the control socket answers with both.
+    The CLI prints both and exits with `exit_code`; the control socket answers with both.
     """
+
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -30,5 +34,19 @@ class RefusedError(LauncherError):
     """It could be done, and must not be now. The control socket answers 409."""
 
 
-class BusyError(LauncherError):
+class TimedOutError(LauncherError):
+    """No answer in time: neither yes nor no, and asking again may help. A finding never exits with this code."""
+
+    exit_code: ClassVar[int] = 3
+
+
+def timed_out(program: str, within_s: float) -> TimedOutError:
+    """Of a program that was started and did not end in time."""
+    return TimedOutError(
+        f"cannot wait longer for '{program}': no answer within {within_s:g} s",
+        "try again when the machine is less busy; run it by hand to see whether it hangs",
+    )
+
+
+class BusyError(TimedOutError):
     """It took too long, or too many ask at once. The control socket answers 503."""

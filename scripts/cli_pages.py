@@ -27,7 +27,7 @@ os.environ["COLUMNS"] = "10000"
 SHELLS: Final = {"bash": "numa-launcher.bash", "zsh": "_numa-launcher", "fish": "numa-launcher.fish"}
 PAGE: Final = "numa-launcher.1"
 # Changed by hand when the page tells something new; a date of its own for each build would make no two alike.
-DATE: Final = "2026-11-21"
+DATE: Final = "2026-11-22"
 
 # What completes an argument, by its name in help texts.
 _BY_METAVAR: Final = {
@@ -48,6 +48,9 @@ Done, and the answer is no: no slot is ready, a check failed, a change was rolle
 .TP
 .B 2
 A person has to change something: two lines on standard error say why it cannot be done, and what to do.
+.TP
+.B 3
+No answer in time, from the daemon or from a program that was asked: neither yes nor no. Asking again may help.
 .TP
 .B 130
 Ended by Ctrl-C.""",

@@ -62,7 +62,7 @@ def build_parser(only: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. 0: done. 1: done, and the answer is no. 2: a person has to change something."""
+    """Run one verb. 0: done. 1: done, and the answer is no. 2: a person has to change something. 3: no answer in time."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     verb = next((word for word in arguments if word in VERBS), None)
     args = build_parser(only=verb or "").parse(arguments)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         print(error.message, file=sys.stderr)
         print(error.remedy, file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

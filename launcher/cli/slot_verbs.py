@@ -12,7 +12,7 @@ from launcher.cli import options
 from launcher.cli.status_table import state_of
 from launcher.control.client import ControlClient
 from launcher.control.messages import DISRUPTIVE, Verb
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, TimedOutError
 
 POLL_S: Final = 0.25
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, then wait until it is so. Exit code 1 when the slot ends elsewhere or time runs out."""
+    """Ask, then wait until it is so. Exit code 1 when the slot ends elsewhere, 3 when time runs out."""
     client = options.client_of(args)
     verb = Verb(args.verb)
     slot = client.post(f"/slots/{args.slot}/{verb}{_options(args)}")
@@ -97,7 +97,7 @@ def _wait(
         if slot["state"] == "failed" or _contradicts(verb, slot):
             return slot, False
         if time.monotonic() > deadline:
-            raise LauncherError(
+            raise TimedOutError(
                 f"cannot wait longer for slot {slot['slot']}: it is still {slot['state']}",
                 "look at `numa-launcher status`, or give a longer --timeout",
             )

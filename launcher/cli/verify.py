@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from launcher.cli import options
 from launcher.columns import counted
+from launcher.control.messages import VERIFY_S
 
-# The kernel walks every page of a worker for numa_maps: seconds for each 100 GiB.
-VERIFY_TIMEOUT_S: Final = 600.0
+# The daemon gives up first, and says so.
+_PATIENCE_S: Final = VERIFY_S + 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print plan and reality side by side.
 
-    Exit code 1 when they differ, when others are pinned onto our cpus, or when nothing runs.
+    Exit code 1 when they differ, when others are pinned onto our cpus, or when nothing runs; 3 when the daemon does not
+    answer in time.
     """
     client = options.client_of(args)
     slots = (
         [args.slot] if args.slot is not None else [slot["slot"] for slot in client.get("/status")["slots"]]
     )
-    checked = [client.post(f"/slots/{slot}/verify", VERIFY_TIMEOUT_S) for slot in slots]
+    checked = [client.post(f"/slots/{slot}/verify", _PATIENCE_S) for slot in slots]
     if args.json:
         print(json.dumps({"slots": checked}, indent=2))
     else:

@@ -11,13 +11,17 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from launcher.control.messages import PREFIX
-from launcher.errors import LauncherError, reason
+from launcher.errors import BusyError, LauncherError, TimedOutError, reason
 
 TIMEOUT_S: Final = 30.0
 
 
 class UnreachableError(LauncherError):
     """Nobody answers, or not any more: a daemon may be there again soon."""
+
+
+class NoAnswerError(UnreachableError, TimedOutError):
+    """Somebody is there and does not answer in time."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -79,10 +83,18 @@ class ControlClient:
         connection, response = self._request(method, path, timeout=timeout_s)
         try:
             return response.read()
+        except TimeoutError:
+            raise self._no_answer(timeout_s) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._unreadable(error) from None
         finally:
             connection.close()
+
+    def _no_answer(self, timeout_s: float | None) -> NoAnswerError:
+        return NoAnswerError(
+            f"cannot reach numa-launcher on '{self._path}': no answer within {timeout_s:g} s",
+            "it hangs, or the machine does: look at its log, and at `top` or `ps`",
+        )
 
     def _unreadable(self, error: Exception) -> LauncherError:
         return LauncherError(
@@ -118,10 +130,7 @@ class ControlClient:
             ) from None
         except TimeoutError:
             connection.close()
-            raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': no answer within {timeout:.0f} s",
-                "it hangs, or the machine does: look at its log, and at `top` or `ps`",
-            ) from None
+            raise self._no_answer(timeout) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = reason(error) if isinstance(error, OSError) else error
@@ -139,7 +148,8 @@ class ControlClient:
                     "look at the daemon's log",
                 )
             connection.close()
-            raise LauncherError(message, remedy)
+            busy = response.status == http.client.SERVICE_UNAVAILABLE
+            raise (BusyError if busy else LauncherError)(message, remedy)
         return connection, response
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from launcher.control import answers, arguments, connections, server
+from launcher.control import answers, arguments, connections, messages, server
 from launcher.control.messages import ENDPOINTS, PREFIX, Endpoint, Option
 
 # Where the socket is unless [control] socket says otherwise.
@@ -146,7 +146,10 @@ def _words(annotation: str) -> str:
 def _bounds() -> str:
     rows = (
         ("from a connection, or an answer, to the next whole request", f"{server.HEADERS_S:.0f} s"),
-        ("for one answer; `follow` goes on for as long as the client reads", f"{server.REQUEST_S:.0f} s"),
+        (
+            "for one answer (`verify`); `follow` goes on for as long as the client reads",
+            f"{messages.REQUEST_S:.0f} s ({messages.VERIFY_S:.0f} s)",
+        ),
         ("a client that takes nothing of its answer is cut off after", f"{server.STALL_S:.0f} s"),
         ("a request line, or one header", "8 KiB"),
         ("a body", f"{server.MAX_BODY_BYTES // 1024} KiB, unread"),

@@ -11,6 +11,10 @@ from enum import StrEnum
 from typing import Final
 
 PREFIX: Final = "/v1"
+# The longest that one answer may take, and that of `verify`: the kernel walks every page of a process for numa_maps,
+# seconds for each 100 GiB, more where others have the cpus.
+REQUEST_S: Final = 60.0
+VERIFY_S: Final = 600.0
 
 
 class Verb(StrEnum):
@@ -88,6 +92,8 @@ class Endpoint:
     """Queries of the examples; "" asks without options. A reply with `follow` does not end by itself."""
     text: bool = False
     """The reply is no JSON but a page of text."""
+    within_s: float | None = None
+    """The longest that the daemon takes for an answer, where that is not REQUEST_S; 503 after it."""
 
     @property
     def role(self) -> Role:
@@ -162,6 +168,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     Endpoint(
         "verify", "POST", "/slots/{slot}/verify", "look where a slot's threads and pages are, now", _SLOT, "verify SLOT",
+        within_s=VERIFY_S,
     ),
     *(_verb(verb) for verb in Verb),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from aiohttp import web
 from launcher.control.answers import Answers, Handler, json_answer
 from launcher.control.arguments import follows, verb_of
 from launcher.control.connections import Counts, Gate
-from launcher.control.messages import ENDPOINTS, PREFIX, Endpoint
+from launcher.control.messages import ENDPOINTS, PREFIX, REQUEST_S, Endpoint
 from launcher.control.operations import Operations
 from launcher.control.peers import Peer, group_id, may_use, peer_of
 from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError, reason
@@ -27,8 +27,6 @@ log = logging.getLogger("launcher.control")
 SOCKET_MODE: Final = 0o660
 # Where a second group may read: who may connect is then decided by SO_PEERCRED alone.
 SHARED_MODE: Final = 0o666
-# The longest that one request may take; `verify` of a large instance takes seconds.
-REQUEST_S: Final = 60.0
 # From a connection, or an answer, to the next whole request line with its headers.
 HEADERS_S: Final = 15.0
 # To read on, after an answer, what is left of a body that was refused.
@@ -190,21 +188,22 @@ class ControlServer:
         self._check_options(request)
         if follows(request):
             return await handler(request)
+        endpoint = self._endpoint_of(request)
+        within_s = (endpoint.within_s if endpoint is not None else None) or REQUEST_S
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(within_s):
                 if request.can_read_body:
                     await request.read()  # nothing is read of it, but a body past the limit is refused
                 return await self._answers.redacted(request, await handler(request))
         except TimeoutError:
             raise BusyError(
-                f"cannot answer {request.method} {request.path}: it took more than {REQUEST_S:.0f} s",
+                f"cannot answer {request.method} {request.path}: it took more than {within_s:g} s",
                 "look at `numa-launcher status`, and ask again",
             ) from None
 
     def _check_options(self, request: web.Request) -> None:
         """A misspelt option must not be taken for none. Raises LauncherError."""
-        resource = request.match_info.route.resource
-        endpoint = None if resource is None else self._endpoints.get((request.method, resource.canonical))
+        endpoint = self._endpoint_of(request)
         if endpoint is None:
             return
         known = [option.name for option in endpoint.options]
@@ -214,6 +213,10 @@ class ControlServer:
                     f"cannot use option '{name[:80]}' of {request.method} {request.path}: there is none of that name",
                     f"options are {', '.join(known)}" if known else "it takes no options",
                 )
+
+    def _endpoint_of(self, request: web.Request) -> Endpoint | None:
+        resource = request.match_info.route.resource
+        return None if resource is None else self._endpoints.get((request.method, resource.canonical))
 
     def _refusal(self, peer: Peer | None, *, change: bool) -> web.Response | None:
         if peer is not None and may_use(peer, os.geteuid(), self._allowed_group):

@@ -17,14 +17,14 @@ from launcher.engines.binding import Binding
 from launcher.engines.numactl import probe_binding
 from launcher.engines.probe_stack import find_tcmalloc, probe_stack
 from launcher.engines.stack import Stack
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, TimedOutError, timed_out
 from launcher.host.cpu import read_host
 from launcher.host.facts import read_settings
 from launcher.topology import sysfs
 from launcher.topology.model import Topology
 
 # Compilers print their version within milliseconds.
-PROBE_TIMEOUT_S: Final = 10.0
+PROBE_TIMEOUT_S: Final = 60.0
 
 # capabilities(7); linux/capability.h.
 _CAP_SYS_NICE: Final = 23
@@ -33,7 +33,11 @@ _OPENMP_DIRS: Final = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
 
 
 def gather(engine: Engine, root: Path = Path("/")) -> Facts:
-    """Everything that the rules ask for. Raises LauncherError when the topology can't be read."""
+    """Everything that the rules ask for.
+
+    Raises LauncherError when the topology can't be read, TimedOutError when a probe does not answer: no row then
+    says that something is missing.
+    """
     with ThreadPoolExecutor(thread_name_prefix="doctor") as side:
         host = side.submit(read_host)  # the slowest
         software = side.submit(find_software, engine)
@@ -62,6 +66,8 @@ def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
     nodes = CpuSet(node.id for node in topology.numa_nodes if node.memory_bytes) & topology.allowed_nodes
     try:
         return probe_binding(engine, topology.allowed, nodes if topology.has_numa else CpuSet())
+    except TimedOutError:
+        raise
     except LauncherError as error:
         return Trouble(error.message, error.remedy)
 
@@ -71,6 +77,8 @@ def find_software(engine: Engine) -> Software:
     is_vllm = engine.kind is EngineKind.VLLM
     try:
         stack = probe_stack(engine)
+    except TimedOutError:
+        raise
     except LauncherError as error:
         tcmalloc = find_tcmalloc("auto") if is_vllm and engine.tcmalloc == "auto" else None
         return Software(
@@ -110,7 +118,7 @@ def _openmp_in(base: Path, places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def find_compiler(names: tuple[str, ...]) -> Compiler | None:
-    """The first that runs and says its version."""
+    """The first that runs and says its version. Raises TimedOutError when one does not answer."""
     for name in names:
         path = shutil.which(name)
         if path is None:
@@ -120,7 +128,9 @@ def find_compiler(names: tuple[str, ...]) -> Compiler | None:
                 [path, "-dumpfullversion", "-dumpversion"],
                 capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
+            raise timed_out(path, PROBE_TIMEOUT_S) from None
+        except OSError:
             continue
         if done.returncode == 0 and done.stdout.strip():
             return Compiler(path, done.stdout.split()[0])

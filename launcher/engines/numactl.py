@@ -10,10 +10,10 @@ from typing import Final
 from launcher.config.schema import Engine, Runtime
 from launcher.cpuset import CpuSet
 from launcher.engines.binding import Binding, MemPolicy
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, timed_out
 
-# numactl answers within milliseconds; a machine where it doesn't is broken.
-PROBE_TIMEOUT_S: Final = 10.0
+# numactl answers within milliseconds; minutes where a machine boots and all its services start at once.
+PROBE_TIMEOUT_S: Final = 60.0
 
 Run = Callable[[tuple[str, ...]], str | None]
 """Runs a command: None when it succeeded, else the first line it complained with."""
@@ -23,7 +23,7 @@ def probe_binding(engine: Engine, cpus: CpuSet, nodes: CpuSet) -> Binding:
     """How instances on `cpus` and memory `nodes` (empty without NUMA) can be tied to them.
 
     Containers often refuse memory policies (no CAP_SYS_NICE): then membind falls back to
-    preferred, then to none, with a warning. Raises LauncherError when numactl is missing.
+    preferred, then to none, with a warning. Raises LauncherError when numactl is missing or does not answer.
     """
     if engine.runtime is not Runtime.HOST:
         return Binding.of_container(binds_memory=bool(nodes) and engine.numactl != "off")
@@ -58,10 +58,15 @@ def choose_binding(numactl: str, taskset: str | None, cpus: CpuSet, nodes: CpuSe
 
 
 def run_probe(command: tuple[str, ...]) -> str | None:
-    """Run one probe. The first line of complaint, or None when it passed."""
+    """Run one probe. The first line of complaint, or None when it passed.
+
+    Raises TimedOutError: no answer is no refusal, which would cost the memory binding for as long as the daemon runs.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise timed_out(command[0], PROBE_TIMEOUT_S) from None
+    except OSError as error:
         return str(error)
     if done.returncode == 0:
         return None

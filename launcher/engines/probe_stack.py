@@ -15,10 +15,10 @@ from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.arguments import has_flag
 from launcher.engines.stack import Stack, zentorch_mismatch
 from launcher.engines.vllm import MODULE_FORM
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, timed_out
 
 # Of an interpreter that only prints its own path, or of ldconfig.
-PROBE_TIMEOUT_S: Final = 20.0
+PROBE_TIMEOUT_S: Final = 60.0
 
 TCMALLOC: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (
@@ -75,7 +75,9 @@ def _probe_image(engine: Engine) -> Stack:
             [client, "image", "inspect", "--format={{.Id}}", image],
             capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise timed_out(f"{name} image inspect", PROBE_TIMEOUT_S) from None
+    except OSError as error:
         raise LauncherError(
             f"cannot run instances in containers: {name} does not answer: {error}", f"run: {name} info"
         ) from error
@@ -167,6 +169,8 @@ def _search_path(python: str) -> list[str]:
             capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True, cwd="/",
         )  # fmt: skip
         return [str(entry) for entry in json.loads(done.stdout)]
+    except subprocess.TimeoutExpired:
+        raise timed_out(python, PROBE_TIMEOUT_S) from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise LauncherError(
             f"cannot look into vLLM's environment: {python!r} does not run: {error}", _INSTALL
@@ -204,7 +208,9 @@ def _from_ldconfig() -> str | None:
         listing = subprocess.run(
             [ldconfig, "-p"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         ).stdout
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        raise timed_out(ldconfig, PROBE_TIMEOUT_S) from None
+    except OSError:
         return None
     paths = (line.partition(" => ")[2].strip() for line in listing.splitlines() if TCMALLOC in line)
     return next((path for path in paths if path), None)

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import SUMMARY, Request, Verb
-from launcher.errors import LauncherError
+from launcher.errors import BusyError, LauncherError
 
 Run = Any
 
@@ -224,6 +226,44 @@ def test_an_error_for_a_person_is_two_lines_and_exit_code_2(
     two_lines(capsys)
 
 
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+def test_no_answer_in_time_is_neither_yes_nor_no(
+    tmp_path: Path, sent: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that takes the request, begins to answer perhaps, and says nothing more."""
+    monkeypatch.setattr("launcher.cli.verify._PATIENCE_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "c.sock"))
+        hung.listen()
+
+        def begin() -> None:
+            peer, _ = hung.accept()
+            with peer:
+                peer.recv(65536)
+                os.write(peer.fileno(), sent)
+                peer.recv(1)  # until the verb has gone
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        assert main(["verify", "0", "--socket", str(tmp_path / "c.sock")]) == 3
+        thread.join()
+    assert two_lines(capsys)[0].endswith("no answer within 0.1 s")
+
+
+def test_a_daemon_that_gives_up_is_neither_yes_nor_no(
+    daemon: Backstage,
+    operations: FakeOperations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def busy(slot: int) -> None:
+        raise BusyError(f"cannot verify slot '{slot}': it took more than 600 s", "ask again")
+
+    monkeypatch.setattr(operations, "verify", busy)
+    assert main(["verify", "0"]) == 3
+    assert two_lines(capsys)[0] == "cannot verify slot '0': it took more than 600 s"
+
+
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_args: argparse.Namespace) -> int:
         raise KeyboardInterrupt
@@ -362,7 +402,7 @@ def test_patience_ends(
     daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operations.after = [{"state": "draining", "intent": "stop"}]
-    assert main(["stop", "0", "--timeout", "0.02", "--json"]) == 2
+    assert main(["stop", "0", "--timeout", "0.02", "--json"]) == 3
     assert two_lines(capsys)[0] == "cannot wait longer for slot 0: it is still draining"
 
 

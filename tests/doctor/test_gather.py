@@ -12,6 +12,7 @@ import pytest
 from launcher.config.schema import Engine, EngineKind
 from launcher.doctor.facts import Compiler, Kernel
 from launcher.doctor.gather import find_compiler, find_software, gather, read_kernel
+from launcher.errors import TimedOutError
 
 
 def test_this_host() -> None:
@@ -87,6 +88,14 @@ def test_compilers(tmp_path: Path) -> None:
         str(good), "13.2.0"
     )
     assert find_compiler((str(broken),)) is None
+
+
+def test_a_compiler_that_does_not_answer_is_not_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.doctor.gather.PROBE_TIMEOUT_S", 0.05)
+    with pytest.raises(TimedOutError, match=r"no answer within 0\.05 s"):
+        find_compiler((str(script(tmp_path / "slow", "exec sleep 30")),))
 
 
 def environment(tmp_path: Path) -> Path:

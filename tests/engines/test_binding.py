@@ -10,7 +10,7 @@ from launcher.config.schema import Engine
 from launcher.cpuset import CpuSet
 from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.numactl import choose_binding, probe_binding, run_probe
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, TimedOutError
 from launcher.planning.plan import Slot
 
 MakeSlot = Callable[..., Slot]
@@ -89,3 +89,10 @@ def test_probe_quotes_the_first_complaint() -> None:
     assert run_probe(("sh", "-c", "echo >&2; echo no >&2; exit 1")) == "no"
     assert run_probe(("sh", "-c", "exit 3")) == "exit code 3"
     assert "No such file" in (run_probe(("/nowhere/numactl",)) or "")
+
+
+def test_no_answer_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a busy machine would cost the memory binding for as long as the daemon runs."""
+    monkeypatch.setattr("launcher.engines.numactl.PROBE_TIMEOUT_S", 0.05)
+    with pytest.raises(TimedOutError, match=r"cannot wait longer for 'sleep': no answer within 0.05 s"):
+        run_probe(("sleep", "30"))
