@@ -20,6 +20,7 @@ from launcher.planning.plan import Plan, Slot
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.render import plan_json
+from launcher.planning.rules_zentorch import WEIGHT_PREPACK
 from launcher.sizes import format_size
 from launcher.topology.model import Topology
 from launcher.topology.picture import Picture, Seat, make_picture
@@ -124,6 +125,7 @@ def _facts(stack: Stack, config: Config) -> Facts:
         vllm=stack.vllm,
         torch=stack.torch,
         zentorch=stack.zentorch,
+        weight_prepack=os.environ.get(WEIGHT_PREPACK) if config.engine.runtime is Runtime.HOST else None,
         kv_whole_gib=not stack.has(KV_CACHE_BYTES_SINCE),
     )
 

@@ -65,7 +65,10 @@ class Model(Section, frozen=True):
     ] = 1
     weight_prepack: Annotated[
         bool | None,
-        Meta(description="ZenTorch weight prepacking (VLLM_ZENTORCH_WEIGHT_PREPACK). Default: vLLM's."),
+        Meta(
+            description="ZenTorch weight prepacking (VLLM_ZENTORCH_WEIGHT_PREPACK). Default: vLLM's, which is true. "
+            "False is refused for models with tied embeddings: ZenTorch would overwrite them."
+        ),
     ] = None
     trust_remote_code: Annotated[bool, Meta(description="Let the model directory run its own Python.")] = (
         False

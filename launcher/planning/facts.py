@@ -22,6 +22,8 @@ class Facts:
     """Version of vLLM."""
     torch: str | None = None
     zentorch: str | None = None
+    weight_prepack: str | None = None
+    """VLLM_ZENTORCH_WEIGHT_PREPACK as the instances inherit it; None where it is not set or not passed on."""
     kv_whole_gib: bool = False
     """This vLLM takes its KV cache in whole GiB only (VLLM_CPU_KVCACHE_SPACE; engines/stack.py knows since when
     it takes bytes)."""

@@ -17,9 +17,10 @@ from launcher.planning.rules import Rule, Subject
 from launcher.planning.rules_host import HOST_RULES
 from launcher.planning.rules_model import MODEL_RULES
 from launcher.planning.rules_placement import BINDING_RULES, PLACEMENT_RULES
+from launcher.planning.rules_zentorch import ZENTORCH_RULES
 from launcher.topology.model import Topology
 
-VLLM_RULES: Final[tuple[Rule, ...]] = BINDING_RULES + MODEL_RULES + HOST_RULES
+VLLM_RULES: Final[tuple[Rule, ...]] = BINDING_RULES + MODEL_RULES + ZENTORCH_RULES + HOST_RULES
 
 
 def lint(

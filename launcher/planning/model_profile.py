@@ -52,6 +52,7 @@ def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
         profile,
         replicated_bytes=weights.replicated_bytes,
         head_bytes=weights.head_bytes,
+        tied_embeddings=weights.tied,
         file_bytes=weights.file_bytes,
         unmapped_bytes=weights.unmapped_bytes,
         file_format=weights.file_format,

@@ -71,6 +71,8 @@ class ModelProfile:
     """Of the weights, what every rank holds whole."""
     head_bytes: int = 0
     """The output projection, which the CPU keeps twice: as loaded, and packed."""
+    tied_embeddings: bool = False
+    """The output projection is the embedding (tie_word_embeddings)."""
     file_bytes: int = 0
     """The largest weight file."""
     unmapped_bytes: int = 0

@@ -27,6 +27,8 @@ class Weights:
     """The largest file."""
     unmapped_bytes: int = 0
     """The largest file that is read into memory of the process: *.bin; safetensors are mapped."""
+    tied: bool = False
+    """The output projection is the embedding."""
     source: str = "unknown"
     file_format: str | None = None
     """safetensors, bin or gguf."""
@@ -41,8 +43,7 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
 
     Raises ValueError when there are none, or a file is broken.
     """
-    text = config.get("text_config") or config
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    tied = _tied(config)
     if files := safetensors.files_in(folder):
         tensors = [tensor for file in files for tensor in safetensors.tensors_of(file)]
         source = f"headers of {_count(files)}, {len(tensors)} tensors as {_named(dtype)}"
@@ -61,7 +62,17 @@ def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
     return _sum(tensors, "auto", tied=False, files=files, source=source)
 
 
-def _sum(tensors: Iterable[Tensor], dtype: str, *, tied: bool, files: list[Path], source: str) -> Weights:
+def _tied(config: Mapping[str, Any]) -> bool | None:
+    """Whether config.json ties the output projection to the embedding; None where it leaves that to the model's
+    class, whose default differs from class to class (transformers: true for Gemma, false for Llama)."""
+    text = config.get("text_config") or config
+    said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    return None if said is None else bool(said)
+
+
+def _sum(
+    tensors: Iterable[Tensor], dtype: str, *, tied: bool | None, files: list[Path], source: str
+) -> Weights:
     width = dtype_bytes(dtype)
     by_name = {tensor.name: tensor for tensor in tensors}
     heads = [name for name, tensor in by_name.items() if tensor.is_head]
@@ -74,6 +85,8 @@ def _sum(tensors: Iterable[Tensor], dtype: str, *, tied: bool, files: list[Path]
         total_bytes=sum(tensor.loaded_bytes(width) for tensor in by_name.values()),
         replicated_bytes=sum(t.loaded_bytes(width) for t in by_name.values() if t.is_replicated),
         head_bytes=head,
+        # Files of a tied model leave the head out: where config.json does not say, that does.
+        tied=tied if tied is not None else embedding > 0 and not heads,
         file_bytes=max(file.stat().st_size for file in files),
         source=source,
         file_format=files[0].suffix.removeprefix("."),
@@ -98,6 +111,7 @@ def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
         head_bytes=largest * scale[0] // scale[1],
         file_bytes=biggest,
         unmapped_bytes=biggest,
+        tied=bool(_tied(config)),
         file_format="bin",
         source=f"{how} of {_count(files)}, "
         + ("as stored" if packed else f"{named or 'float32'} as {_named(dtype)}"),

@@ -23,6 +23,8 @@ LATENT = replace(PROFILE, mla=True, num_kv_heads=1, layers=(KvLayers(LayerKind.F
 FULL = KvLayers(LayerKind.FULL, 1, heads=4, head_bytes=256)
 SLIDING = KvLayers(LayerKind.SLIDING, 5, heads=4, head_bytes=256, window=512)
 HYBRID = replace(PROFILE, layers=(FULL, SLIDING), sliding_window=512)
+TIED = replace(PROFILE, tied_embeddings=True)
+PREPACK = "VLLM_ZENTORCH_WEIGHT_PREPACK"
 INTEL = CpuInfo("GenuineIntel", "Xeon 6", 6, frozenset({"avx2", "avx512f", "avx512_bf16", "amx_tile"}))
 SKYLAKE = CpuInfo("GenuineIntel", "Xeon Gold", 6, frozenset({"avx2", "avx512f"}))
 OLD = CpuInfo("GenuineIntel", "Xeon E5", 6, frozenset({"sse2", "avx2"}))
@@ -79,6 +81,14 @@ def findings(
         {"facts": replace(GOOD, kv_whole_gib=True)},
         {"facts": replace(GOOD, kv_whole_gib=True), "kv_cache": "2GiB"},
         {"env": {"LD_PRELOAD": "libgomp.so"}, "facts": replace(GOOD, ld_preload="libiomp5.so")},
+        {"args": ("--kv-cache-dtype", "fp8"), "cpu": SKYLAKE, "dtype": "float32"},
+        {"args": ("--kv-cache-dtype", "fp8"), "facts": NO_FACTS},
+        {"args": ("--kv-cache-dtype", "bfloat16"), "profile": replace(PROFILE, kv_cache_dtype="fp8")},
+        {"weight_prepack": False},
+        {"weight_prepack": False, "profile": TIED, "cpu": SKYLAKE, "dtype": "float16"},
+        {"weight_prepack": True, "profile": TIED, "facts": replace(GOOD, weight_prepack="0")},
+        {"weight_prepack": False, "profile": TIED, "env": {PREPACK: "1"}},
+        {"profile": TIED, "facts": replace(GOOD, weight_prepack="1")},
     ],
     ids=lambda case: ",".join(case) or "defaults",
 )
@@ -118,6 +128,23 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
         ({"profile": replace(PROFILE, file_format="gguf")}, ("warning", "gguf")),
         ({"args": ("--kv-cache-dtype", "nvfp4")}, ("violation", "kv-cache-dtype")),
         ({"args": ("--kv-cache-dtype", "fp8"), "profile": LATENT}, ("violation", "kv-cache-dtype")),
+        ({"args": ("--kv-cache-dtype", "fp8")}, ("violation", "kv-fp8-on-zentorch")),
+        ({"args": ("--kv-cache-dtype=fp8_e4m3",)}, ("violation", "kv-fp8-on-zentorch")),
+        ({"profile": replace(PROFILE, kv_cache_dtype="fp8")}, ("violation", "kv-fp8-on-zentorch")),
+        (
+            {"profile": replace(PROFILE, kv_cache_dtype="fp8"), "args": ("--kv-cache-dtype", "auto")},
+            ("violation", "kv-fp8-on-zentorch"),
+        ),
+        ({"weight_prepack": False, "profile": TIED}, ("violation", "tied-without-prepack")),
+        ({"env": {PREPACK: "0"}, "profile": TIED}, ("violation", "tied-without-prepack")),
+        (
+            {"env": {PREPACK: "00"}, "profile": TIED, "weight_prepack": True},
+            ("violation", "tied-without-prepack"),
+        ),
+        (
+            {"facts": replace(GOOD, weight_prepack="0"), "profile": TIED},
+            ("violation", "tied-without-prepack"),
+        ),
         ({"facts": replace(GOOD, kv_whole_gib=True), "kv_cache": "1.5GiB"}, ("warning", "kv-not-whole-gib")),
         (
             {"args": ("--disable-hybrid-kv-cache-manager",), "profile": HYBRID},

@@ -95,6 +95,26 @@ def test_a_broken_archive_is_an_error(tmp_path: Path) -> None:
         read_profile(path)
 
 
+@pytest.mark.parametrize(
+    ("config", "has_head", "tied"),
+    [
+        ({"tie_word_embeddings": True}, True, True),
+        ({"tie_word_embeddings": False}, True, False),
+        ({"tie_word_embeddings": False}, False, False),
+        # The class decides (Gemma ties, Llama does not), and a tied model's files have no head.
+        ({}, False, True),
+        ({}, True, False),
+        ({"text_config": {**LLAMA, "tie_word_embeddings": True}}, True, True),
+    ],
+)
+def test_tied_embeddings(config: dict[str, Any], has_head: bool, tied: bool, tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": ("BF16", [100, 8])}
+    if has_head:
+        tensors["lm_head.weight"] = ("BF16", [100, 8])
+    profile = read_profile(model(tmp_path, {**LLAMA, **config}, **tensors), "bfloat16")
+    assert profile.tied_embeddings is tied
+
+
 def test_head_and_replicated_tensors(tmp_path: Path) -> None:
     tensors = {
         "model.embed_tokens.weight": ("BF16", [100, 8]),
@@ -112,6 +132,7 @@ def test_head_and_replicated_tensors(tmp_path: Path) -> None:
     tied = read_profile(model(tmp_path / "b", {**LLAMA, "tie_word_embeddings": True}, **tensors), "float32")
     assert tied.weights_bytes == 3200 + 160 + 256
     assert tied.weights_source == "headers of model.safetensors, 5 tensors as float32, tied embeddings once"
+    assert (untied.tied_embeddings, tied.tied_embeddings) == (False, True)
     del tensors["lm_head.weight"]
     absent = read_profile(model(tmp_path / "c", LLAMA, **tensors), "auto")
     assert absent.head_bytes == 1600, "a checkpoint without a head has its embedding for one"
