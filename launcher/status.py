@@ -97,7 +97,8 @@ class SlotStatus:
     """The life that it ended; `logs` names the life of each line."""
     load: Counters | None = None
     """What the engine counted when it was last looked at: `running` and `waiting` requests, `generated` tokens, `steps`,
-    `kv_usage` (0 to 1), `prefix_queries` and `prefix_hits` (tokens); null for an engine without metrics."""
+    `kv_usage` (0 to 1), `prefix_queries` and `prefix_hits` (tokens), `rounded` (the engine prints too few digits of
+    `steps` to tell progress by them); null for an engine without metrics."""
     tokens_per_s: float | None = None
     """Generated, between the last two looks."""
     stalled_s: float | None = None

@@ -30,6 +30,7 @@ CONTEXT: Final = 4096
 HIDDEN: Final = 256
 HEADS: Final = 4  # 256 / 4 = 64 per head: vLLM's CPU attention takes 32, 64, 80, 96, 112, 128 ...
 HEAD_SCALE: Final = 10  # scores of 3.2 rms: 0.02 (initial weights) x 16 (root of 256) x 10
+LAYER_SCALE: Final = 64
 SPECIAL: Final = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -62,14 +63,17 @@ def is_foreign(folder: Path) -> bool:
     )
 
 
-def make(folder: Path) -> None:
-    """Write the model into `folder`, all or nothing: it is built beside it and renamed."""
+def make(folder: Path, *, tied: bool = False) -> None:
+    """Write the model into `folder`, all or nothing: it is built beside it and renamed.
+
+    `tied`: its output projection is its embedding, as in most small models.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         tokenizer = _train_tokenizer()
         _save_tokenizer(tokenizer, building)
-        _save_weights(tokenizer, building)
+        _save_weights(tokenizer, building, tied=tied)
         (building / RECIPE_FILE).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
         building.chmod(
             0o755
@@ -119,7 +123,7 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     wrapped.save_pretrained(folder)
 
 
-def _save_weights(tokenizer: Tokenizer, folder: Path) -> None:
+def _save_weights(tokenizer: Tokenizer, folder: Path, *, tied: bool) -> None:
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
@@ -128,7 +132,7 @@ def _save_weights(tokenizer: Tokenizer, folder: Path) -> None:
     shape = transformers.LlamaConfig(
         vocab_size=size, hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=2,
         num_attention_heads=HEADS, num_key_value_heads=HEADS // 2, max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(shape)
     # Unprintable tokens get a zero row, which scores 0, where the others score far on both sides of it:
@@ -138,6 +142,11 @@ def _save_weights(tokenizer: Tokenizer, folder: Path) -> None:
     with torch.no_grad():
         model.lm_head.weight *= HEAD_SCALE
         model.lm_head.weight[dull] = 0
+        if tied:
+            # The last token is its own best successor, unless the layers drown it.
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight *= LAYER_SCALE
+                layer.mlp.down_proj.weight *= LAYER_SCALE
     model.to(torch.bfloat16).save_pretrained(folder)
 
 

@@ -45,8 +45,9 @@ A port that answers proves little: an engine that hangs may still answer its hea
 
 1. **ready** is one real completion of one token, through the engine.
 2. Every `probe_interval_s` the health path is asked, and the engine's own counters are read (one fetch of its
-   `/metrics`: `vllm:generation_tokens_total`, `vllm:iteration_tokens_total`, requests running and waiting). A health
-   path that answers otherwise than 200, {UNHEALTHY_AFTER} times in a row, or refuses, ends the instance (`unhealthy`).
+   `/metrics`: `vllm:generation_tokens_total`, `vllm:iteration_tokens_total`, requests running and waiting; of a
+   llama-server `llamacpp:n_decode_total`, `llamacpp:tokens_predicted_total` and its requests). A health path that
+   answers otherwise than 200, {UNHEALTHY_AFTER} times in a row, or refuses, ends the instance (`unhealthy`).
 3. **hung** is work in flight and no progress for `stall_timeout_s`: no counter rose, and the front door relayed nothing
    of it. While tasks wait for a cpu {STARVED_PERCENT:.0f} % of the time or more (pressure stall information, some avg60)
    it may take {STARVED_PATIENCE:.0f} times as long; the pressure is part of the evidence. A hung instance is killed and

@@ -15,32 +15,42 @@ STARVED_PERCENT: Final = 60.0
 # So many times longer may a starved one stand still.
 STARVED_PATIENCE: Final = 4.0
 
-_SAMPLE: Final = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_SAMPLE: Final = re.compile(r"^((?:vllm|llamacpp):\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+# llama-server prints six digits of a number (server-task.cpp, to_metrics: a stream's default precision). From here on
+# a counter of engine steps is printed in steps of 100 or more, and may stand still on the page while it moves.
+_ROUNDED_FROM: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What an engine says of its own work: vllm/v1/metrics/loggers.py, summed over its engine cores."""
+    """What an engine says of its own work: vllm/v1/metrics/loggers.py, summed over its engine cores; or
+    llama-server --metrics (tools/server/server-task.cpp, build 11434)."""
 
     running: int
+    """vllm:num_requests_running, llamacpp:requests_processing."""
     waiting: int
+    """vllm:num_requests_waiting, llamacpp:requests_deferred."""
     generated: int
-    """vllm:generation_tokens_total."""
+    """vllm:generation_tokens_total, llamacpp:tokens_predicted_total (which rises when a request ends)."""
     steps: int
-    """vllm:iteration_tokens_total_count: engine steps, prefill of a long prompt included."""
+    """vllm:iteration_tokens_total_count, llamacpp:n_decode_total: engine steps, prefill of a long prompt included."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
+    rounded: bool = False
+    """The page prints too few digits of `steps`: that it stands still there proves nothing."""
 
     @classmethod
     def parse(cls, text: str) -> Counters | None:
-        """From a /metrics page. None when it is not vLLM's."""
+        """From a /metrics page. None when it is neither vLLM's nor llama-server's."""
         sums: dict[str, float] = {}
         for name, value in _SAMPLE.findall(text):
             if name in _WANTED:
                 sums[name] = sums.get(name, 0.0) + float(value)
+        if "llamacpp:requests_processing" in sums:
+            return _llama_server(sums)
         if "vllm:num_requests_running" not in sums or "vllm:generation_tokens_total" not in sums:
             return None
         return cls(
@@ -54,11 +64,31 @@ class Counters:
         )
 
 
+def _llama_server(sums: dict[str, float]) -> Counters | None:
+    try:
+        told = {name.removeprefix("llamacpp:"): int(value) for name, value in sums.items()}
+    except (ValueError, OverflowError):  # NaN, Inf
+        return None
+    fresh, cached = told.get("prompt_tokens_total", 0), told.get("prompt_tokens_cached_total", 0)
+    steps = told.get("n_decode_total", fresh)
+    return Counters(
+        running=told["requests_processing"],
+        waiting=told.get("requests_deferred", 0),
+        generated=told.get("tokens_predicted_total", 0),
+        steps=steps,
+        prefix_queries=fresh + cached,
+        prefix_hits=cached,
+        rounded=steps >= _ROUNDED_FROM,
+    )
+
+
 _WANTED: Final = frozenset(
     {
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total",
         "vllm:iteration_tokens_total_count", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_hits_total", "llamacpp:requests_processing", "llamacpp:requests_deferred",
+        "llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total",
+        "llamacpp:n_decode_total",
     }
 )  # fmt: skip
 
@@ -113,7 +143,9 @@ def observe(before: Progress, look: Look) -> Progress:
     """The memory after one more look.
 
     1. A counter of its own or of the front door that rose is progress.
-    2. An instance without counters is given the benefit: that it answers its health path counts as progress.
+    2. An instance without counters is given the benefit: that it answers its health path counts as progress. So is
+       one whose counters are rounded, when it answers with them: llama-server's are told by the loop that computes
+       (server-context.cpp, get_metrics posts a task to it).
     3. One that has nothing to do stands still by right; not so one that stood still with work and then says nothing
        at all: the front door has given its work to others meanwhile (proxy.hung_timeout_s).
     """
@@ -121,7 +153,8 @@ def observe(before: Progress, look: Look) -> Progress:
     stepped = new is not None and (old is None or (new.generated, new.steps) != (old.generated, old.steps))
     relayed = before.last is None or look.relayed != before.last.relayed
     worked = stepped or relayed
-    benefit = before.counted is None and new is None and look.responsive
+    unsure = new.rounded if new is not None else before.counted is None
+    benefit = unsure and look.responsive
     rate = before.tokens_per_s
     if new is not None and old is not None and before.last is not None and look.at > before.last.at:
         rate = max(0, new.generated - old.generated) / (look.at - before.last.at)

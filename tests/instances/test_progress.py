@@ -34,6 +34,20 @@ vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 400.0
 vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 100.0
 vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 40.0
 """
+# Of a llama-server of build 11434, started with --metrics, in the midst of an answer.
+LLAMA_PAGE = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 60
+llamacpp:prompt_tokens_cached_total 40
+llamacpp:prompt_seconds_total 0.0525
+llamacpp:tokens_predicted_total 413
+llamacpp:n_decode_total 1.23457e+06
+llamacpp:n_tokens_max 58
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 7
+"""
 COUNTED = Counters(running=1, waiting=0, generated=10, steps=5)
 
 
@@ -53,6 +67,31 @@ def test_a_page_of_vllm() -> None:
     assert Counters.parse(PAGE) == Counters(1, 2, 413, 400, 0.25, 100, 40)
     two = PAGE + PAGE.replace('engine="0"', 'engine="1"')
     assert Counters.parse(two) == Counters(2, 4, 826, 800, 0.5, 200, 80)
+
+
+def test_a_page_of_llama_server() -> None:
+    expected = Counters(1, 2, 413, 1_234_570, prefix_queries=100, prefix_hits=40)
+    assert Counters.parse(LLAMA_PAGE) == expected
+    old = "llamacpp:prompt_tokens_total 60\nllamacpp:requests_processing 0\n"
+    assert Counters.parse(old) == Counters(0, 0, 0, 60, prefix_queries=60)
+    assert Counters.parse("llamacpp:requests_processing nan\n") is None
+
+
+def test_a_llama_server_that_stands_still_with_work_is_hung() -> None:
+    counted = Counters.parse(LLAMA_PAGE)
+    assert seen(look(10, counted), look(70, counted)).moved_at == 10
+    # Its health path answers, its loop does not.
+    assert seen(look(10, counted), look(70, None)).moved_at == 10
+    stepped = Counters.parse(LLAMA_PAGE.replace("1.23457e+06", "1.23458e+06"))
+    assert seen(look(10, counted), look(70, stepped)).moved_at == 70
+
+
+def test_rounded_counters_that_are_answered_prove_the_loop() -> None:
+    counted = Counters.parse(LLAMA_PAGE.replace("1.23457e+06", "1.23457e+08"))
+    assert counted is not None
+    assert counted.rounded
+    assert seen(look(10, counted), look(70, counted)).moved_at == 70
+    assert seen(look(10, counted), look(70, None)).moved_at == 10
 
 
 @pytest.mark.parametrize(

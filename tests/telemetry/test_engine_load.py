@@ -31,6 +31,12 @@ def test_engines_are_summed() -> None:
     assert read_load(page) == EngineLoad(7, 1, 0.5, 1280)
 
 
+def test_a_page_of_llama_server() -> None:
+    page = "llamacpp:n_decode_total 7\nllamacpp:requests_processing 3\nllamacpp:requests_deferred 2\n"
+    assert read_load(page) == EngineLoad(3, 2)
+    assert read_load("llamacpp:requests_processing 3\n") is None
+
+
 @pytest.mark.parametrize(
     "page", ["", "x 1\n", "vllm:num_requests_running 1\n", "vllm:num_requests_running nan\n"]
 )
