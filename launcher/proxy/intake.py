@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Policy, Proxy
 from launcher.proxy.continuation import CHAT, COMPLETIONS
+from launcher.proxy.forms import peek_form
 from launcher.proxy.moves import Moves, unavailable
-from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_form, peek_json
+from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_json
 from launcher.proxy.routes import GATHERED, Kind, Match
 from launcher.proxy.scheduling.demand import Demand, Ticket
 from launcher.proxy.scheduling.prefixes import MEDIA_BYTES, fingerprint, without_media
@@ -125,7 +126,7 @@ class Intake:
         if kind is Kind.JSON:
             return peek_json(relay.body)
         if kind is Kind.FORM:
-            return peek_form(relay.body, relay.head.get(b"content-type") or "")
+            return peek_form(relay.body, ", ".join(relay.head.all(b"content-type")))
         return Peek()
 
     def _demand(

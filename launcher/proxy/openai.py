@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,7 +13,6 @@ JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
-PART_HEAD_BYTES = 8192  # of one part of a form
 REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
 
 
@@ -53,8 +52,6 @@ _DECODER = msgspec.json.Decoder(_Body)
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;",]{1,70}))', re.IGNORECASE)
-_NAMED_MODEL = re.compile(rb';\s*name="?model"?\s*(;|\r|$)', re.IGNORECASE)
 _BEGINS = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
@@ -146,42 +143,6 @@ def peek_json(body: bytes | bytearray) -> Peek:
         key if isinstance(key, str) else None,
         max(-MAX_PRIORITY, min(MAX_PRIORITY, found.priority)) if type(found.priority) is int else 0,
     )
-
-
-def peek_form(body: bytes | bytearray, content_type: str) -> Peek:
-    """Read the field `model` out of a multipart form (RFC 7578).
-
-    Raises Refusal also for what two readers could take in two ways: a second boundary, a second `model`, or a
-    part whose header has no end. An API key's list of models must hold for what the instance reads.
-    """
-    boundaries = _BOUNDARY.findall(content_type)
-    if not content_type.lower().lstrip().startswith("multipart/form-data") or len(boundaries) != 1:
-        raise Refusal(400, "cannot read the form: Content-Type must be multipart/form-data with one boundary")
-    models = list(_models(body, b"--" + "".join(boundaries[0]).encode()))
-    if len(models) > 1:
-        raise Refusal(400, "cannot read the form: it has more than one field `model`", param="model")
-    return Peek(models[0] or None) if models else Peek()
-
-
-def _models(body: bytes | bytearray, mark: bytes) -> Iterator[str]:
-    """The values of the parts named `model`; no part is copied but the heads, and values that are short."""
-    start = body.find(mark)
-    while start >= 0:
-        start += len(mark)
-        end = body.find(b"\r\n" + mark, start)
-        if end < 0:
-            return
-        value = body.find(b"\r\n\r\n", start, min(end, start + PART_HEAD_BYTES))
-        if value < 0:
-            raise Refusal(400, "cannot read the form: a part's header has no end")
-        head = bytes(body[start:value])
-        if _NAMED_MODEL.search(head) and b"filename=" not in head.lower():
-            yield (
-                bytes(body[value + 4 : min(end, value + 4 + REPLY_PREFIX_BYTES)])
-                .decode("utf-8", "replace")
-                .strip()
-            )
-        start = end + 2
 
 
 @dataclass(frozen=True, slots=True)

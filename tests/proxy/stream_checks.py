@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from launcher.proxy.openai import Peek, Refusal, peek_form, peek_json
+from launcher.proxy.forms import peek_form
+from launcher.proxy.openai import Peek, Refusal, peek_json
 from launcher.proxy.sse import EventTracker
 from launcher.proxy.transcript import Transcript
 

@@ -12,7 +12,6 @@ from launcher.proxy.openai import (
     Refusal,
     begins_response,
     error_event,
-    peek_form,
     peek_json,
     response_id,
     rewrite_detail,
@@ -45,65 +44,6 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
         peek_json(body)
     assert caught.value.status == 400
     assert set(json.loads(caught.value.body())["error"]) == {"message", "type", "param", "code"}
-
-
-def form(*parts: tuple[str, bytes]) -> bytes:
-    return (
-        b"".join(b"--B\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts)
-        + b"--B--\r\n"
-    )
-
-
-FILE = ('Content-Disposition: form-data; name="file"; filename="model"', b"\x00--B \r\n" * 30_000)
-
-
-@pytest.mark.parametrize(
-    ("body", "model"),
-    [
-        (form(FILE, ('Content-Disposition: form-data; name="model"', b"whisper")), "whisper"),
-        (form(("content-disposition: form-data; name=model", b" whisper "), FILE), "whisper"),
-        (form(FILE), None),
-        (form(('Content-Disposition: form-data; name="model"; filename="x"', b"no")), None),
-        (form(('Content-Disposition: form-data; name="model_x"', b"no")), None),
-        (b"", None),
-    ],
-)
-def test_the_model_of_a_form(body: bytes, model: str | None) -> None:
-    assert peek_form(body, "multipart/form-data; boundary=B").model == model
-    assert peek_form(body, 'multipart/form-data; boundary="B"').model == model
-
-
-MODEL = 'Content-Disposition: form-data; name="model"'
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        form((MODEL, b"mine"), FILE, (MODEL, b"another")),
-        form((MODEL, b"mine"), ("content-disposition: form-data;\r\n name=model", b"another")),
-        form((MODEL, b"mine"), (f"X: {'x' * 9000}\r\n{MODEL}", b"another")),
-    ],
-)
-def test_a_form_that_names_two_models_is_refused(body: bytes) -> None:
-    """Whichever of them an instance reads, a key's list of models holds."""
-    with pytest.raises(Refusal) as caught:
-        peek_form(body, "multipart/form-data; boundary=B")
-    assert caught.value.status == 400
-
-
-@pytest.mark.parametrize(
-    "content_type",
-    [
-        "",
-        "application/json",
-        "multipart/form-data",
-        "multipart/form-data; xboundary=B",
-        "multipart/form-data; boundary=A; boundary=B",
-    ],
-)
-def test_a_form_needs_a_boundary(content_type: str) -> None:
-    with pytest.raises(Refusal):
-        peek_form(b"", content_type)
 
 
 def test_names() -> None:
