@@ -16,7 +16,7 @@ from launcher.instances.progress import Counters
 from launcher.planning.plan import Placement, Slot
 
 # The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
-SOON_S = float(os.environ.get("NUMA_LAUNCHER_TEST_SOON_S", "20"))
+SOON_S = float(os.environ.get("NUMA_LAUNCHER_TEST_SOON_S", "60"))
 
 
 async def until(check: Callable[[], object], pause_s: float = 0.001) -> None:

@@ -24,7 +24,7 @@ from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, pee
 from launcher.control.server import MAX_BODY_BYTES, ControlServer
 from launcher.errors import LauncherError
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 @pytest.fixture

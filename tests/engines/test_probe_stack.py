@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def environment(root: Path, **packages: str) -> str:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
     binaries.mkdir()
     python = binaries / "python3"
-    python.write_text(f'#!/bin/sh\necho \'["", "{site}"]\'\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >>"{root}/asked"\necho \'["", "{site}"]\'\n')
     vllm = binaries / "vllm"
     vllm.write_text(f"#!{python}\nimport vllm\n")
     python.chmod(0o755)
@@ -34,12 +33,9 @@ def environment(root: Path, **packages: str) -> str:
 
 def test_versions_come_from_the_environment_of_the_command(tmp_path: Path) -> None:
     command = environment(tmp_path, vllm="0.32.0+cpu", torch="2.13.0+cpu", zentorch="2.13.0.1")
-    took = []  # the least: other jobs may have the cpus
-    for _ in range(5):
-        started = time.perf_counter()
-        stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
-        took.append(time.perf_counter() - started)
-    assert min(took) < 1
+    stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked == "-c import json, sys; print(json.dumps(sys.path))", "an import of vLLM takes seconds"
     assert (stack.vllm, stack.torch, stack.zentorch) == ("0.32.0+cpu", "2.13.0+cpu", "2.13.0.1")
     assert stack.fingerprint == "vllm0.32.0+cpu-torch2.13.0+cpu-zentorch2.13.0.1"
     assert stack.command == (command,)

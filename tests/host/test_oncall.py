@@ -2,7 +2,7 @@
 
 What is done to it under load loses nothing that it need not lose.
 
-guest/oncall.py does it and writes down what it saw; here it is judged. One boot, at most 15 minutes of it.
+guest/oncall.py does it and writes down what it saw; here it is judged. One boot, 500 s on two cores that others use as well.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-# 500 s on two cores that others use as well.
-STEPS_S = 900
 SLOTS = {"0", "1", "2", "3"}
 # One client can have one stream open.
 CLIENTS = 6
@@ -76,6 +74,14 @@ def test_all_is_well_again(night: Facts, name: str) -> None:
     step = night[name]
     assert step["well"], step
     assert step["strays"] == [], "a process outside its unit"
+
+
+@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_ENDS[1:], *INSTANCE_ENDS])
+def test_there_is_load_in_each_step(night: Facts, name: str) -> None:
+    """All clients begin a request in it that goes well: a step without load would prove nothing."""
+    step = night[name]
+    served = [one for one in night["load"] if one["ok"] and step["from"] <= one["began"] <= step["to"]]
+    assert len(served) >= CLIENTS
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -180,9 +186,3 @@ def test_stop_is_the_end(night: Facts) -> None:
 def test_uninstall_takes_all_away(night: Facts) -> None:
     assert night["uninstall"]["status"] == 0, night["uninstall"]
     assert night["left"] == []
-
-
-def test_within_its_time(night: Facts) -> None:
-    """The guest's own clock, from the first step to the last; booting comes before."""
-    assert night["seconds"]["left"] < STEPS_S, night["seconds"]
-    assert len(night["load"]) > 300

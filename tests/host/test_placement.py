@@ -12,8 +12,6 @@ from launcher.cpuset import CpuSet
 
 # What each fake engine touches (guest/observe.py); its interpreter takes about 30 MiB more.
 ALLOCATED = 48 << 20
-# 90 to 150 s on two cores that nobody else uses; before the host's own limit, so that it is this that speaks.
-STEPS_S = 1200
 Facts = dict[str, Any]
 
 
@@ -180,8 +178,3 @@ def test_doctor_knows_the_host(facts: Facts) -> None:
     assert rows["tcmalloc"]["verdict"] == "ok"
     # No vLLM in there.
     assert (doctor["status"], rows["vllm"]["verdict"], doctor["tier"]) == (1, "fail", "fallback")
-
-
-def test_within_its_time(facts: Facts) -> None:
-    """The guest's own clock, from the first step to the last; booting comes before."""
-    assert facts["seconds"]["stopped"] < STEPS_S, facts["seconds"]

@@ -22,9 +22,9 @@ def test_what_a_server_says(tmp_path: Path) -> None:
         governor = "performance" if cpu else "powersave"
         put(tmp_path / f"sys/devices/system/cpu/cpufreq/policy{cpu}/scaling_governor", governor + "\n")
     put(tmp_path / "sys/devices/system/cpu/cpufreq/boost", "1\n")
-    began = time.perf_counter()
+    began = time.process_time()
     found = read_settings(tmp_path)
-    assert time.perf_counter() - began < 0.2, "256 cpus: milliseconds, here with room for a busy machine"
+    assert time.process_time() - began < 0.2, "256 cpus: milliseconds"
     assert found == KernelSettings("madvise", True, frozenset({"performance", "powersave"}))
 
 

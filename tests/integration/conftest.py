@@ -27,7 +27,7 @@ FAKE_ENGINE = Path(__file__).parent.parent / "fake_engine.py"
 
 
 # The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
-SOON_S = 60.0
+SOON_S = 120.0
 
 
 def free_port() -> int:

@@ -70,13 +70,14 @@ def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=4, max_tokens=100) as load:
         eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
-        began = time.monotonic()
         done = daemon.cli("drain", "0", "--deadline", "1")
         assert done.returncode == 0, done.stderr
-        assert 0.5 < time.monotonic() - began < 15, "not the 20 s that a stream takes"
         slot = daemon.slot(0)
         assert (slot["state"], slot["in_flight"], slot["deadline"]) == ("draining", 0, None)
         assert slot["pid"] is not None
+    sums = daemon.status()["requests"]
+    ended = sums["retried"] + sums["continued"] + sums["failed"]
+    assert ended > 0, "waited for: they take 20 s"
     assert len(load.tally.failures) == load.tally.honest
     assert daemon.cli("resume", "0").returncode == 0
 

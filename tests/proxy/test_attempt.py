@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes import SOON_S
 from proxy.front_house import Build, House, until
 from proxy.plain_engine import QUESTION
 from proxy.scripted_engine import DONE, Call, answer_chat, event
@@ -24,7 +25,7 @@ async def test_a_cut_stream_that_waits_shows_that_it_lives(build: Build) -> None
     house = await build(keepalive_comment_s=0.05)
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     await house.engine(0, streams(ENGINE, 5))
-    async with asyncio.timeout(10), house.chat(stream=True, **asked) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **asked) as answer:
         while b" and" not in await answer.content.readuntil(b"\n\n"):
             pass
         house.door.remove_upstream(0, 1, "signal 9")
@@ -65,7 +66,7 @@ async def test_an_answer_that_is_no_stream_is_not_put_into_one(build: Build, siz
         await call.raw(head.encode() + b"x" * size)
 
     await house.engine(0, script)
-    async with asyncio.timeout(5), house.chat(stream=True) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         go.set()
         rest = (await answer.content.read()).replace(b": waiting\n\n", b"")
@@ -81,7 +82,7 @@ async def test_a_client_that_was_full_before_it_asked_is_given_up_not_its_instan
     """Two requests in a row; the answer to the first fills all buffers, and nobody reads."""
     path = tmp_path / "door.sock"  # a UNIX socket holds 200 KiB, TCP's grow to megabytes
     house = await build(
-        listen=(f"unix:{path}",), client_stall_timeout_s=0.4, idle_timeout_s=0.2, first_token_timeout_s=0.2
+        listen=(f"unix:{path}",), client_stall_timeout_s=1.0, idle_timeout_s=0.5, first_token_timeout_s=0.5
     )
 
     async def script(call: Call) -> None:
@@ -117,7 +118,7 @@ async def test_the_present_attempt_alone_is_heard(house: House) -> None:
     """An instance that is gone gets a moment for what it has sent; what it says later changes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     first = await house.engine(0, streams(ENGINE, 5))
-    async with asyncio.timeout(10), house.chat(stream=True, **asked) as answer:
+    async with asyncio.timeout(SOON_S), house.chat(stream=True, **asked) as answer:
         await answer.content.readuntil(b"\n\n")
         house.door.remove_upstream(0, 1, "signal 9")  # its attempt is told 0.2 s later, when it has moved on
         await house.engine(1, streams(ENGINE))

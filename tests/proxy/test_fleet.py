@@ -64,7 +64,7 @@ async def test_instances_that_end_after_the_door_was_closed_are_let_go(house: Ho
 
 
 async def test_that_an_instance_hangs_is_said_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    house = await build(hung_timeout_s=0.3)
+    house = await build(hung_timeout_s=0.8)
     await house.engine(0, hangs)
 
     def ask() -> asyncio.Task[bytes]:

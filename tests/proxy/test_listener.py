@@ -82,14 +82,14 @@ async def test_a_head_that_does_not_end_is_given_up(build: Build) -> None:
 
 
 async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
-    house = await build(header_timeout_s=0.5)
+    house = await build(header_timeout_s=1.0)
     await house.engine(0)
     reader, writer = await house.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 13\r\n\r\n"
     )
     for byte in b'{"model":"m"}':
         writer.write(bytes([byte]))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.09)
     async with asyncio.timeout(SOON_S):
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 

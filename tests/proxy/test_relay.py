@@ -292,7 +292,7 @@ async def test_a_dead_socket_moves_on(house: House, stream: bool) -> None:
 
 @BOTH
 async def test_a_hung_instance_moves_on(build: Build, stream: bool) -> None:
-    house = await build(answer_timeout_s=0.1, first_token_timeout_s=0.1)
+    house = await build(answer_timeout_s=0.4, first_token_timeout_s=0.4)
     await house.engine(0, Call.until_left)
     await house.engine(1)
     for _ in range(4):

@@ -25,7 +25,7 @@ SLOTS = range(4)
 PREFIX = Path("/opt/numa-launcher/venv/bin")
 ENGINE = "/srv/fake_engine.py"
 TOKEN = "hf_thisIsAVeryPrivateToken"
-READY_S = 300.0
+READY_S = 900.0
 MEMORY_MAX_MIB = 320
 LOAD = Path("load.jsonl")
 # When the last step ended, and the processes then.
