@@ -120,7 +120,7 @@ class Engine(Section, frozen=True):
         Meta(
             min_length=1,
             description='kind = "vllm": how to start vLLM. kind = "command": the whole argv, with {uds} or {port}, '
-            "{cpus}, {slot}, {model}, {name} filled in.",
+            "{cpus}, {threads} (how many cpus these are), {slot}, {model}, {name} filled in.",
         ),
     ] = ("vllm",)
     args: Annotated[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.planning.plan import Slot
 
 LOOPBACK: Final = "127.0.0.1"
-PLACEHOLDERS: Final = ("uds", "port", "cpus", "slot", "model", "name")
+PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name")
 
 # "{{word}}" stands for a literal "{word}"; other braces (JSON in an argument) are left alone.
 _PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}", re.ASCII)
@@ -74,6 +74,7 @@ class CommandEngine:
             "uds": address.path if isinstance(address, UnixAddress) else "",
             "port": str(address.port) if isinstance(address, TcpAddress) else "",
             "cpus": slot.placement.cpus.format(),
+            "threads": str(len(slot.placement.cpus)),
             "slot": str(slot.id),
             "model": self.local_models.get(slot.model.path, slot.model.path),
             "name": slot.model.name,

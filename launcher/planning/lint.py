@@ -1,7 +1,7 @@
 """What the engine will really do with a plan, and what is wrong with it: a table of small rules. No effects.
 
 Each rule is a generator of findings over the finished plan. Rules that are only about vLLM are not
-asked when the engine is a command. A rule whose fact is not known (facts.py) says nothing.
+asked when the engine is a command, and the other way round. A rule whose fact is not known (facts.py) says nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from launcher.planning.facts import NO_FACTS, Facts
 from launcher.planning.plan import Finding, Plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.rules import Rule, Subject
+from launcher.planning.rules_command import COMMAND_RULES
 from launcher.planning.rules_host import HOST_RULES
 from launcher.planning.rules_model import MODEL_RULES
 from launcher.planning.rules_placement import BINDING_RULES, PLACEMENT_RULES
@@ -32,5 +33,5 @@ def lint(
 ) -> tuple[Finding, ...]:
     """Findings of all rules that apply, in the order of the table."""
     subject = Subject(plan, topology, config, profiles, facts)
-    rules = PLACEMENT_RULES + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else ())
+    rules = PLACEMENT_RULES + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else COMMAND_RULES)
     return tuple(finding for rule in rules for finding in rule(subject))

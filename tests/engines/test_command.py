@@ -36,6 +36,11 @@ def test_every_placeholder_is_filled_in(make_slot: MakeSlot) -> None:
     assert launch.address == UnixAddress("/run/nl/slot2-7.sock")
 
 
+def test_threads_are_counted_from_the_slots_cpus(make_slot: MakeSlot) -> None:
+    template = engine("srv", "{uds}", "--threads", "{threads}")
+    assert template.launch(make_slot(cpus="0,2,4-9"), 1).argv[-1] == "8"
+
+
 def test_each_life_asks_for_a_port(make_slot: MakeSlot) -> None:
     server = engine("srv", "--port", "{port}")
     lives = [server.launch(make_slot(), generation) for generation in (1, 2)]

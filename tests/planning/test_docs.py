@@ -8,7 +8,7 @@ from pathlib import Path
 from synthetic import Machine
 
 from launcher.config.schema import Config, Layout, Model
-from launcher.planning import rules_host, rules_model, rules_placement, rules_zentorch
+from launcher.planning import rules_command, rules_host, rules_model, rules_placement, rules_zentorch
 from launcher.planning.demand import pool_for
 from launcher.planning.layers import KvLayers, LayerKind
 from launcher.planning.planner import make_plan
@@ -55,7 +55,7 @@ def test_the_worked_example() -> None:
 def test_every_code_of_the_rules_is_listed() -> None:
     sources = "".join(
         Path(str(module.__file__)).read_text()
-        for module in (rules_host, rules_model, rules_placement, rules_zentorch)
+        for module in (rules_command, rules_host, rules_model, rules_placement, rules_zentorch)
     )
     codes = set(re.findall(r'(?:violation|warning)\)?\(\s*"([a-z0-9-]+)",', sources))
     assert len(codes) > 25

@@ -209,3 +209,26 @@ def test_vllm_rules_do_not_judge_a_command() -> None:
         engine=Engine(kind=EngineKind.COMMAND, command=("x",), env={"OMP_NUM_THREADS": "4"}),
     )
     assert make_plan(Machine(cores=8, cpu=OLD).topology(), config, {}).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "codes"),
+    [
+        (("llama-server", "--host", "{uds}", "--threads", "{threads}"), {}, []),
+        (("llama-server", "--host", "{uds}", "-t", "{threads}"), {}, []),
+        (("llama-server", "--host", "{uds}"), {"LLAMA_ARG_THREADS": "4"}, []),
+        (("my-server", "{uds}", "numa"), {}, []),
+        (("llama-server", "-t", "4", "--numa", "numactl", "{uds}"), {}, ["numa-argument"]),
+        (("/opt/run-it", "--numa=distribute", "{uds}"), {}, ["numa-argument"]),
+        (("/opt/run-it", "{uds}"), {"LLAMA_ARG_NUMA": "isolate"}, ["numa-argument"]),
+        (("nice", "/usr/bin/llama-server", "{uds}"), {}, ["threads-not-told"]),
+    ],
+)
+def test_a_commands_arguments_are_judged(
+    command: tuple[str, ...], env: dict[str, str], codes: list[str]
+) -> None:
+    engine = Engine(kind=EngineKind.COMMAND, command=command, env=env)
+    plan = make_plan(
+        Machine(cores=8).topology(), Config(models=(Model(name="m", path="/m"),), engine=engine), {}
+    )
+    assert [finding.code for finding in plan.findings] == codes

@@ -39,3 +39,12 @@ def test_amds_layout(name: str) -> None:
     layout = load(name).layout
     assert (layout.strategy, layout.instances_per_socket) == (Strategy.INTERLEAVED, 2)
     assert (layout.use_smt, layout.reserve_cores) == (False, 0)
+
+
+def test_llama_server_keeps_to_the_slot() -> None:
+    command = load("command-engine").engine.command
+    assert "--numa" not in command
+    assert command[command.index("--threads") + 1] == "{threads}"
+    assert command[command.index("--load-mode") + 1] == "none"
+    assert command[command.index("--sse-ping-interval") + 1] == "1"
+    assert "--metrics" in command

@@ -1,0 +1,48 @@
+"""Rules on `engine.kind = "command"`: arguments that fight the plan, of servers that are known. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Final
+
+from launcher.engines.arguments import flag_of
+from launcher.planning.plan import Finding
+from launcher.planning.rules import Rule, Subject, warning
+
+_LLAMA_SERVER: Final = "llama-server"
+_THREADS: Final = frozenset({"-t", "--threads"})
+
+
+def _argv(subject: Subject) -> tuple[str, ...]:
+    return (*subject.config.engine.command, *subject.config.engine.args)
+
+
+def numa_argument(subject: Subject) -> Iterator[Finding]:
+    """With --numa and several nodes ggml gives a thread that has computed all cpus (ggml/src/ggml-cpu/ggml-cpu.c,
+    clear_numa_thread_affinity, build 11434). Without it every thread keeps the mask that it was started with."""
+    by_argument = any(flag_of(word) == "--numa" for word in _argv(subject))
+    name = "--numa" if by_argument else "LLAMA_ARG_NUMA"
+    if by_argument or name in subject.config.engine.env:
+        yield warning(
+            "numa-argument",
+            f"{'engine.command has' if by_argument else 'engine.env sets'} {name}, which lets llama.cpp's threads "
+            "leave the slot's cpus where there are several NUMA nodes",
+            f"remove {name}: numactl pins the instance, and its threads inherit that",
+        )
+
+
+def threads_argument(subject: Subject) -> Iterator[Finding]:
+    """llama.cpp counts the machine's cores, whatever its affinity mask (common/common.cpp, common_cpu_get_num_math)."""
+    argv = _argv(subject)
+    told = any(flag_of(word) in _THREADS for word in argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
+    if not told and any(PurePath(word).name == _LLAMA_SERVER for word in argv):
+        yield warning(
+            "threads-not-told",
+            "llama-server is not told how many threads to run: it takes one for each core of the machine, on the "
+            "slot's cpus",
+            'add "--threads", "{threads}" to engine.command',
+        )
+
+
+COMMAND_RULES: Final[tuple[Rule, ...]] = (numa_argument, threads_argument)
