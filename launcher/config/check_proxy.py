@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Final
 
 from launcher.config.schema import Config, Overflow
@@ -29,6 +30,7 @@ def check_proxy(config: Config, origin_of: Callable[[str], str]) -> None:
                 f"cannot use {origin_of('proxy.cors_origins')}: proxy.cors_origins: '{origin}' is no origin",
                 'write "https://host" or "https://host:port", without a path, or "*"',
             )
+    _check_trusted(proxy.trusted_proxies, origin_of)
     if proxy.overflow is not None:
         _check_overflow(proxy.overflow, {model.name for model in config.models}, origin_of)
 
@@ -44,6 +46,19 @@ def _check_names(config: Config, origin_of: Callable[[str], str]) -> None:
                     + (f"a name of '{owner}' already" if alias else "empty"),
                     "give each model names of its own",
                 )
+
+
+def _check_trusted(entries: tuple[str, ...], origin_of: Callable[[str], str]) -> None:
+    for entry in entries:
+        try:
+            if entry != "unix":
+                ip_network(entry)
+        except ValueError as error:
+            raise LauncherError(
+                f"cannot use {origin_of('proxy.trusted_proxies')}: proxy.trusted_proxies: '{entry}' is no network: "
+                f"{error}",
+                'write an address, a network such as "10.0.0.0/8", or "unix" for clients on UNIX sockets',
+            ) from None
 
 
 def _check_overflow(overflow: Overflow, names: set[str], origin_of: Callable[[str], str]) -> None:

@@ -224,6 +224,13 @@ class Proxy(Section, frozen=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description='Origins whose pages may call, or "*". Default: none.')
     ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='Addresses, networks ("10.0.0.0/8") or "unix": peers whose X-Forwarded-* and Forwarded count. '
+            "Others' are dropped."
+        ),
+    ] = ()
     policy: Annotated[
         Policy,
         Meta(description="prefix-aware, least-tokens, least-requests, round-robin or session."),
@@ -277,9 +284,16 @@ class Proxy(Section, frozen=True):
     header_timeout_s: Annotated[
         Seconds, Meta(description="For a client to send its request line and headers.")
     ] = 30.0
-    body_timeout_s: Annotated[Seconds, Meta(description="Longest silence while a client sends its body.")] = (
-        60.0
-    )
+    body_timeout_s: Annotated[
+        Seconds,
+        Meta(description="Longest silence while a client sends its body, and the least time for all of it."),
+    ] = 60.0
+    body_min_bytes_per_s: Annotated[
+        PositiveInt,
+        Meta(
+            description="A body has body_timeout_s, and 1 s more for each so many bytes that have come; then 408."
+        ),
+    ] = 1000
     client_keepalive_s: Annotated[
         Seconds, Meta(description="How long an idle client connection is kept.")
     ] = 75.0

@@ -22,6 +22,7 @@ from launcher.proxy.cors import Cors
 from launcher.proxy.desk import Desk
 from launcher.proxy.exchange import Exchange
 from launcher.proxy.fleet import OnIdle, OnSuspect
+from launcher.proxy.forwarded import TrustedProxies, appended
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.instance_pages import Instance
 from launcher.proxy.keys import OPEN_PATHS, Keys
@@ -66,6 +67,7 @@ class FrontDoor:
         self.desk.application = Application(proxy, models, self._keys, self._sources())
         self.desk.moves.overflow = self.desk.application.overflow
         self._cors = Cors(proxy.cors_origins)
+        self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
         certificate = proxy.tls_certificate
         self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
         self._inside = InProcess(self.desk.application)
@@ -83,6 +85,7 @@ class FrontDoor:
         self.closing = False
         self.header_timeout_s = proxy.header_timeout_s
         self.body_timeout_s = proxy.body_timeout_s
+        self.body_min_bytes_per_s = proxy.body_min_bytes_per_s
         self.keepalive_s = proxy.client_keepalive_s
         self.stall_timeout_s = proxy.client_stall_timeout_s
         self.max_body_bytes = proxy.max_body_bytes
@@ -272,10 +275,15 @@ class FrontDoor:
     def begin(self, client: ClientConnection, head: RequestHead) -> Relay:
         """A request has begun; it may be answered at once."""
         path, _query = split_target(head.target)
-        exchange = Exchange(head.sent_id or next(self._ids), head.method, path, self._loop.time())
+        exchange = Exchange(
+            head.sent_id or next(self._ids), head.method, path, self._loop.time(), client.peer
+        )
         found = match(head.method, path)
         well = found if isinstance(found, Match) else None
         relay = Relay(self.desk, client, head, well, exchange)
+        if self._proxies is not None and self._proxies.trusts(client.peer):
+            exchange.client = self._proxies.client_of(head, client.peer)
+            relay.forwarded = appended(head, client.peer)
         try:
             if self._cors.enabled and self._allow_origin(relay, head):
                 return relay
@@ -313,7 +321,7 @@ class FrontDoor:
 
     def turn_away(self, client: ClientConnection, refusal: Refusal) -> None:
         """A request that could not be read: answer it and close."""
-        exchange = Exchange(next(self._ids), "-", "-", self._loop.time())
+        exchange = Exchange(next(self._ids), "-", "-", self._loop.time(), client.peer)
         refusal.close = True
         Relay(self.desk, client, _UNREAD, None, exchange).refuse(refusal)
 

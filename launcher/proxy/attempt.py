@@ -186,14 +186,17 @@ class Attempt:
         else:
             self._relay.ended(self, rest)
 
-    def on_broken(self, reason: str) -> None:
+    def on_broken(self, reason: str, *, meant: bool = False) -> None:
         """It broke off."""
         call, self._call = self._call, None
         self.reached = call is None or call.sent
-        self.broken(reason)
+        self.broken(reason, meant=meant)
 
-    def broken(self, reason: str, answer: Answer | None = None) -> None:
-        """It is no use any more: `answer` says so itself, or its connection, its process, the clock."""
+    def broken(self, reason: str, answer: Answer | None = None, *, meant: bool = False) -> None:
+        """It is no use any more: `answer` says so itself, or its connection, its process, the clock.
+
+        `meant`: another instance would answer the same (http1.BadResponse).
+        """
         if self._relay.attempt is not self:
             return
         self.cancel()
@@ -201,7 +204,7 @@ class Attempt:
         try:
             if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
                 answer = _error_answer(tracker.error)
-            self._relay.broken(self, reason, answer)
+            self._relay.broken(self, reason, answer, meant=meant)
         except Exception:  # also the clock and the fleet call here
             self.on_fault()
 

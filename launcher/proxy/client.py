@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Protocol, cast
 
 from launcher.proxy.exchange import Exchange
+from launcher.proxy.forwarded import UNIX, peer_name
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead, head_end, parse_request
 from launcher.proxy.openai import Refusal
 
@@ -58,6 +59,7 @@ class Door(Protocol):
 
     header_timeout_s: float
     body_timeout_s: float
+    body_min_bytes_per_s: int
     keepalive_s: float
     stall_timeout_s: float  # for a client that takes nothing of its answer
     max_body_bytes: int
@@ -87,8 +89,8 @@ class ClientConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_body", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at", "_paused_reading",
-        "_request", "_scanned", "_served", "_state", "_transport", "_unsent", "paused", "write",
+        "_body", "_body_begun", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at",
+        "_paused_reading", "_request", "_scanned", "_served", "_state", "_transport", "_unsent", "paused", "peer", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door) -> None:
@@ -102,6 +104,7 @@ class ClientConnection(asyncio.Protocol):
         self._scanned = 0
         self._request: Request | None = None
         self._body = bytearray()
+        self._body_begun = 0.0  # loop time
         self._left = 0  # of a body with a length
         self._decoder: ChunkedDecoder | None = None
         self._paused_reading = False
@@ -109,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
         self._moved_at = 0.0  # when it took the last of them
         self.paused = False
+        self.peer = UNIX  # the address of the other side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
@@ -118,6 +122,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self.peer = peer_name(self._transport.get_extra_info("peername"))
         self._deadline = self._loop.time() + self._door.header_timeout_s
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -191,6 +196,7 @@ class ClientConnection(asyncio.Protocol):
             _start(request, rest[:length] if length != len(rest) else rest)
             return
         self._body = bytearray()
+        self._body_begun = self._loop.time()
         self._left = length
         self._decoder = ChunkedDecoder() if head.chunked else None
         if head.expect_continue and not rest:
@@ -199,7 +205,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """A piece of a body."""
-        self._deadline = self._loop.time() + self._door.body_timeout_s
+        now = self._loop.time()
+        # All of it has that time, too, and more the more of it has come: drops keep no connection for ever.
+        whole_by = self._body_begun + len(self._body) / self._door.body_min_bytes_per_s
+        self._deadline = min(now, whole_by) + self._door.body_timeout_s
         request = self._request
         if request is None:
             return
@@ -332,12 +341,18 @@ class ClientConnection(asyncio.Protocol):
                 self, Refusal(408, "the request's head did not come in time", code="timeout", close=True)
             )
         elif self._state is _State.BODY and self._request is not None:
-            silence = self._door.body_timeout_s
-            self._request.refuse(
-                Refusal(408, f"no byte of the body came for {silence:g} s", code="timeout", close=True)
-            )
+            self._request.refuse(Refusal(408, self._body_is_late(now), code="timeout", close=True))
         else:
             self._out_of_time(now)
+
+    def _body_is_late(self, now: float) -> str:
+        silence, rate = self._door.body_timeout_s, self._door.body_min_bytes_per_s
+        if now - self._body_begun < silence + len(self._body) / rate:
+            return f"no byte of the body came for {silence:g} s"
+        got, taken_s = len(self._body), now - self._body_begun
+        return (
+            f"{got} bytes of the body came in {taken_s:.0f} s: fewer than {rate} a second after {silence:g} s"
+        )
 
     def _out_of_time(self, now: float) -> None:
         """Nothing more is awaited of the client; but while it takes of its answer, it gets all of it."""

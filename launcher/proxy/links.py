@@ -42,8 +42,8 @@ class Sink(Protocol):
     def on_end(self) -> None:
         """The answer is complete."""
 
-    def on_broken(self, reason: str) -> None:
-        """It will never be complete."""
+    def on_broken(self, reason: str, *, meant: bool = False) -> None:
+        """It will never be complete. `meant`: another instance would answer the same (BadResponse)."""
 
     def on_fault(self) -> None:
         """The sink itself raised, in any of the above; it is told within the `except`, and then nothing more."""
@@ -124,12 +124,12 @@ class Call:
             else:
                 made[0].send(self)
 
-    def broken(self, reason: str) -> None:
+    def broken(self, reason: str, *, meant: bool = False) -> None:
         """Tell the sink, once."""
         sink, self.sink = self.sink, None
         if sink is not None:
             try:
-                sink.on_broken(reason)
+                sink.on_broken(reason, meant=meant)
             except Exception:
                 sink.on_fault()
 
@@ -241,8 +241,10 @@ class Wire(asyncio.Protocol):
                 self._read_head(call, data)
             else:
                 self._read_counted(call, data)
-        except (BadFraming, BadResponse) as error:
+        except BadFraming as error:
             self._break(f"bad answer: {error}")
+        except BadResponse as error:
+            self._break(f"bad answer: {error}", meant=error.meant)
         except Exception:
             call.sink = sink  # whatever became of it: it is owed an end
             self._fault(call)
@@ -331,11 +333,11 @@ class Wire(asyncio.Protocol):
             except Exception:
                 sink.on_fault()
 
-    def _break(self, reason: str) -> None:
+    def _break(self, reason: str, *, meant: bool = False) -> None:
         call, self._call, self._quick = self._call, None, None
         self.transport.abort()
         if call is not None:
-            call.broken(reason)
+            call.broken(reason, meant=meant)
 
     def eof_received(self) -> bool:
         """The instance sends no more."""

@@ -60,7 +60,7 @@ class Relay:
 
     __slots__ = (
         "_client", "_comment_at", "_desk", "attempt", "body", "committed", "deaths", "delivery", "done", "events",
-        "exchange", "first_byte_timeout_s", "found", "grant", "head", "key", "prompt_bytes", "rest", "setbacks",
+        "exchange", "first_byte_timeout_s", "forwarded", "found", "grant", "head", "key", "prompt_bytes", "rest", "setbacks",
         "stalled_at", "ticket", "transcript", "usage",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class Relay:
         self.delivery = Delivery(client, head, exchange)
         self.body: bytes | bytearray = b""
         self.key: KeyEntry | None = None
+        self.forwarded = b""  # field lines of a trusted proxy, for the instance
         self.done = False
         # What admission makes of it.
         self.ticket: Ticket | None = None  # None: no instance is asked
@@ -173,8 +174,9 @@ class Relay:
         else:
             ours = self.key is not None  # the client's key was for us
             wire_head = upstream_head(
-                head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours
-            )
+                head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours,
+                extra=self.forwarded,
+            )  # fmt: skip
         attempt.ask(link, method, wire_head, body)
 
     # --- what an attempt says ----------------------------------------------------------------------
@@ -272,9 +274,15 @@ class Relay:
         else:
             self.answer(answer)
 
-    def broken(self, attempt: Attempt, reason: str, answer: Answer | None) -> None:
-        """An instance is no use any more; `answer` is what it said itself of that."""
+    def broken(self, attempt: Attempt, reason: str, answer: Answer | None, *, meant: bool = False) -> None:
+        """An instance is no use any more; `answer` is what it said itself of that.
+
+        `meant`: the same is to be expected of any other (http1.BadResponse).
+        """
         self._leave(Ending.BROKEN, reason, None if answer is None else answer.head.status)
+        if meant and not self.committed:
+            self.fail(reason)
+            return
         if not self.committed or (self.rest is not None and not attempt.reached):
             self._desk.moves.elsewhere(self, reason, answer, fault=True)
             return

@@ -115,8 +115,8 @@ def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) 
     record.__dict__ = {
         **_BLANK,
         "name": log.name,
-        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms {exchange.outcome} "
-        f"{exchange.request_id}{why}",
+        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} client={exchange.client} {took_ms:.1f} ms "
+        f"{exchange.outcome} {exchange.request_id}{why}",
         "levelno": level,
         "levelname": logging.getLevelName(level),
         "pathname": __file__,

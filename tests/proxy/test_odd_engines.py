@@ -252,3 +252,43 @@ async def test_kept_connections_that_close_as_a_request_comes(house: House) -> N
     assert house.suspects == []
     assert house.door.stats()["retried"] == 0
     await until(lambda: house.sums()["completed"] == 60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n",
+    ],
+    ids=["101", "two lengths", "no length"],
+)
+async def test_what_every_instance_would_answer_is_asked_of_one(
+    house: House, answer: bytes, stream: bool
+) -> None:
+    async def script(call: Call) -> None:
+        await call.raw(answer)
+
+    engines = [await house.engine(slot, script) for slot in range(3)]
+    async with asyncio.timeout(SOON_S), house.chat(stream=stream) as got:
+        error = (await got.json())["error"]
+    assert (got.status, error["type"]) == (502, "upstream_error")
+    assert sum(len(engine.calls) for engine in engines) == 1
+    assert house.sums()["failed"] == 1
+    assert house.balanced()
+
+
+async def test_what_is_no_http_may_be_one_instances_own_trouble(house: House) -> None:
+    """Such as another program on its port: the next one is asked."""
+
+    async def script(call: Call) -> None:
+        await call.raw(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")
+
+    odd = await house.engine(0, script)
+    await house.engine(1)
+    for _ in range(4):
+        async with asyncio.timeout(SOON_S), house.chat() as got:
+            assert got.status == 200
+    assert odd.calls
+    assert house.sums()["completed"] == 4

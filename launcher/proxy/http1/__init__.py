@@ -13,8 +13,10 @@ are passed as they came. So nobody behind can see another message than the one t
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
 from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, SERVER, head_end
 from launcher.proxy.http1.requests import (
+    FORWARDED_FIELDS,
     KEY_ID,
     RequestHead,
+    field_lines,
     inside_head,
     parse_request,
     request_id,
@@ -23,6 +25,7 @@ from launcher.proxy.http1.requests import (
 from launcher.proxy.http1.responses import BadResponse, ResponseHead, client_head, parse_response
 
 __all__ = [
+    "FORWARDED_FIELDS",
     "KEY_ID",
     "MAX_FIELDS",
     "MAX_HEAD_BYTES",
@@ -34,6 +37,7 @@ __all__ = [
     "RequestHead",
     "ResponseHead",
     "client_head",
+    "field_lines",
     "head_end",
     "inside_head",
     "parse_request",

@@ -73,6 +73,11 @@ def lines_of(lowered: bytes, names: Container[bytes]) -> list[Span]:
     return [line.span() for line in _LINE.finditer(lowered) if line[1] in names]
 
 
+def all_lines(lowered: bytes) -> list[Span]:
+    """Where the field lines are: spans of `CRLF name: value`."""
+    return [line.span() for line in _LINE.finditer(lowered)]
+
+
 def first_value(lines: bytes, lowered: bytes, name: bytes) -> str | None:
     """The first value of a field, without the space around it; `name` in lower case."""
     at = lowered.find(b"\r\n%s:" % name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import NamedTuple
 
 from launcher.proxy.http1.fields import (
@@ -10,6 +11,7 @@ from launcher.proxy.http1.fields import (
     HOP_BY_HOP,
     MAX_FIELDS,
     Span,
+    all_lines,
     all_values,
     bad,
     first_value,
@@ -31,14 +33,15 @@ _HEAD = re.compile(
 )
 # The lines that must be looked at; but for content-encoding none of them passes.
 _OURS = re.compile(
-    rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|host|origin|x-request-id|%s):[ \t]*+([^\r]*)"
-    % HOP_BY_HOP
+    rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|forwarded|host|origin"
+    rb"|x-(?:forwarded-[^:]*+|real-ip|request-id)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
 )
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
 # RFC 3986 3.2 without userinfo (RFC 9110 4.2.4) and without the comma, which some read as a list of hosts.
 _HOST = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2}){0,255})(?::[0-9]{0,5})?"
 )
+FORWARDED_FIELDS = re.compile(rb"forwarded|x-forwarded-[^:]*|x-real-ip")  # whose request it is, says a proxy
 _DIGITS = re.compile(rb"[0-9]+")
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _SMALL = 4 * MAX_FIELDS  # bytes: a head that is no larger has no line too long and no field too many
@@ -231,8 +234,9 @@ def upstream_head(
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
     What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
-    which is `length` now: the body goes on whole. So does Accept-Encoding: a stream that a layer in front of
-    the engine compressed could be neither watched nor continued. `extra`: field lines of ours, each ended by CRLF.
+    which is `length` now: the body goes on whole. So do FORWARDED_FIELDS, anybody's word of himself
+    (proxy.forwarded gives them in `extra` where the peer is trusted). So does Accept-Encoding: a stream that a
+    layer in front of the engine compressed could be neither watched nor continued. `extra`: field lines of ours, each ended by CRLF.
     `method`: another than the client's (GET for HEAD). `keys=False`: the client's API key was for us.
     """
     cuts = head.cuts
@@ -249,6 +253,17 @@ def upstream_head(
         framing,
         extra,
     )
+
+
+def field_lines(head: RequestHead, names: re.Pattern[bytes], *, but: Container[bytes] = ()) -> bytes:
+    """The field lines as they came, each ended by CRLF, whose name in lower case matches and is not in `but`."""
+    found = (
+        head.lines[start + 2 : end] + b"\r\n"
+        for start, end in all_lines(head.lowered)
+        if names.fullmatch(name := head.lowered[start + 2 : head.lowered.index(b":", start)])
+        and name not in but
+    )
+    return b"".join(found)
 
 
 def inside_head(head: RequestHead, request_id: str, length: int, *, method: str, key_id: str | None) -> bytes:

@@ -28,11 +28,15 @@ _Found = dict[bytes, bytes]
 
 
 class BadResponse(Exception):  # noqa: N818 - it is an instance's answer, and none
-    """An instance's head that is no HTTP/1.1, or whose framing is in doubt; `reason` says why."""
+    """An instance's head that is no HTTP/1.1, or whose framing is in doubt; `reason` says why.
 
-    def __init__(self, reason: str) -> None:
+    `meant`: it is HTTP/1.1 otherwise, so its program answers this request so, and would on another instance.
+    """
+
+    def __init__(self, reason: str, *, meant: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.meant = meant
 
 
 class ResponseHead(NamedTuple):
@@ -88,7 +92,7 @@ def parse_response(head: bytes, method: str) -> ResponseHead:
     if status < 200 or status in {204, 304} or method == "HEAD":
         length, chunked = 0, False
     if status == 101:
-        raise BadResponse("it switches protocols, which nobody asked for")
+        raise BadResponse("it switches protocols, which nobody asked for", meant=True)
     until_close = length is None and not chunked
     keep_alive = not http_1_0
     if b"connection" in found:
@@ -118,13 +122,13 @@ def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
     if codings is not None:
         if http_1_0 or length is not None or codings != b"chunked":
             raise BadResponse(
-                "its Transfer-Encoding is not exactly 'chunked', or Content-Length is there too"
+                "its Transfer-Encoding is not exactly 'chunked', or Content-Length is there too", meant=True
             )
         return None, True
     if length is None:
         return None, False
     if not _DIGITS.fullmatch(length):
-        raise BadResponse(f"its Content-Length is not one number: {length[:60]!r}")
+        raise BadResponse(f"its Content-Length is not one number: {length[:60]!r}", meant=True)
     return int(length), False
 
 
