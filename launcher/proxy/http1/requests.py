@@ -235,8 +235,9 @@ def upstream_head(
 
     What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
     which is `length` now: the body goes on whole. So do FORWARDED_FIELDS, anybody's word of himself
-    (proxy.forwarded gives them in `extra` where the peer is trusted). So does Accept-Encoding: a stream that a
-    layer in front of the engine compressed could be neither watched nor continued. `extra`: field lines of ours, each ended by CRLF.
+    (proxy.forwarded gives them in `extra` where the peer is trusted). So does Accept-Encoding: a stream
+    that a layer in front of the engine compressed could be neither watched nor continued. `extra`: field
+    lines of ours, each ended by CRLF.
     `method`: another than the client's (GET for HEAD). `keys=False`: the client's API key was for us.
     """
     cuts = head.cuts
