@@ -20,7 +20,7 @@ from launcher.engines.binding import MemPolicy
 from launcher.errors import LauncherError
 from launcher.host import activation, collector, notify, open_files
 from launcher.host.events import EventRing
-from launcher.instances.choose_spawner import choose_spawner
+from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.health import HttpProber
 from launcher.instances.held_file import HeldFile
@@ -82,7 +82,9 @@ class Daemon:
             announce=self._apply,
             traffic=self,
             held=HeldFile(assembly.run_dir.with_suffix(".held")),
-            caches=CompileCaches() if config.engine.kind is EngineKind.VLLM else None,
+            caches=CompileCaches(become=as_instances_user(self.spawner, config))
+            if config.engine.kind is EngineKind.VLLM
+            else None,
         )
         self.ring = EventRing(began=int(time.time() * 1000))
         self.machine = MachineWatch(lambda: (self.oncall.assembly.topology, self.oncall.assembly.plan))

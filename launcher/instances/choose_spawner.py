@@ -17,7 +17,7 @@ from launcher.host.own_unit import is_system_service, unit_of
 from launcher.instances.ports import Spawner
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.instances.spawn_systemd import SystemdSpawner
-from launcher.instances.unit import Frame
+from launcher.instances.unit import Frame, as_user
 from launcher.planning.plan import Placement
 from launcher.sizes import parse_size
 
@@ -111,6 +111,11 @@ def _must_be_units(config: Config, root: Path) -> bool:
         and (root / BOOTED).is_dir()
         and is_system_service(root / "proc/self")
     )
+
+
+def as_instances_user(spawner: Spawner, config: Config) -> tuple[str, ...]:
+    """A command that runs the one after it as the instances' user, in their sandbox; empty where that is our own user."""
+    return as_user(frame_of(config)) if isinstance(spawner, SystemdSpawner) else ()
 
 
 def frame_of(config: Config) -> Frame:

@@ -193,9 +193,6 @@ class SystemdSpawner:
             return self._stillborn(unit)
         if isinstance(launch.address, UnixAddress):
             self._make_way(Path(launch.address.path))
-        if launch.scratch is not None:
-            shutil.rmtree(launch.scratch, ignore_errors=True)
-            self._open_folder(Path(launch.scratch))
         digested = digest(launch)
         env[MARK] = mark(slot, generation, digested)
         secret = secret_names(env) | launch.secrets
@@ -209,7 +206,7 @@ class SystemdSpawner:
                     unit,
                     properties(
                         self._frame, slot, generation, command=command, argv=launch.argv, env=env,
-                        secrets_file=secrets_file, placement=self._placement_of(slot),
+                        secrets_file=secrets_file, scratch=launch.scratch, placement=self._placement_of(slot),
                     ),
                 )  # fmt: skip
         except BaseException:
@@ -363,17 +360,19 @@ class SystemdSpawner:
             self._follower.ignore(unit)
 
     def _make_way(self, path: Path) -> None:
-        """The folder of an instance's socket, where its user may make one, and no socket in it."""
-        self._open_folder(path.parent)
-        path.unlink(missing_ok=True)
-
-    def _open_folder(self, folder: Path) -> None:
-        """Open to the user that instances run as."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o770)
+        """The folder of an instance's socket, where its user may make one, and no socket in it. Nothing else in there is
+        touched by us: that user may put a link in the place of any file. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o770)
         if self._group is not None:
-            with contextlib.suppress(PermissionError):  # not ours: whoever made it has set it up
-                os.chown(folder, -1, self._group)
-                folder.chmod(0o2770)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(folder, -1, self._group)
+                os.fchmod(folder, 0o770)
+            except PermissionError:  # not ours: whoever made it has set it up
+                pass
+            finally:
+                os.close(folder)
+        path.unlink(missing_ok=True)
 
     async def _send(self, unit: str, number: signal.Signals, *, whole: bool) -> None:
         try:

@@ -6,10 +6,12 @@ One file, replaced as a whole: a daemon that is killed between two lines leaves 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -84,6 +86,7 @@ class StateFile:
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file at once; only this user may read it, from its first byte on. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(path.parent)
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -97,6 +100,14 @@ def write_private(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises PermissionError where another user could put another file in the place of ours."""
+    facts = folder.stat()
+    owners = {folder.lstat().st_uid, facts.st_uid}
+    if not owners <= {os.geteuid(), 0} or facts.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, "other users may write there", str(folder))
 
 
 def _load(path: Path) -> dict[int, Record]:

@@ -50,6 +50,10 @@ SANDBOX: Final[tuple[Property, ...]] = (
 )
 
 
+# A value of SANDBOX as it is written in a unit file: no capability, and a boolean.
+_TEXT: Final[Mapping[Any, str]] = {0: "", True: "yes"}
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What all units of one daemon have in common."""
@@ -103,10 +107,12 @@ def properties(
     argv: Sequence[str],
     env: Mapping[str, str],
     secrets_file: str | None,
+    scratch: str | None = None,
     placement: Placement | None = None,
 ) -> list[Property]:
     """All of one unit. `command` is the absolute path that is executed as `argv`. `env` may be read by
-    everybody (`systemctl show`); what may not lies in `secrets_file`, in the form of `secrets_text`."""
+    everybody (`systemctl show`); what may not lies in `secrets_file`, in the form of `secrets_text`.
+    `scratch`: a folder that is there, and empty, when the command starts."""
     unit = frame.unit(slot)
     found: list[Property] = [
         ("Description", "s", f"numa-launcher: slot {slot}, life {generation}"),
@@ -137,6 +143,13 @@ def properties(
             [f"NUMA_LAUNCHER_SLOT={slot}".encode(), f"NUMA_LAUNCHER_GENERATION={generation}".encode()],
         ),
     ]
+    if scratch is not None:
+        # As the instances' user: it lies where that user may write, and may be anything by now. Why it can't be made is in
+        # the log, and the engine fails for itself then.
+        emptied = ["sh", "-c", 'rm -rf -- "$1" && mkdir -p -m 0770 -- "$1"', "sh", scratch]
+        found.append(
+            ("ExecStartPreEx", "a(sasas)", [["/bin/sh", emptied, ["no-env-expand", "ignore-failure"]]])
+        )
     if secrets_file is not None:
         found.append(("EnvironmentFiles", "a(sb)", [[secrets_file, False]]))
     if frame.user is not None:
@@ -148,6 +161,19 @@ def properties(
         if placement.membind:
             found.append(("AllowedMemoryNodes", "ay", bit_mask(placement.membind)))
     return found
+
+
+def as_user(frame: Frame) -> tuple[str, ...]:
+    """systemd-run(1), to be followed by a command: it runs as the instances' user in their sandbox, in a unit of its
+    own, with our input and output. Empty where that user is root."""
+    if frame.user is None:
+        return ()
+    sandbox = [f"--property={name}={_TEXT.get(value, value)}" for name, _, value in SANDBOX]
+    return (
+        *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", "--service-type=exec", f"--slice={frame.slice}"),
+        *(f"--uid={frame.user}", f"--gid={frame.user}", "--property=UMask=0007", "--property=RuntimeMaxSec=10min"),
+        *(f"--description={frame.prefix}: compile caches", *sandbox, "--"),
+    )  # fmt: skip
 
 
 def bit_mask(cpus: CpuSet) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 
 from launcher.address import UnixAddress
 from launcher.engines.base import Launch
-from launcher.instances.compile_cache import FORGOTTEN_S, STAMP, WORKSHOP, CompileCaches
+from launcher.instances.cache_files import FORGOTTEN_S, STAMP, WORKSHOP
+from launcher.instances.compile_cache import CompileCaches
 
 
 def launch(root: Path, slot: int, *more: str, stack: str = "vllm1", cpus: str = "0-3") -> Launch:

@@ -79,3 +79,14 @@ def test_a_port_is_chosen_anew_each_time() -> None:
     first = replace(LAUNCH, address=TcpAddress("127.0.0.1", 4000))
     second = replace(first, argv=("serve", "--port", "4999"), address=TcpAddress("127.0.0.1", 4999))
     assert digest(first) == digest(second)
+
+
+def test_nothing_is_written_where_everybody_may_replace_it(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users may write there"):
+        write_private(folder / "file", b"x")
+    assert list(folder.iterdir()) == []
+    folder.chmod(0o1777)
+    write_private(folder / "file", b"x")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cpuset import CpuSet
-from launcher.instances.unit import Frame, bit_mask, properties, secrets_text
+from launcher.instances.unit import SANDBOX, Frame, as_user, bit_mask, properties, secrets_text
 from launcher.planning.plan import Placement
 
 PLACE = Placement(
@@ -40,6 +40,26 @@ def test_a_user_of_its_own_has_a_sandbox() -> None:
     )
     assert caged["NoNewPrivileges"] is True
     assert not {"User", "NoNewPrivileges", "PrivateTmp"} & of(Frame()).keys()
+
+
+def test_its_scratch_folder_is_emptied_by_that_user_and_not_by_us() -> None:
+    found = properties(
+        Frame(user="numa-launcher"), 0, 1, command="/x", argv=("x",), env={}, secrets_file=None, scratch="/run/a b"
+    )  # fmt: skip
+    (before,) = [value for name, _, value in found if name == "ExecStartPreEx"]
+    ((command, argv, flags),) = before
+    assert (command, argv[-1]) == ("/bin/sh", "/run/a b")
+    assert flags == ["no-env-expand", "ignore-failure"], "no `privileged`: User= and the sandbox hold"
+
+
+def test_what_is_done_for_the_instances_is_done_in_their_sandbox() -> None:
+    words = as_user(Frame(user="nl", slice="nl.slice"))
+    assert words[0] == "systemd-run"
+    assert words[-1] == "--"
+    assert {"--uid=nl", "--gid=nl", "--slice=nl.slice", "--wait", "--pipe", "--property=NoNewPrivileges=yes",
+            "--property=CapabilityBoundingSet=", "--property=ProtectSystem=full"} <= {*words}  # fmt: skip
+    assert len([word for word in words if word.startswith("--property=")]) == len(SANDBOX) + 2
+    assert as_user(Frame()) == ()
 
 
 def test_limits_are_set_where_they_are_asked_for() -> None:

@@ -1,0 +1,177 @@
+"""What root does in folders that the instances' user may write, with a real second user who plants links there.
+
+Only root can become another user, so these need root; CI runs them as root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.address import UnixAddress
+from launcher.engines.base import Launch
+from launcher.instances.compile_cache import CompileCaches
+from launcher.instances.state_file import write_private
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can act for a second user: run scripts/test integration as root"
+)
+
+USER = 65534
+"""nobody, on every Linux."""
+AS_USER = (
+    *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs"),
+    *("--bounding-set=-all", "--inh-caps=-all", "--"),
+)
+# The Python that runs the tests may lie where only root may look; the system's does not.
+BECOME = (*AS_USER, "sh", "-c", 'shift; exec /usr/bin/python3 "$@"', "sh")
+SECRET = "only root may read this"
+
+
+@pytest.fixture
+def caches() -> CompileCaches:
+    return CompileCaches(become=BECOME)
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A cache folder of the second user; pytest's own lie where only root may look."""
+    folder = Path(tempfile.mkdtemp(prefix="second-user-"))
+    folder.chmod(0o755)
+    cache = folder / "cache"
+    cache.mkdir()
+    os.chown(cache, USER, USER)
+    yield cache
+    subprocess.run(["rm", "-rf", folder], check=True)  # Python's rmtree gives up in folders that lie too deep
+
+
+@pytest.fixture
+def roots(base: Path) -> Path:
+    """A folder that only root may enter, with a file that everybody could read there."""
+    folder = base.parent / "roots"
+    folder.mkdir(mode=0o700)
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o644)
+    return folder
+
+
+def launch(base: Path, slot: int) -> Launch:
+    folder = base / "vllm1" / f"slot{slot}"
+    env = {"VLLM_CACHE_ROOT": f"{folder}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    return Launch(argv=("vllm", "serve", "/m"), env=env, secrets=frozenset(), address=UnixAddress("/x"))
+
+
+def as_user(script: str, folder: Path) -> str:
+    """What the code of a model could do. Returns what it has printed."""
+    done = subprocess.run(
+        [*AS_USER, "sh", "-ec", f"umask 007; {script}"], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    )  # fmt: skip
+    return done.stdout
+
+
+def readable(base: Path) -> str:
+    """All that the second user can read below its cache."""
+    return as_user("find . -type f -exec cat {} + 2>/dev/null || true", base)
+
+
+def test_a_link_to_another_folder_gives_nothing_away(
+    caches: CompileCaches, base: Path, roots: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = launch(base, 0)
+    as_user(f"mkdir -p vllm1/slot0; ln -s {roots} vllm1/slot0/inductor", base)
+    caches.keep(0, one)
+    caches.prepare(1, launch(base, 1))
+    assert SECRET not in readable(base)
+    assert "cannot stamp its compile cache" in caplog.text
+
+
+def test_a_link_inside_a_cache_gives_nothing_away(caches: CompileCaches, base: Path, roots: Path) -> None:
+    as_user(f"mkdir -p vllm1/slot0/inductor; ln -s {roots}/secret {roots} vllm1/slot0/inductor", base)
+    caches.keep(0, launch(base, 0))
+    caches.prepare(1, launch(base, 1))
+    assert (base / "vllm1/slot1/inductor/secret").is_symlink()
+    assert SECRET not in readable(base)
+
+
+def test_a_planted_stamp_overwrites_nothing(caches: CompileCaches, base: Path, roots: Path) -> None:
+    as_user(f"mkdir -p vllm1/slot0/inductor; ln -s {roots}/secret vllm1/slot0/.stamp.json.0", base)
+    caches.keep(0, launch(base, 0))
+    assert (roots / "secret").read_text() == SECRET
+
+
+def test_a_folder_that_leads_elsewhere_empties_nothing(
+    caches: CompileCaches, base: Path, roots: Path
+) -> None:
+    (roots / "slot0" / "inductor").mkdir(parents=True)
+    (roots / "slot0" / "inductor" / "precious").touch()
+    as_user(f"ln -s {roots} vllm1", base)
+    caches.purge(0, launch(base, 0))
+    caches.prepare(0, launch(base, 0))
+    assert (roots / "slot0" / "inductor" / "precious").exists()
+
+
+def test_a_pipe_holds_nothing_up(caches: CompileCaches, base: Path) -> None:
+    as_user(
+        "mkdir -p vllm1/slot0/inductor vllm1/slot2; mkfifo vllm1/slot0/inductor/p vllm1/slot2/stamp.json",
+        base,
+    )
+    caches.keep(0, launch(base, 0))
+    caches.prepare(1, launch(base, 1))
+    assert (base / "vllm1/slot1/stamp.json").is_file()
+    assert not (base / "vllm1/slot1/inductor/p").exists()
+
+
+def test_folders_without_end_end_in_a_warning(
+    caches: CompileCaches, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_user(
+        "mkdir -p vllm1/slot0/inductor; cd vllm1/slot0/inductor; for i in $(seq 1500); do mkdir d; cd -P d; done",
+        base,
+    )
+    caches.keep(0, launch(base, 0))
+    caches.prepare(1, launch(base, 1))
+    assert "slot 1: cannot copy a compile cache: folders lie too deep" in caplog.text
+
+
+def test_the_whole_cache_of_a_sibling_is_the_users(caches: CompileCaches, base: Path) -> None:
+    """Files and folders for nobody else, too; no mode beyond the permissions."""
+    as_user("mkdir -p vllm1/slot0/inductor/aa; cd vllm1/slot0/inductor/aa; echo code >x.so; chmod 600 x.so; echo y >y; "
+            "chmod 6755 y; chmod 2700 .", base)  # fmt: skip
+    caches.keep(0, launch(base, 0))
+    caches.prepare(1, launch(base, 1))
+    copy = base / "vllm1/slot1/inductor/aa"
+    assert (copy / "x.so").read_text() == "code\n"
+    found = [
+        copy,
+        copy / "x.so",
+        copy / "y",
+        base / "vllm1/slot0/stamp.json",
+        base / "vllm1/slot1/stamp.json",
+    ]
+    assert {path.stat().st_uid for path in found} == {USER}
+    assert stat.S_IMODE((copy / "y").stat().st_mode) == 0o755
+    assert stat.S_IMODE((copy / "x.so").stat().st_mode) == 0o600
+    as_user("rm -r vllm1", base)
+
+
+def test_a_user_that_may_not_write_there_is_told_of(
+    caches: CompileCaches, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.chown(base, 0, 0)
+    caches.prepare(0, launch(base, 0))
+    assert "slot 0: cannot copy a compile cache: Permission denied" in caplog.text
+
+
+def test_the_daemons_state_is_not_kept_in_a_folder_of_that_user(base: Path, roots: Path) -> None:
+    (base.parent / "link").symlink_to(roots)
+    os.chown(base.parent / "link", USER, USER, follow_symlinks=False)
+    for folder in (base, base.parent / "link"):
+        with pytest.raises(PermissionError, match="other users may write there"):
+            write_private(folder / "instances.json", b"{}")
+    assert sorted(path.name for path in roots.iterdir()) == ["secret"]
