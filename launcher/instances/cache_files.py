@@ -230,11 +230,14 @@ def _matching(names: list[str], *patterns: str) -> set[str]:
 
 def _held(lock: Path) -> bool:
     """Whether a process holds Inductor's lock (torch/utils/_filelock.py: flock)."""
-    with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        finally:
+            os.close(fd)
     return False
 
 

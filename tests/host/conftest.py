@@ -79,3 +79,17 @@ def facts(
     assert done.status == 0, f"{done.output}\nsee {folder}/journal"
     found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return found | {"layout": request.param}
+
+
+@pytest.fixture(scope="module")
+def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What guest/caches.py saw of compile caches under the shipped units."""
+    folder = tmp_path_factory.mktemp("caches")
+    files = [wheel, ROOT / "tests" / "fake_engine.py", *(ROOT / "systemd").iterdir()]
+    files += [GUEST / name for name in ("notes.py", "stand_in_vllm.py")]
+    done = run(LAYOUTS["2s8"], GUEST / "caches.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found

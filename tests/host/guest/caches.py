@@ -1,0 +1,159 @@
+#!/opt/venv/bin/python
+"""In the guest, as root: the shipped unit, instances as their own user, and what becomes of their compile caches.
+
+Judges nothing: facts.json goes back to the host, whose tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from notes import note, sh, status, until
+
+UNIT = "numa-launcher"
+READY_S = 600.0
+BASE = Path("/var/cache/numa-launcher")
+ROOTS = Path("/var/lib/only-root")
+SECRET = "only root may read this"
+PRECIOUS = "root's state"
+
+CONFIG = """
+[[models]]
+name = "fake"
+path = "fake/model"
+dtype = "float32"
+[layout]
+strategy = "per-node"
+reserve_cores = 0
+[memory]
+kv_cache = "16MiB"
+reserve = "16MiB"
+instance_overhead = "32MiB"
+[engine]
+command = ["/opt/venv/bin/vllm"]
+[supervision]
+probe_timeout_s = 60
+stop_timeout_s = 60
+"""
+
+
+def install() -> None:
+    """The units as they are, and a stand-in for vLLM with vLLM's metadata beside our own package."""
+    (wheel,) = Path().glob("*.whl")
+    site = Path(sysconfig.get_path("purelib"))
+    note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), str(site)))
+    bin_folder = Path(sys.executable).parent
+    (bin_folder / UNIT).write_text(
+        f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n"
+    )
+    shutil.copy("stand_in_vllm.py", bin_folder / "vllm")
+    for name in (UNIT, "vllm"):
+        (bin_folder / name).chmod(0o755)
+    (site / "vllm-0.32.0.dist-info").mkdir()
+    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
+    )
+    shutil.copy("fake_engine.py", "/srv")
+    Path("/etc/numa-launcher").mkdir()
+    Path("/etc/numa-launcher/config.toml").write_text(CONFIG)
+    units = Path("/etc/systemd/system")
+    for unit in Path().glob("numa-launcher*.s*"):
+        shutil.copy(unit, units)
+    for kind in ("sysusers", "tmpfiles"):
+        shutil.copy(f"{kind}.conf", f"/usr/lib/{kind}.d/{UNIT}.conf")
+    note("user", [sh("systemd-sysusers", f"{UNIT}.conf"), sh("systemd-tmpfiles", "--create", f"{UNIT}.conf")])
+    drop_in = units / f"{UNIT}.service.d"
+    drop_in.mkdir()
+    (drop_in / "path.conf").write_text(
+        f"[Service]\nEnvironment=PATH={bin_folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
+    )
+    note("daemon-reload", sh("systemctl", "daemon-reload"))
+    ROOTS.mkdir(mode=0o700)
+    (ROOTS / "secret").write_text(SECRET)
+    (ROOTS / "state").write_text(PRECIOUS)
+    for file in ROOTS.iterdir():
+        file.chmod(0o644)
+
+
+def ready() -> dict[str, Any] | None:
+    now = status()
+    return now if now and now["ready"] == len(now["slots"]) == 2 else None
+
+
+def slot(number: int) -> Path:
+    (found,) = BASE.glob(f"*/slot{number}")
+    return found
+
+
+def tree() -> dict[str, Any]:
+    """Every file, folder and link of the caches: its owner, mode, and content or target."""
+    found = {}
+    for path in sorted(BASE.rglob("*")):
+        facts = path.lstat()
+        what = (
+            str(path.readlink()) if path.is_symlink() else path.read_bytes().hex() if path.is_file() else None
+        )
+        found[str(path.relative_to(BASE))] = [path.owner(), stat.S_IMODE(facts.st_mode), what]
+    return found
+
+
+def as_user(script: str) -> dict[str, Any]:
+    """What the code of a model could do."""
+    return sh("setpriv", f"--reuid={UNIT}", f"--regid={UNIT}", "--init-groups", "--", "sh", "-c", script)
+
+
+def restart(number: int) -> dict[str, Any]:
+    done = sh("numa-launcher", "restart", str(number), timeout=READY_S)
+    return {"done": done, "ready": until(ready, READY_S) is not None}
+
+
+def serve() -> None:
+    note("start", sh("systemctl", "start", UNIT, timeout=READY_S))
+    note("ready", until(ready, READY_S) is not None)
+    note("unit", sh("systemctl", "show", UNIT, "--property=RestrictSUIDSGID,CapabilityBoundingSet")["out"])
+    until(lambda: len([*BASE.glob("*/slot*/stamp.json")]) == 2, READY_S)
+    note("first", tree())
+
+
+def copy() -> None:
+    """The second slot has nothing, and the first one what it needs."""
+    note("emptied", as_user(f"rm -rf {slot(1)}"))
+    note("restart-1", restart(1))
+    until((slot(0).parent / "slot1" / "stamp.json").exists, READY_S)
+    note("second", tree())
+
+
+def plant() -> None:
+    """Links that lead root to its own files."""
+    folder = slot(0)
+    note("planted", as_user(
+        f"cd {folder} && rm -rf inductor && ln -s {ROOTS} inductor && ln -sf {ROOTS}/state .stamp.json.0 && "
+        f"cd /run/numa-launcher/control.instances && rm -rf slot0 && ln -s {ROOTS} slot0"
+    ))  # fmt: skip
+    note("restart-0", restart(0))
+    until(lambda: "slot 0: cannot stamp" in sh("journalctl", "--unit", UNIT)["out"], 60.0)
+    note("planted-tree", tree())
+    facts = ROOTS.stat()
+    note("roots", {
+        "group": facts.st_gid, "mode": stat.S_IMODE(facts.st_mode), "state": (ROOTS / "state").read_text(),
+        "names": sorted(path.name for path in ROOTS.iterdir()),
+        "found": as_user(f"grep -rlF '{SECRET}' {BASE} /run/numa-launcher/control.instances 2>/dev/null || true")["out"],
+    })  # fmt: skip
+
+
+def end() -> None:
+    lines = sh("journalctl", "--unit", f"{UNIT}*", "--output", "json")["out"].splitlines()
+    note("journal", [[entry.get("_SYSTEMD_UNIT"), entry.get("MESSAGE")] for entry in map(json.loads, lines)])
+    note("stop", sh("systemctl", "stop", UNIT))
+    note("run", sorted(str(path) for path in Path("/run/numa-launcher").rglob("*")))
+
+
+if __name__ == "__main__":
+    for step in (install, serve, copy, plant, end):
+        step()
