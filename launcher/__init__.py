@@ -11,16 +11,16 @@ The way of the data::
 
 Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
 
-    cpuset, address, sizes, errors, columns, redaction   nothing
+    cpuset, address, sizes, errors, columns, printable, redaction   nothing
     config       cpuset, sizes, errors, redaction; its schema only its values
     topology     cpuset, sizes, errors, columns
     planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
     engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors
     instances    planning.plan, engines, config.schema, host, cpuset, address, sizes, errors
-    proxy        config.schema, telemetry, address, errors
-    control      errors, redaction
+    proxy        config.schema, telemetry, address, errors, printable
+    control      errors, printable, redaction
     telemetry    nothing
-    host         cpuset, errors
+    host         cpuset, errors, printable
     status       a slot's owner -> the operator's view of it: engines.stack, instances, telemetry, cpuset
     doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
     assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
@@ -33,7 +33,8 @@ Rooms, and what each may import of ours (the table in tests/test_imports.py hold
     oncall       what a running daemon does for an operator: assembly, reloader, status, verbs, control.messages,
                  config.shown, host, instances, proxy
     daemon       builds and wires everything but cli, and ends it in order; only cli.serve imports it
-    cli          control.client, columns; the offline verbs assembly, config, doctor, planning, topology; key proxy.keystore
+    cli          control.client, columns, printable; the offline verbs assembly, config, doctor, planning, topology;
+                 key proxy.keystore
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies
 them to the proxy's UpstreamTable.

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
-LEAVES = {"cpuset", "address", "sizes", "errors", "columns", "redaction"}
+LEAVES = {"cpuset", "address", "sizes", "errors", "columns", "printable", "redaction"}
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
     "cli", "control.client", "config", "assembly", "doctor", "planning", "topology", "engines.environment", *LEAVES,
@@ -26,10 +26,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planning": {"topology.model", "config.schema", "engines.base", "engines.arguments", *(LEAVES - {"address"})},
     "engines": {"planning.plan", "config.schema", "topology.model", *LEAVES},
     "instances": {"planning.plan", "engines", "config.schema", "host", *LEAVES},
-    "proxy": {"config.schema", "telemetry", "address", "errors"},
-    "control": {"errors", "redaction"},
+    "proxy": {"config.schema", "telemetry", "address", "errors", "printable"},
+    "control": {"errors", "printable", "redaction"},
     "telemetry": set(),
-    "host": {"cpuset", "errors"},
+    "host": {"cpuset", "errors", "printable"},
     "doctor": {"config", "topology", "planning", "engines", "host", *LEAVES},
     "status": {"cpuset", "engines.stack", "instances", "telemetry"},
     "assembly": {"config.schema", "engines", "host", "planning", "topology", *LEAVES},
@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "planning.plan", "proxy", *LEAVES,
     },
     # Verbs talk through control.client, but for the offline ones and serve.
-    "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns"},
+    "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns", "printable"},
     "cli.serve": {"daemon", "assembly", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "changes", "cpuset", "sizes", "errors", "address", "columns", "redaction", "config.schema", "config.values",
+    "changes", "cpuset", "sizes", "errors", "address", "columns", "printable", "redaction", "config.schema", "config.values",
     "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify",

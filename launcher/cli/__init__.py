@@ -12,6 +12,7 @@ from typing import Final
 import launcher
 from launcher.cli.parser import Parser
 from launcher.errors import LauncherError
+from launcher.printable import printable_lines
 
 # Verb -> (module, one line of help). Each module has `add_arguments(parser)` and `run(args) -> exit code`.
 VERBS: Final[dict[str, tuple[str, str]]] = {
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = module.run(args)
         sys.stdout.flush()
     except LauncherError as error:
-        print(error.message, file=sys.stderr)
-        print(error.remedy, file=sys.stderr)
+        print(printable_lines(error.message), file=sys.stderr)
+        print(printable_lines(error.remedy), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

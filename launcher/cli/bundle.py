@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 def _client(args: argparse.Namespace) -> ControlClient:
     """A configuration that can't be used is no reason to make no bundle."""
     try:
-        return options.client_of(args)
+        return options.client_of(argparse.Namespace(**vars(args), json=True))
     except LauncherError:
-        return options.client_of(argparse.Namespace(socket=options.DEFAULT_SOCKET))
+        return options.client_of(argparse.Namespace(socket=options.DEFAULT_SOCKET, json=True))
 
 
 def _check_free(file: Path) -> None:

@@ -33,6 +33,7 @@ from launcher.config.schema import Config, Engine
 from launcher.config.shown import secret_values, shown
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
+from launcher.printable import printable_lines
 from launcher.redaction import Redactor, is_secret_name
 
 # For one answer of the daemon: a bundle is made when things hang.
@@ -82,7 +83,7 @@ class Bundle:
             self.missing.append((name, self.redactor.text(f"{type(error).__name__}: {error}")))
             return
         if isinstance(made, str):
-            made = self.redactor.text(made).encode()[-MAX_PART_BYTES:]
+            made = printable_lines(self.redactor.text(made)).encode()[-MAX_PART_BYTES:]
         elif not isinstance(made, bytes):
             made = json.dumps(self.redactor.tree(made), indent=1).encode() + b"\n"
         self.parts.append(Part(name, what, made))

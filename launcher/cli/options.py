@@ -78,7 +78,10 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def client_of(args: argparse.Namespace) -> ControlClient:
-    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path: the first that is named."""
+    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path: the first that is named.
+
+    Its answers are printable, but for --json.
+    """
     from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
 
     path = args.socket
@@ -86,7 +89,8 @@ def client_of(args: argparse.Namespace) -> ControlClient:
         from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
         path = load_config(args.config, environ=os.environ).control.socket
-    return ControlClient(path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET)
+    exact = bool(getattr(args, "json", False))
+    return ControlClient(path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET, exact=exact)
 
 
 class Value:

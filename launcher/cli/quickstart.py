@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Self
 from launcher.cli import options
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
+from launcher.printable import printable_lines
 
 # From the start of the daemon to its control socket: it reads the machine and probes numactl first.
 SOCKET_TIMEOUT_S: Final = 30.0
@@ -294,7 +295,7 @@ def _print_stream(
         events += bool(event["choices"])
         if text and first is None:
             first = time.monotonic() - began
-        print(text.replace("\n", "\n      "), end="", flush=True)
+        print(printable_lines(text).replace("\n", "\n      "), end="", flush=True)
     took = time.monotonic() - began
     print(f"\n   [{events} events in {took:.2f} s, first text after {first or took:.2f} s]", flush=True)
 

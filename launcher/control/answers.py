@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from launcher.control.arguments import deadline, flag, follows, number, slot_of, verb_of
+from launcher.control.arguments import MAX_SHOWN, deadline, flag, follows, number, slot_of, verb_of
 from launcher.control.messages import REDACT, Request, Verb
 from launcher.control.operations import Operations
 from launcher.errors import BusyError, LauncherError, NotFoundError
+from launcher.printable import quoted
 from launcher.redaction import Redactor
 
 MAX_OVERRIDES: Final = 64
@@ -87,7 +88,7 @@ class Answers:
             verb = Verb(word)
         except ValueError:
             raise NotFoundError(
-                f"cannot '{word[:80]}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
+                f"cannot '{quoted(word, MAX_SHOWN)}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
             ) from None
         asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
         self._operations.act(slot, asked)

@@ -7,9 +7,12 @@ from typing import Final
 from aiohttp import web
 
 from launcher.errors import LauncherError
+from launcher.printable import quoted
 
 MAX_TAIL_LINES: Final = 100_000
 MAX_DEADLINE_S: Final = 86_400.0
+# Characters of a value that an error quotes.
+MAX_SHOWN: Final = 80
 
 
 def verb_of(request: web.Request) -> str:
@@ -22,7 +25,8 @@ def slot_of(request: web.Request) -> int:
     text = request.match_info["slot"]
     if not (text.isascii() and text.isdecimal()) or len(text) > 6:
         raise LauncherError(
-            f"cannot use slot '{text[:80]}': not a number", "give a slot number from `numa-launcher status`"
+            f"cannot use slot '{quoted(text, MAX_SHOWN)}': not a number",
+            "give a slot number from `numa-launcher status`",
         )
     return int(text)
 
@@ -36,7 +40,8 @@ def number(request: web.Request, name: str, default: str, digits: int = 6) -> in
         or (digits == 6 and int(text) > MAX_TAIL_LINES)
     ):
         raise LauncherError(
-            f"cannot show '{text[:80]}' lines: not a number up to {MAX_TAIL_LINES}", f"give {name}={default}"
+            f"cannot show '{quoted(text, MAX_SHOWN)}' lines: not a number up to {MAX_TAIL_LINES}",
+            f"give {name}={default}",
         )
     return int(text)
 
@@ -46,7 +51,8 @@ def flag(request: web.Request, name: str) -> bool:
     text = request.query.get(name, "0")
     if text not in {"0", "1", "false", "true"}:
         raise LauncherError(
-            f"cannot use {name}='{text[:80]}': it is a switch", f"give {name}=1 or leave it away"
+            f"cannot use {name}='{quoted(text, MAX_SHOWN)}': it is a switch",
+            f"give {name}=1 or leave it away",
         )
     return text in {"1", "true"}
 
@@ -67,7 +73,7 @@ def deadline(request: web.Request) -> float | None:
         seconds = -1.0
     if not 0 <= seconds <= MAX_DEADLINE_S:  # nan is neither
         raise LauncherError(
-            f"cannot drain with deadline '{text[:80]}': not seconds from 0 to {MAX_DEADLINE_S:.0f}",
+            f"cannot drain with deadline '{quoted(text, MAX_SHOWN)}': not seconds from 0 to {MAX_DEADLINE_S:.0f}",
             "give deadline=30",
         )
     return seconds

@@ -7,11 +7,12 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from launcher.control.messages import PREFIX
 from launcher.errors import BusyError, LauncherError, TimedOutError, reason
+from launcher.printable import printable, printable_tree
 
 TIMEOUT_S: Final = 30.0
 
@@ -36,10 +37,15 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class ControlClient:
-    """Talks to the daemon behind one control socket."""
+    """Talks to the daemon behind one control socket.
 
-    def __init__(self, path: str) -> None:
+    The texts of its answers are printable, as is what its errors say: they hold what instances and clients wrote. For
+    JSON, which escapes by itself, `exact` leaves them as they came.
+    """
+
+    def __init__(self, path: str, *, exact: bool = False) -> None:
         self._path = path
+        self._tree: Callable[[Any], Any] = (lambda value: value) if exact else printable_tree
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """One reply. Raises LauncherError; UnreachableError when nobody answers."""
@@ -63,7 +69,7 @@ class ControlClient:
     ) -> Iterator[dict[str, Any]]:
         try:
             for line in response:
-                yield json.loads(line)
+                yield self._tree(json.loads(line))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UnreachableError(
                 f"cannot read on from '{self._path}': {str(error) or type(error).__name__}",
@@ -74,7 +80,7 @@ class ControlClient:
 
     def _call(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = json.loads(self._read(method, path, timeout_s))
+            reply: dict[str, Any] = self._tree(json.loads(self._read(method, path, timeout_s)))
         except ValueError as error:
             raise self._unreadable(error) from None
         return reply
@@ -141,7 +147,7 @@ class ControlClient:
         if response.status != http.client.OK:
             try:
                 error_body = json.loads(response.read())["error"]
-                message, remedy = str(error_body["message"]), str(error_body["remedy"])
+                message, remedy = (printable(str(error_body[part])) for part in ("message", "remedy"))
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
                 message, remedy = (
                     f"cannot {method} {path}: status {response.status}",

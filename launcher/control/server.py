@@ -14,12 +14,13 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from launcher.control.answers import Answers, Handler, json_answer
-from launcher.control.arguments import follows, verb_of
+from launcher.control.arguments import MAX_SHOWN, follows, verb_of
 from launcher.control.connections import Counts, Gate
 from launcher.control.messages import ENDPOINTS, PREFIX, REQUEST_S, Endpoint
 from launcher.control.operations import Operations
 from launcher.control.peers import Peer, group_id, may_use, peer_of
 from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError, reason
+from launcher.printable import MAX_LINE, quoted
 from launcher.redaction import Redactor
 
 log = logging.getLogger("launcher.control")
@@ -165,7 +166,7 @@ class ControlServer:
         peer = peer_of(request.transport)
         change = request.method not in {"GET", "HEAD"}
         if (refusal := self._refusal(peer, change=change)) is not None:
-            log.warning("refused %s %s of %s", request.method, request.path, peer)
+            log.warning("refused %s %s of %s", request.method, quoted(request.path), peer)
             return refusal
         assert peer is not None  # noqa: S101  refused above
         response: web.StreamResponse | None = None
@@ -177,7 +178,7 @@ class ControlServer:
             response = _error(_status_of(error), error.message, error.remedy)
         except web.HTTPException as error:
             why = error.reason
-            what = f"cannot answer {request.method} {request.path}: {why}"
+            what = f"cannot answer {request.method} {quoted(request.path)}: {why}"
             response = _error(error.status, what, "see docs/control-protocol.md")
         finally:
             if change:
@@ -197,7 +198,7 @@ class ControlServer:
                 return await self._answers.redacted(request, await handler(request))
         except TimeoutError:
             raise BusyError(
-                f"cannot answer {request.method} {request.path}: it took more than {within_s:g} s",
+                f"cannot answer {request.method} {quoted(request.path)}: it took more than {within_s:g} s",
                 "look at `numa-launcher status`, and ask again",
             ) from None
 
@@ -209,8 +210,9 @@ class ControlServer:
         known = [option.name for option in endpoint.options]
         for name in request.query:
             if name not in known:
+                what = f"{request.method} {quoted(request.path)}"
                 raise LauncherError(
-                    f"cannot use option '{name[:80]}' of {request.method} {request.path}: there is none of that name",
+                    f"cannot use option '{quoted(name, MAX_SHOWN)}' of {what}: there is none of that name",
                     f"options are {', '.join(known)}" if known else "it takes no options",
                 )
 
@@ -253,14 +255,15 @@ def _status_of(error: LauncherError) -> int:
 def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:
     """One line for each change that was asked for: who, what, and what became of it."""
     redactor = Redactor()
-    path, why = redactor.text(unquote(request.path_qs)), redactor.text(why)
+    # Escaped once it has been decoded and masked: a line end in it would begin an audit line of its own.
+    path, why = (quoted(redactor.text(text), MAX_LINE) for text in (unquote(request.path_qs), why))
     words = f": {why}" if why else ""
     log.info(
         "%s %s by %s (uid %d, pid %d): %d%s",
         request.method, path, peer.user, peer.uid, peer.pid, status, words,
         extra={
             "audit": "refused" if status >= 400 else "done",
-            "verb": verb_of(request), "slot": request.match_info.get("slot", ""),
+            "verb": quoted(verb_of(request)), "slot": quoted(request.match_info.get("slot", "")),
             "peer_user": peer.user, "peer_uid": peer.uid, "peer_gid": peer.gid, "peer_pid": peer.pid,
             "path": path, "status": status,
         },

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import Any, Final
 
-from launcher.host.journal import fields_of
+from launcher.host.journal import fields_of, message_of
 
 EVENTS_KEPT: Final = 1000
 # What instances print and what clients ask for have logs of their own.
@@ -33,7 +33,7 @@ class EventRing(logging.Handler):
                 "time": record.created,
                 "level": record.levelname.lower(),
                 "logger": record.name,
-                "message": record.getMessage(),
+                "message": message_of(record),
                 "fields": fields_of(record),
             }
         )

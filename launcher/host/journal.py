@@ -7,12 +7,17 @@ import faulthandler
 import logging
 import os
 import sys
-from typing import Final
+from typing import Any, Final
 
+from launcher.printable import MAX_LINE, printable, printable_lines, quoted
 from systemd import journal
 
 # Attributes of every LogRecord; what else a record has came in by `extra=` and is a field.
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+# Prompts are logged where that is asked for, and then whole.
+_WHOLE: Final = "launcher.prompts"
+# Characters of a traceback; of a longer one the end is kept, which names the error.
+_MAX_TRACEBACK: Final = 32_768
 
 
 def under_journal() -> bool:
@@ -25,9 +30,23 @@ def under_journal() -> bool:
     return stream == f"{facts.st_dev}:{facts.st_ino}"
 
 
+def message_of(record: logging.LogRecord) -> str:
+    """The event in words, on one line: a client, an operator or an instance may have written a part of it."""
+    text = record.getMessage()
+    return printable(text) if record.name == _WHOLE else quoted(text, MAX_LINE)
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """The event's own fields: what the caller gave as `extra`."""
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    """The event's own fields: what the caller gave as `extra`; texts as in `message_of`."""
+    return {
+        name: quoted(value, MAX_LINE) if type(value) is str else value
+        for name, value in record.__dict__.items()
+        if name not in _STANDARD
+    }
+
+
+def _traceback(text: str) -> str:
+    return printable_lines(text[-_MAX_TRACEBACK:])
 
 
 class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
@@ -37,13 +56,18 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
         """Write one record. Never raises: logging must not end the daemon."""
         try:
             fields = {
-                f"NUMA_LAUNCHER_{name}".upper(): str(value) for name, value in fields_of(record).items()
+                f"NUMA_LAUNCHER_{name}".upper(): str(value)
+                for name, value in record.__dict__.items()
+                if name not in _STANDARD
             }
+            every = "".join(fields.values())  # one look at all: an access line has many
+            if len(every) > MAX_LINE or not (every.isascii() and every.isprintable()):
+                fields = {name: quoted(value, MAX_LINE) for name, value in fields.items()}
             exception = (
                 self.formatter.formatException(record.exc_info) if record.exc_info and self.formatter else ""
             )
             self.send(
-                record.getMessage() + (f"\n{exception}" if exception else ""),
+                message_of(record) + (f"\n{_traceback(exception)}" if exception else ""),
                 PRIORITY=str(self.map_priority(record.levelno)),
                 LOGGER=record.name,
                 SYSLOG_IDENTIFIER="numa-launcher",
@@ -56,8 +80,8 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
             self.handleError(record)
 
 
-class SecondsFormatter(logging.Formatter):
-    """Lines with the time of day; it is made once a second, not once a line."""
+class LineFormatter(logging.Formatter):
+    """One line for each event, with the time of day, which is made once a second, not once a line."""
 
     _second = -1
     _text = ""
@@ -68,6 +92,15 @@ class SecondsFormatter(logging.Formatter):
         if second != self._second:
             self._second, self._text = second, super().formatTime(record, datefmt)
         return self._text
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's
+        """The line."""
+        record.message = message_of(record)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  logging's
+        """The lines of a traceback, whose last ones quote what went wrong."""
+        return _traceback(super().formatException(ei))
 
 
 def set_up(level: str, form: str) -> None:
@@ -81,7 +114,7 @@ def set_up(level: str, form: str) -> None:
         handler.setFormatter(logging.Formatter())
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(SecondsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
         # A terminal shows what instances print only at level "debug"; `numa-launcher logs` has it always.
         logging.getLogger("launcher.output").setLevel(logging.INFO if level == "debug" else logging.WARNING)
     root.handlers[:] = [handler]

@@ -15,6 +15,7 @@ from itertools import count
 
 from launcher.address import Address
 from launcher.config.schema import Model, Proxy
+from launcher.printable import quoted
 from launcher.proxy import report
 from launcher.proxy.application import Application, InProcess, Sources
 from launcher.proxy.client import ClientConnection, too_large
@@ -361,9 +362,9 @@ def _no_route(path: str) -> Refusal:
             code="websocket_not_served",
             close=True,
         )
-    return Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
+    return Refusal(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")
 
 
 def _no_method(path: str, found: NoMethod) -> Refusal:
     allow = ", ".join(found.allow)
-    return Refusal(405, f"{path} takes {allow}", code="method_not_allowed", headers={"Allow": allow})
+    return Refusal(405, f"{quoted(path)} takes {allow}", code="method_not_allowed", headers={"Allow": allow})

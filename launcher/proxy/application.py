@@ -24,6 +24,7 @@ import msgspec
 from aiohttp import web
 
 from launcher.config.schema import Model, Proxy
+from launcher.printable import quoted
 from launcher.proxy.catalog import Entry, MetricsPages, ModelList
 from launcher.proxy.http1 import KEY_ID
 from launcher.proxy.instance_pages import Instance, PageFetcher
@@ -116,7 +117,7 @@ class Application:
                     return await self._model(request, found.item)
                 case Kind.JSON if self.overflow is not None:
                     return await self._overflow(request, self.overflow)
-        raise Refusal(404, f"there is no {path[:200]} here", type_="NotFoundError", code="not_found")
+        raise Refusal(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")
 
     def _health(self) -> web.Response:
         ready = sum(instance.ready for instance in self._sources.instances())
@@ -134,7 +135,7 @@ class Application:
         if not self._usable(self._key(request), wanted):
             raise Refusal(
                 404,
-                f"The model `{wanted}` does not exist.",
+                f"The model `{quoted(wanted)}` does not exist.",
                 type_="NotFoundError",
                 param="model",
                 code="model_not_found",
@@ -142,7 +143,7 @@ class Application:
         for entry in await self._models.entries(self._sources.instances()):
             if entry["id"] == wanted:
                 return _json(entry)
-        raise self._unavailable(f"no instance of {wanted} is ready")
+        raise self._unavailable(f"no instance of {quoted(wanted)} is ready")
 
     def _usable(self, key: KeyEntry | None, wanted: str) -> bool:
         """Whether there is a model of this name, and the key may use it."""

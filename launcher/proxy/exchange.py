@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from launcher.printable import MAX_QUOTED, cut
+
 
 class Outcome(StrEnum):
     """How an accepted request ended; exactly one of these."""
@@ -47,7 +49,7 @@ class Exchange:
         return {
             "request_id": self.request_id,
             "method": self.method,
-            "path": self.path,
+            "path": self.path if len(self.path) <= MAX_QUOTED else cut(self.path),
             "client": self.client,
             "status": self.status,
             "model": self.model,

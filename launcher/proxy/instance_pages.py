@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.printable import quoted
 
 FETCH_TIMEOUT_S = 2.0  # an instance that is slower is left out of this page
 MAX_PAGE_BYTES = 16 << 20
@@ -65,9 +66,7 @@ class PageFetcher:
         # aiohttp's pure-Python parser raises HttpProcessingError; a closed session raises RuntimeError.
         except (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError, RuntimeError) as error:
             slot = instance.slot
-            _LOG.debug(
-                "slot %d gave no %s: %s", slot, path, error, extra={"slot": slot, "reason": repr(error)}
-            )
+            _LOG.debug("slot %d gave no %s: %s", slot, path, quoted(str(error)), extra={"slot": slot})
             return None
         return body
 

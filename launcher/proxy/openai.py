@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from launcher.printable import quoted
+
 JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
@@ -168,7 +170,7 @@ class Names:
             return real
         raise Refusal(
             404,
-            f"The model `{wanted}` does not exist.",
+            f"The model `{quoted(wanted)}` does not exist.",
             type_="NotFoundError",
             param="model",
             code="model_not_found",

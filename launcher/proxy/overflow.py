@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from launcher.config import schema
 from launcher.errors import LauncherError
+from launcher.printable import quoted
 from launcher.proxy.openai import JSON, Refusal
 from launcher.proxy.watched import WatchedFile
 
@@ -29,6 +30,7 @@ OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""
 
 SERVED_BY: Final = "X-Served-By"
+MAX_WHY: Final = 500  # characters of an error: some quote what the other side sent
 RETRY_AFTER_S: Final = 1  # at the cap: some request there ends soon
 
 _PASSED: Final = ("Accept", "traceparent", "tracestate", "X-Request-Id")
@@ -99,7 +101,7 @@ class Overflow:
         body = await request.read()
         model, fields = self._read(body)
         if request.path not in OVERFLOW_PATHS or model not in self._settings.models:
-            raise Refusal(404, f"{request.path[:200]} does not overflow", type_="NotFoundError")
+            raise Refusal(404, f"{quoted(request.path)} does not overflow", type_="NotFoundError")
         if self.in_flight >= self._settings.max_requests:
             self.ended[model, Ending.REJECTED] += 1
             raise Refusal(
@@ -186,9 +188,8 @@ class Overflow:
                 async with asyncio.timeout(self._proxy.idle_timeout_s):
                     piece = await anext(pieces, None)
             except _FAULTS as error:
-                _LOG.warning(
-                    "the overflow endpoint broke an answer off: %s", error, extra={"reason": repr(error)}
-                )
+                why = quoted(repr(error), MAX_WHY)
+                _LOG.warning("the overflow endpoint broke an answer off: %s", why, extra={"reason": why})
                 if request.transport is not None:
                     request.transport.abort()
                 raise BrokenAnswerError from error
@@ -217,6 +218,7 @@ def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
 
 
 def _bad_gateway(why: str) -> Refusal:
+    why = quoted(why, MAX_WHY)
     _LOG.warning("the overflow endpoint failed: %s", why, extra={"reason": why})
     return Refusal(
         502, "the endpoint that takes what overflows failed", type_="upstream_error", code="overflow_failed"

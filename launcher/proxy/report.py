@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from launcher.printable import MAX_LINE, quoted
 from launcher.proxy.exchange import Exchange, Outcome
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.values import of_keys, of_overflow
@@ -106,10 +107,10 @@ _BLANK: Final = vars(logging.makeLogRecord({}))
 
 def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) -> None:
     """One line per request: a person reads the message, a machine the fields. No prompt text."""
-    path = _printable(exchange.path)
+    path = quoted(exchange.path)
     slot = "-" if exchange.slot is None else exchange.slot
     took_ms = (now - exchange.started) * 1000
-    why = f": {_printable(exchange.reason)}" if exchange.reason else ""
+    why = f": {quoted(exchange.reason, MAX_LINE)}" if exchange.reason else ""
     created = time.time()
     record = logging.LogRecord.__new__(logging.LogRecord)
     record.__dict__ = {
@@ -125,9 +126,3 @@ def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) 
         **exchange.fields(now),
     }
     log.handle(record)
-
-
-def _printable(text: str) -> str:
-    """A part of a line: what a client wrote begins no line of its own and moves no cursor."""
-    text = text[:200]
-    return text if text.isascii() and text.isprintable() else text.encode("unicode_escape").decode()
