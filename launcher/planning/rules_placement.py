@@ -41,6 +41,17 @@ def no_numa(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def contradictory_firmware(subject: Subject) -> Iterator[Finding]:
+    """What was taken may be wrong: pinning and memory are then not where the plan says."""
+    for conflict in subject.topology.conflicts:
+        yield warning(
+            "firmware-contradicts",
+            conflict,
+            "update the firmware (BIOS) or the virtual machine's description of its cpus; compare with lstopo, and "
+            "verify with numa-launcher verify",
+        )
+
+
 def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
     """The plan is cut to what this process may use; instances can't widen a cgroup's cpuset."""
     topology = subject.topology
@@ -116,5 +127,11 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
             )
 
 
-PLACEMENT_RULES: Final[tuple[Rule, ...]] = (duplicate_names, use_smt, no_numa, narrow_cpuset)
+PLACEMENT_RULES: Final[tuple[Rule, ...]] = (
+    contradictory_firmware,
+    duplicate_names,
+    use_smt,
+    no_numa,
+    narrow_cpuset,
+)
 BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)

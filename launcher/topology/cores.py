@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.cpuset import CpuSet
+from launcher.topology.conflicts import by_identity, disputed
 from launcher.topology.files import Root
 from launcher.topology.model import Core, CoreKey
 
@@ -29,7 +30,7 @@ class Cpu:
 
 
 def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) -> Cpu:
-    """Read one cpu's topology folder. Raises LauncherError for one that contradicts itself.
+    """Read one cpu's topology folder. Raises LauncherError for a file that can't be read.
 
     1. core_id missing or -1: the lowest of the core's cpus.
     2. die_id is missing before 5.2, and -1 where the architecture has no dies.
@@ -39,9 +40,6 @@ def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) ->
     siblings = files.cpus(f"{folder}/core_cpus", f"{folder}/core_cpus_list", online)
     if siblings is None:
         siblings = files.cpus(f"{folder}/thread_siblings", f"{folder}/thread_siblings_list", online)
-    if siblings is not None and cpu not in siblings:
-        its = files.present(f"{folder}/core_cpus", f"{folder}/thread_siblings")
-        raise files.broken(its, f"{siblings} does not hold cpu {cpu} itself")
     has_core_id = core_id is not None and core_id >= 0
     if siblings is None and not has_core_id:
         siblings = CpuSet((cpu,))
@@ -56,13 +54,44 @@ def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) ->
     )
 
 
-def check_cpus(files: Root, base: str, cpus: list[Cpu], node_of: Mapping[int, int]) -> None:
-    """Raises LauncherError where cpus tell different things of a core.
+def settle_cpus(
+    files: Root, base: str, cpus: list[Cpu], node_of: Mapping[int, int], conflicts: list[str]
+) -> list[Cpu]:
+    """The cpus with maps of their siblings that do not contradict each other, and one die for each core.
 
-    1. What one cpu has and another lacks: core_id, the map of its siblings.
-    2. Siblings that do not list each other, or that have not the same socket, die or NUMA node.
+    1. Where the maps of some cpus are no partition, or join cpus of several sockets, the core_id within socket and
+       die decides for them.
+    2. Where siblings have several dies, the lowest cpu's is taken. hwloc, too, knows a core by its siblings alone.
+
+    Raises LauncherError where core_id does not decide; where one cpu has a core_id or a map and another has none;
+    and for a core in two NUMA nodes: nothing says which of the two maps is wrong.
     """
+    _check_alike(files, base, cpus)
+    cpus = _settle_siblings(files, base, cpus, conflicts)
     by_id = {cpu.id: cpu for cpu in cpus}
+    split: list[int] = []
+    for cpu in cpus:
+        first = by_id[cpu.siblings.first] if cpu.siblings else cpu
+        if first.die != cpu.die:
+            split.append(cpu.id)
+        node, other = node_of.get(cpu.id), node_of.get(first.id)
+        if node is not None and other is not None and node != other:
+            raise files.broken(
+                f"sys/devices/system/node/node{node}/cpumap",
+                f"it has cpu {cpu.id}, yet cpu {first.id} of the same core is in node {other}",
+            )
+    if split:
+        conflicts.append(
+            f"die_id of cpus {CpuSet(split)} is not that of their core's lowest cpu: it is dropped"
+        )
+    return [
+        replace(cpu, die=by_id[cpu.siblings.first].die) if cpu.id in split and cpu.siblings else cpu
+        for cpu in cpus
+    ]
+
+
+def _check_alike(files: Root, base: str, cpus: list[Cpu]) -> None:
+    """What one cpu has and another lacks is an error: core_id, the map of its siblings."""
     for file, lacking in (
         ("core_id", [cpu for cpu in cpus if not cpu.has_core_id]),
         ("core_cpus", [cpu for cpu in cpus if cpu.siblings is None]),
@@ -71,25 +100,29 @@ def check_cpus(files: Root, base: str, cpus: list[Cpu], node_of: Mapping[int, in
             raise files.broken(
                 f"{base}/cpu{lacking[0].id}/topology/{file}", "missing or -1, yet other cpus have one"
             )
-    for cpu in cpus:
-        for other in (by_id[i] for i in cpu.siblings or () if i != cpu.id):
-            folder = f"{base}/cpu{other.id}/topology"
-            if other.siblings != cpu.siblings:
-                raise files.broken(
-                    files.present(f"{folder}/core_cpus", f"{folder}/thread_siblings"),
-                    f"{other.siblings} contradicts {cpu.siblings} of cpu {cpu.id}",
-                )
-            if other.socket != cpu.socket:
-                raise files.broken(
-                    f"{folder}/physical_package_id", f"not that of its core's other cpu {cpu.id}"
-                )
-            if other.die != cpu.die:
-                raise files.broken(f"{folder}/die_id", f"not that of its core's other cpu {cpu.id}")
-            if node_of.get(cpu.id, node_of.get(other.id)) != node_of.get(other.id, node_of.get(cpu.id)):
-                raise files.broken(
-                    f"sys/devices/system/node/node{node_of[other.id]}/cpumap",
-                    f"it has cpu {other.id}, yet cpu {cpu.id} of the same core is in node {node_of[cpu.id]}",
-                )
+
+
+def _settle_siblings(files: Root, base: str, cpus: list[Cpu], conflicts: list[str]) -> list[Cpu]:
+    maps = {cpu.id: cpu.siblings for cpu in cpus if cpu.siblings is not None}
+    socket_of = {cpu.id: cpu.socket for cpu in cpus}
+    across = (its for its in dict.fromkeys(maps.values()) if len({socket_of.get(cpu) for cpu in its}) > 1)
+    odd = disputed(maps) | CpuSet(cpu for its in across for cpu in its)
+    if not odd:
+        return cpus
+    identity = {cpu.id: (cpu.socket, cpu.die, cpu.core_id) for cpu in cpus}
+    known = all(cpu.has_core_id for cpu in cpus)
+    groups = by_identity(maps, odd, identity) if known else None
+    if groups is None:
+        folder = f"{base}/cpu{odd.first}/topology"
+        raise files.broken(
+            files.present(f"{folder}/core_cpus", f"{folder}/thread_siblings"),
+            f"{maps[odd.first]} contradicts the map of one of cpus {odd}, and core_id does not tell them apart",
+        )
+    conflicts.append(
+        f"the firmware's maps of SMT siblings (core_cpus) of cpus {odd} contradict each other: they are dropped, and "
+        "core_id says which cpus share a core"
+    )
+    return [replace(cpu, siblings=groups.get(cpu.id, cpu.siblings)) for cpu in cpus]
 
 
 def group_cores(
@@ -146,5 +179,5 @@ def _unique_keys(
 
 
 def _node(group: list[Cpu], node_of: Mapping[int, int]) -> int | None:
-    """The node of the core's cpus: `check_cpus` saw that they share it."""
+    """The node of the core's cpus: `settle_cpus` saw that they share it."""
     return next((node_of[cpu.id] for cpu in group if cpu.id in node_of), None)

@@ -105,6 +105,8 @@ class Topology:
     """Documented defaults that were taken because a file is missing (old kernels), one line each."""
     memory_limit_bytes: int | None = None
     """The tightest cgroup memory limit above this process; None when there is none."""
+    conflicts: tuple[str, ...] = ()
+    """Maps of the firmware that contradict each other, what was taken of them and what was dropped, one line each."""
     has_numa: bool = True
     """False for a kernel without NUMA: the one node is the whole machine, and nothing can be bound to it."""
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import Final
 
 from launcher.cpuset import CpuSet
+from launcher.topology.conflicts import by_identity, disputed
 from launcher.topology.files import Root
 
 _CPU: Final = "sys/devices/system/cpu"
@@ -16,7 +17,7 @@ _ID: Final = "physical_package_id"
 _MAPS: Final = ("package_cpus", "core_siblings")
 
 
-def read_sockets(files: Root, online: CpuSet, notes: list[str]) -> dict[int, int]:
+def read_sockets(files: Root, online: CpuSet, notes: list[str], conflicts: list[str]) -> dict[int, int]:
     """The socket id of each online cpu.
 
     1. One socket are the cpus of package_cpus (5.2+), else of core_siblings, the kernel's own map; where
@@ -24,18 +25,20 @@ def read_sockets(files: Root, online: CpuSet, notes: list[str]) -> dict[int, int
     2. Its id is physical_package_id.
     3. Where every cpu's is -1 (the firmware does not say) or missing (kernels before 2.6.16, some
        architectures): sockets are numbered by lowest cpu. Where only some have none, that is an error.
-    4. So are they where ids repeat: on s390 they count within a book, on some ia64 within a node. A map that
-       its cpus see differently and one with two ids contradict themselves.
+    4. So are they where ids repeat: on s390 they count within a book, on some ia64 within a node.
     5. Of a map and its list twin that differ the map is taken, as hwloc does, and it is said.
+    6. Where maps contradict each other, physical_package_id decides for their cpus; where a map has two ids, its
+       lowest cpu's is taken, as in hwloc.
 
-    What 3 to 5 decide is said in `notes`. Raises LauncherError.
+    What 3 to 5 decide is said in `notes`, what 6 decides in `conflicts`. Raises LauncherError for maps that the ids
+    do not tell apart.
     """
     ids = {cpu: _known(files.number(_file(cpu, _ID))) for cpu in online}
     without = CpuSet(cpu for cpu, its in ids.items() if its is None)
     if without and len(without) < len(online):
         raise files.broken(_file(without.first, _ID), "missing or -1, yet other cpus have one")
-    groups = sorted(_groups(files, online, ids, notes), key=lambda group: group.first)
-    found = [_id_of(files, group, ids) for group in groups]
+    groups = sorted(_groups(files, online, ids, notes, conflicts), key=lambda group: group.first)
+    found = [_id_of(group, ids, conflicts) for group in groups]
     if without:
         named = "socket 0 is taken" if len(groups) == 1 else "sockets are numbered by their lowest cpu"
         notes.append(f"{_ID} of cpus {without} is missing or -1: {named}")
@@ -51,7 +54,9 @@ def read_sockets(files: Root, online: CpuSet, notes: list[str]) -> dict[int, int
     return {cpu: i for i, group in enumerate(groups) for cpu in group}
 
 
-def _groups(files: Root, online: CpuSet, ids: dict[int, int | None], notes: list[str]) -> list[CpuSet]:
+def _groups(
+    files: Root, online: CpuSet, ids: dict[int, int | None], notes: list[str], conflicts: list[str]
+) -> list[CpuSet]:
     """The cpus of each socket."""
     odd: list[int] = []
     maps = {cpu: _package(files, cpu, online, odd) for cpu in online}
@@ -60,16 +65,33 @@ def _groups(files: Root, online: CpuSet, ids: dict[int, int | None], notes: list
     missing = CpuSet(cpu for cpu, its in maps.items() if its is None)
     if missing and len(missing) < len(online):
         raise files.broken(_file(missing.first, _MAPS[0]), "missing, yet other cpus have one")
+    told = {cpu: its for cpu, its in maps.items() if its is not None}
+    maps |= _settled(files, told, ids, conflicts)
     members: dict[object, list[int]] = defaultdict(list)
     for cpu, its in maps.items():
         members[ids[cpu] if its is None else its].append(cpu)
-    for shared, cpus in members.items():
-        if isinstance(shared, CpuSet) and shared != CpuSet(cpus):
-            raise files.broken(
-                files.present(*(_file(cpus[0], name) for name in _MAPS)),
-                f"{shared} contradicts the map of one of those cpus",
-            )
     return [CpuSet(cpus) for cpus in members.values()]
+
+
+def _settled(
+    files: Root, told: dict[int, CpuSet], ids: dict[int, int | None], conflicts: list[str]
+) -> dict[int, CpuSet]:
+    """The packages of the cpus whose maps contradict each other."""
+    odd = disputed(told)
+    if not odd:
+        return {}
+    groups = None if any(ids[cpu] is None for cpu in odd) else by_identity(told, odd, ids)
+    if groups is None:
+        cpu = next(cpu for cpu in odd if cpu in told)
+        raise files.broken(
+            files.present(*(_file(cpu, name) for name in _MAPS)),
+            f"{told[cpu]} contradicts the map of one of those cpus, and {_ID} does not tell them apart",
+        )
+    conflicts.append(
+        f"the firmware's package maps (package_cpus) of cpus {odd} contradict each other: they are dropped, and {_ID} "
+        "says which cpus share a socket"
+    )
+    return groups
 
 
 def _package(files: Root, cpu: int, online: CpuSet, odd: list[int]) -> CpuSet | None:
@@ -82,15 +104,15 @@ def _package(files: Root, cpu: int, online: CpuSet, odd: list[int]) -> CpuSet | 
     return None
 
 
-def _id_of(files: Root, group: CpuSet, ids: dict[int, int | None]) -> int | None:
+def _id_of(group: CpuSet, ids: dict[int, int | None], conflicts: list[str]) -> int | None:
     """The id that the cpus of one socket share."""
-    for cpu in group:
-        if ids[cpu] != ids[group.first]:
-            raise files.broken(
-                _file(cpu, _ID),
-                f"{ids[cpu]}, yet cpu {group.first} of the same package_cpus has {ids[group.first]}",
-            )
-    return ids[group.first]
+    found = ids[group.first]
+    others = CpuSet(cpu for cpu in group if ids[cpu] != found)
+    if others:
+        conflicts.append(
+            f"{_ID} of cpus {others} is not that of cpu {group.first} of the same package_cpus: {found} is taken"
+        )
+    return found
 
 
 def _known(number: int | None) -> int | None:

@@ -32,6 +32,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
             "family": topology.cpu.family,
             "flags": sorted(topology.cpu.flags),
         },
+        "conflicts": list(topology.conflicts),
         "notes": list(topology.notes),
     }
 
@@ -84,5 +85,6 @@ def to_text(topology: Topology) -> str:
     for domain in (domain for domain in topology.l3_domains if domain.node is None):
         size = "" if domain.size_bytes is None else f" ({format_size(domain.size_bytes)})"
         lines.append(f"L3{size} spans nodes: cpus {domain.cpus}")
+    lines += [f"WARNING: {conflict}" for conflict in topology.conflicts]
     lines += [f"note: {note}" for note in topology.notes]
     return "\n".join(lines)

@@ -1,9 +1,10 @@
 """Read a machine's topology from sysfs and procfs under a root directory.
 
 Rule sources: Documentation/admin-guide/cputopology.rst, Documentation/ABI/{testing/sysfs-devices-system-cpu,
-stable/sysfs-devices-node}. A file that is missing or contradicts another one is a LauncherError that
-names it, unless the kernel documents that it may be missing: then the default is taken and said in
-`Topology.notes`. hwloc reads the same files; tests/topology/test_trees.py compares the two.
+stable/sysfs-devices-node}. A file that is missing is a LauncherError that names it, unless the kernel documents
+that it may be missing: then the default is taken and said in `Topology.notes`. Of maps that contradict each other
+one is taken where another file decides, which `Topology.conflicts` says; else that is a LauncherError too. hwloc
+reads the same files; tests/topology/test_trees.py compares the two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Final
 from launcher.cpuset import CpuSet
 from launcher.sizes import KIB
 from launcher.topology import cgroup
-from launcher.topology.cores import check_cpus, group_cores, read_cpu
+from launcher.topology.conflicts import cutting, first_come
+from launcher.topology.cores import group_cores, read_cpu, settle_cpus
 from launcher.topology.cpuinfo import parse_cpuinfo
 from launcher.topology.files import Root, parse_cpumap
 from launcher.topology.model import Core, CpuInfo, L3Domain, NumaNode, Socket, Topology
@@ -48,17 +50,18 @@ def read(root: Path = Path("/"), *, affinity: CpuSet | None = None) -> Topology:
 def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
     """`read`, from any source of files."""
     notes: list[str] = []
+    conflicts: list[str] = []
     present, online = _present_online(files, notes)
     status = _status(files)
     info = _cpu_info(files, notes)
-    socket_of = read_sockets(files, online, notes)
+    socket_of = read_sockets(files, online, notes, conflicts)
     cpus = [read_cpu(files, f"{_CPU}/cpu{cpu}/topology", cpu, online, socket_of[cpu]) for cpu in online]
-    node_cpus = _node_cpus(files, online, notes)
+    node_cpus = _node_cpus(files, online, notes, conflicts)
     nodes = _nodes(files, node_cpus, socket_of, notes)
     node_of = {cpu: node for node, its in node_cpus.items() for cpu in its}
-    check_cpus(files, _CPU, cpus, node_of)
+    cpus = settle_cpus(files, _CPU, cpus, node_of, conflicts)
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
-    l3_domains = _l3_domains(files, cores, node_of, notes)
+    l3_domains = _l3_domains(files, cores, node_of, notes, conflicts)
     limits = cgroup.read_limits(files)
     allowed = online & (affinity if affinity is not None else _affinity(files, status, online))
     return Topology(
@@ -72,6 +75,7 @@ def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
         cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems),
         notes=tuple(notes),
+        conflicts=tuple(conflicts),
         memory_limit_bytes=limits.memory_bytes,
         has_numa=bool(files.ids(_NODE, "node")),
     )
@@ -115,16 +119,22 @@ def _sockets(cores: tuple[Core, ...]) -> tuple[Socket, ...]:
 
 
 def _l3_domains(
-    files: Root, cores: tuple[Core, ...], node_of: Mapping[int, int], notes: list[str]
+    files: Root,
+    cores: tuple[Core, ...],
+    node_of: Mapping[int, int],
+    notes: list[str],
+    conflicts: list[str],
 ) -> tuple[L3Domain, ...]:
     """Sets of online cpus that share a level-3 cache; none for cpus that have no L3.
 
-    An empty mask (ia64) means that the core shares the cache with no other, as in hwloc.
+    An empty mask (ia64) means that the core shares the cache with no other, as in hwloc. Of masks that overlap the
+    lowest cpu's is taken and the other dropped, as in hwloc, and so is one that cuts a core or a socket; cpus that only
+    dropped ones hold are in no L3 domain.
     """
     core_of = {cpu: core.cpus for core in cores for cpu in core.cpus}
     online = CpuSet(core_of)
-    sizes: dict[CpuSet, int | None] = {}
-    owner: dict[int, CpuSet] = {}
+    folders: dict[int, str] = {}
+    maps: dict[int, CpuSet] = {}
     odd: list[int] = []
     for cpu in online:
         index = _l3_index(files, cpu)
@@ -136,26 +146,28 @@ def _l3_domains(
         shared = listed if mask is None else mask
         if shared is None:
             raise files.broken(f"{index}/shared_cpu_map", "it and shared_cpu_list are missing")
-        shared = shared or core_of[cpu]
-        cpus = owner.get(cpu)
-        if cpus is None:
-            cpus = shared
-            sizes[cpus] = _cache_size(files, f"{index}/size")
-            clash = cpus & CpuSet(owner)
-            if clash or cpu not in cpus:
-                raise files.broken(
-                    f"{index}/shared_cpu_map", f"{shared} contradicts that of cpu {(clash or online).first}"
-                )
-            owner.update(dict.fromkeys(cpus, cpus))
-        elif shared != cpus:
-            raise files.broken(f"{index}/shared_cpu_map", f"{shared} contradicts {cpus} of cpu {cpus.first}")
+        folders[cpu], maps[cpu] = index, shared or core_of[cpu]
     if odd:
         notes.append(
             f"shared_cpu_list of the L3 of cpus {CpuSet(odd)} is not shared_cpu_map: the map is taken"
         )
+    socket_of = {cpu: socket.cpus for socket in _sockets(cores) for cpu in socket.cpus}
+    cut = cutting(maps.values(), core_of) | cutting(maps.values(), socket_of)
+    taken, dropped = first_come({cpu: its for cpu, its in maps.items() if its not in cut})
+    dropped |= CpuSet(cpu for cpu, its in maps.items() if its in cut)
+    if dropped:
+        without = CpuSet(maps) - CpuSet(taken)
+        conflicts.append(
+            f"the L3 maps (shared_cpu_map) of cpus {dropped} contradict those of other cpus, or cut a core or a socket: "
+            "they are dropped" + (f", and cpus {without} are in no L3 domain" if without else "")
+        )
     return tuple(
-        L3Domain(cpus=cpus, size_bytes=sizes[cpus], node=_common(node_of.get(cpu) for cpu in cpus))
-        for cpus in sorted(sizes, key=lambda cpus: cpus.first)
+        L3Domain(
+            cpus=cpus,
+            size_bytes=_cache_size(files, f"{folders[cpus.first]}/size"),
+            node=_common(node_of.get(cpu) for cpu in cpus),
+        )
+        for cpus in sorted(set(taken.values()), key=lambda cpus: cpus.first)
     )
 
 
@@ -182,8 +194,12 @@ def _cache_size(files: Root, path: str) -> int | None:
     return int(number) * factor or None
 
 
-def _node_cpus(files: Root, online: CpuSet, notes: list[str]) -> dict[int, CpuSet]:
-    """Online cpus of each online NUMA node; empty without NUMA."""
+def _node_cpus(files: Root, online: CpuSet, notes: list[str], conflicts: list[str]) -> dict[int, CpuSet]:
+    """Online cpus of each online NUMA node; empty without NUMA.
+
+    A cpu that several nodes claim is in the one that its own cpuN/nodeM link names. Raises LauncherError where
+    there is no such link: hwloc would drop the later node, and with it the memory that instances are bound to.
+    """
     folders = files.ids(_NODE, "node") or CpuSet()
     listed = files.cpulist(f"{_NODE}/online")
     if listed is not None and not listed <= folders and folders:
@@ -191,22 +207,46 @@ def _node_cpus(files: Root, online: CpuSet, notes: list[str]) -> dict[int, CpuSe
             f"{_NODE}/node{(listed - folders).first}", "the folder is missing, yet node/online lists it"
         )
     result: dict[int, CpuSet] = {}
-    owner: dict[int, int] = {}
+    claims: dict[int, list[int]] = defaultdict(list)
     for node in folders if listed is None else folders & listed:
         cpus = files.cpus(f"{_NODE}/node{node}/cpumap", f"{_NODE}/node{node}/cpulist", online)
         if cpus is None:
             raise files.broken(f"{_NODE}/node{node}/cpumap", "it and cpulist are missing")
         result[node] = cpus
-        for cpu in result[node]:
-            if owner.setdefault(cpu, node) != node:
-                raise files.broken(f"{_NODE}/node{node}/cpumap", f"cpu {cpu} is also in node {owner[cpu]}")
+        for cpu in cpus:
+            claims[cpu].append(node)
     if not result:
         notes.append("no node folder (kernel without NUMA): the whole machine is taken as node 0")
         return {0: online}
-    homeless = online - CpuSet(owner)
+    clash = CpuSet(cpu for cpu, nodes in claims.items() if len(nodes) > 1)
+    if clash:
+        home = {cpu: _linked_node(files, cpu, claims[cpu]) for cpu in clash}
+        result = {
+            node: CpuSet(cpu for cpu in its if home.get(cpu, node) == node) for node, its in result.items()
+        }
+        conflicts.append(
+            f"several NUMA nodes claim cpus {clash}: each is taken as a cpu of the node that its own link (cpuN/nodeM) "
+            f"names ({', '.join(f'node {node}: {its & clash}' for node, its in result.items() if its & clash)})"
+        )
+    homeless = online - CpuSet(claims)
     if homeless:
         notes.append(f"cpus {homeless} are in no NUMA node: nothing is placed on them")
     return result
+
+
+def _linked_node(files: Root, cpu: int, claims: list[int]) -> int:
+    """Of the nodes that claim a cpu, the one that its folder links to (Documentation/ABI/testing/sysfs-devices-system-cpu).
+
+    Raises LauncherError where it links to none of them, or to several.
+    """
+    linked = [node for node in files.ids(f"{_CPU}/cpu{cpu}", "node") or () if node in claims]
+    if len(linked) != 1:
+        raise files.broken(
+            f"{_NODE}/node{claims[1]}/cpumap",
+            f"cpu {cpu} is also in node {claims[0]}, and {_CPU}/cpu{cpu} has "
+            + ("no link to either" if not linked else "links to both"),
+        )
+    return linked[0]
 
 
 def _gpu_nodes(files: Root) -> CpuSet:
