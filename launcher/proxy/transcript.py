@@ -237,13 +237,14 @@ class Transcript:
         if self.id is None:
             self.id, self.created = chunk["id"], chunk.get("created")
             self.model, self.object = chunk.get("model"), chunk.get("object")
-        if chunk.get("usage"):
-            self.usage_seen = True
-            if choices:
-                return "usage in every event"
+        usage = chunk.get("usage")
+        self.usage_seen = self.usage_seen or bool(usage)
         if not choices:
             return None
         choice = choices[0]
+        # llama-server has it in the last choice of /v1/completions (build 11434), vLLM in an event of its own.
+        if usage and choice.get("finish_reason") is None:
+            return "usage in every event"
         if len(choices) > 1 or choice.get("index", 0) != 0:
             return "several choices"
         return self._read_choice(event, choice)

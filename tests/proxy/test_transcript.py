@@ -54,6 +54,23 @@ def test_the_parts_of_a_stream_are_seen() -> None:
     assert not transcript.pattern.known
 
 
+def test_the_usage_may_come_with_the_end() -> None:
+    """As llama-server tells it on /v1/completions: in the event that has the finish_reason."""
+
+    def told(text: str, **more: Any) -> bytes:
+        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": more.pop("finish", None)}
+        return event(
+            {"choices": [choice], "created": 1, "model": "m", "object": "text_completion", "id": "x", **more}
+        )
+
+    transcript = fed(
+        told("a"), told("b"), told("", finish="length", usage={"prompt_tokens": 3}, timings={"n": 1})
+    )
+    assert transcript.odd is None
+    assert (transcript.usage_seen, transcript.finish_reason) == (True, "length")
+    assert transcript.pieces() == [b"a", b"b", b""]
+
+
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
