@@ -286,12 +286,14 @@ class Proxy(Section, frozen=True):
     ] = 30.0
     body_timeout_s: Annotated[
         Seconds,
-        Meta(description="Longest silence while a client sends its body, and the least time for all of it."),
+        Meta(
+            description="Longest silence while a client sends its body, or time below body_min_bytes_per_s."
+        ),
     ] = 60.0
     body_min_bytes_per_s: Annotated[
         PositiveInt,
         Meta(
-            description="A body has body_timeout_s, and 1 s more for each so many bytes that have come; then 408."
+            description="Fewer bytes of a body a second than this may come for body_timeout_s at most; then 408."
         ),
     ] = 1000
     client_keepalive_s: Annotated[

@@ -89,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_body", "_body_begun", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at",
+        "_body", "_body_at", "_body_paid", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at",
         "_paused_reading", "_request", "_scanned", "_served", "_state", "_transport", "_unsent", "paused", "peer", "write",
     )  # fmt: skip
 
@@ -104,7 +104,8 @@ class ClientConnection(asyncio.Protocol):
         self._scanned = 0
         self._request: Request | None = None
         self._body = bytearray()
-        self._body_begun = 0.0  # loop time
+        self._body_at = 0.0  # loop time of its last piece
+        self._body_paid = 0.0  # loop time up to which its bytes suffice for the least rate
         self._left = 0  # of a body with a length
         self._decoder: ChunkedDecoder | None = None
         self._paused_reading = False
@@ -196,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
             _start(request, rest[:length] if length != len(rest) else rest)
             return
         self._body = bytearray()
-        self._body_begun = self._loop.time()
+        self._body_paid = self._loop.time()
         self._left = length
         self._decoder = ChunkedDecoder() if head.chunked else None
         if head.expect_continue and not rest:
@@ -206,9 +207,11 @@ class ClientConnection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         """A piece of a body."""
         now = self._loop.time()
-        # All of it has that time, too, and more the more of it has come: drops keep no connection for ever.
-        whole_by = self._body_begun + len(self._body) / self._door.body_min_bytes_per_s
-        self._deadline = min(now, whole_by) + self._door.body_timeout_s
+        # Each byte pays for its share of a second, and for none in advance: neither drops nor a large beginning keep a
+        # connection for ever.
+        self._body_at = now
+        self._body_paid = min(now, self._body_paid + len(data) / self._door.body_min_bytes_per_s)
+        self._deadline = self._body_paid + self._door.body_timeout_s
         request = self._request
         if request is None:
             return
@@ -341,18 +344,14 @@ class ClientConnection(asyncio.Protocol):
                 self, Refusal(408, "the request's head did not come in time", code="timeout", close=True)
             )
         elif self._state is _State.BODY and self._request is not None:
-            self._request.refuse(Refusal(408, self._body_is_late(now), code="timeout", close=True))
+            self._request.refuse(Refusal(408, self._body_is_late(), code="timeout", close=True))
         else:
             self._out_of_time(now)
 
-    def _body_is_late(self, now: float) -> str:
-        silence, rate = self._door.body_timeout_s, self._door.body_min_bytes_per_s
-        if now - self._body_begun < silence + len(self._body) / rate:
-            return f"no byte of the body came for {silence:g} s"
-        got, taken_s = len(self._body), now - self._body_begun
-        return (
-            f"{got} bytes of the body came in {taken_s:.0f} s: fewer than {rate} a second after {silence:g} s"
-        )
+    def _body_is_late(self) -> str:
+        if self._body_paid == self._body_at:
+            return f"no byte of the body came for {self._door.body_timeout_s:g} s"
+        return f"fewer than {self._door.body_min_bytes_per_s} a second of the body came for {self._door.body_timeout_s:g} s"
 
     def _out_of_time(self, now: float) -> None:
         """Nothing more is awaited of the client; but while it takes of its answer, it gets all of it."""

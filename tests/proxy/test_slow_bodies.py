@@ -32,6 +32,23 @@ async def test_a_body_in_drops_is_given_up(build: Build, framing: str) -> None:
     assert house.sums() | {"rejected": 1, "in_flight": 0} == house.sums()
 
 
+@pytest.mark.parametrize("framing", HEADS)
+async def test_a_large_beginning_buys_no_time(build: Build, framing: str) -> None:
+    """Else 50 KB at once would pay for 50 s of drops, and 64 MiB for 18 hours."""
+    house = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
+    beginning = b"x" * 50_000 if framing == "length" else b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+    reader, writer = await house.raw(HEADS[framing] + beginning)
+    answer = asyncio.create_task(reader.read())
+    drops = 0
+    async with asyncio.timeout(SOON_S):
+        while not answer.done():
+            writer.write(DROPS[framing])
+            drops += 1
+            await asyncio.sleep(0.02)
+    assert (await answer).startswith(b"HTTP/1.1 408 ")
+    assert drops < 1000, "20 s of them"
+
+
 async def test_silence_is_called_silence(build: Build) -> None:
     house = await build(body_timeout_s=0.2, body_min_bytes_per_s=1)
     reader, writer = await house.raw(HEADS["length"] + b"x" * 1000)
@@ -44,7 +61,7 @@ async def test_silence_is_called_silence(build: Build) -> None:
 
 async def test_a_slow_body_above_the_rate_comes_whole(build: Build) -> None:
     """It takes longer than `body_timeout_s`, and more than the least rate comes."""
-    house = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
+    house = await build(body_timeout_s=0.9, body_min_bytes_per_s=1000)
     engine = await house.engine(0)
     body = json.dumps({"model": "m", "prompt": "x" * 40_000}).encode()
     reader, writer = await house.raw(HEADS["length"].replace(b"100000", b"%d" % len(body)))
