@@ -22,6 +22,7 @@ from launcher.proxy.delivery import own_head
 from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai import JSON
 from launcher.proxy.sse import EventTracker, aborted
+from launcher.proxy.whole_json import is_json, not_json, promises_json
 
 if TYPE_CHECKING:
     from launcher.proxy.fleet import Target
@@ -116,7 +117,7 @@ class Attempt:
         if head.status == 200 and head.content_type == STREAM:
             self.tracker = EventTracker()
         elif head.length is None:
-            self._hold = HOLD_BYTES if head.content_type == b"application/json" else 0
+            self._hold = HOLD_BYTES if self._promises_json(head) else 0
         elif head.length > HOLD_BYTES:
             self._hold = 0
 
@@ -170,12 +171,27 @@ class Attempt:
             self.broken("it sent no answer")
         else:
             answer = Answer(self.head, bytes(self._held))
-            if self.target is not None and answer.head.status >= _SERVER_ERROR:
-                self.broken(f"it answered {answer.head.status}", answer)
-            elif self.target is not None and aborted(answer.body):
-                self.broken("its engine gave the request up")
-            else:
+            if self.target is None:
                 self._relay.answered(self, answer)
+            else:
+                self._judge(answer)
+
+    def _judge(self, answer: Answer) -> None:
+        """An instance's whole answer: fit for the client?"""
+        if answer.head.status >= _SERVER_ERROR:
+            self.broken(f"it answered {answer.head.status}", answer)
+        elif aborted(answer.body):
+            self.broken("its engine gave the request up")
+        elif self._promises_json(answer.head) and not is_json(answer.body):
+            # As with 5xx, the request itself may be what the instances stumble over: the blame waits.
+            refusal = not_json()
+            self.broken(refusal.message, Answer(own_head(refusal.status, JSON), refusal.body()))
+        else:
+            self._relay.answered(self, answer)
+
+    def _promises_json(self, head: ResponseHead) -> bool:
+        found = self._relay.found
+        return promises_json(None if found is None else found.route, head)
 
     def _stream_end(self, tracker: EventTracker) -> None:
         rest = tracker.rest()

@@ -3,7 +3,8 @@
     python -m chaos.engine --uds PATH --model NAME --log FILE --seed TEXT [--token-s S] [--faults SHARE]
 
 Each request may draw a fault, seeded. Before the answer: `reset` (the connection), `500`, `503`, `mute`
-(no byte ever), `nonsense` (bytes that are no HTTP), `slow` (a late first byte, no fault). Once it streams:
+(no byte ever), `nonsense` (bytes that are no HTTP), `slow` (a late first byte, no fault). A whole answer may be `half`
+of one, cut, or `torn`: half of one under a length that fits it. Once it streams:
 `fin` and `rst` (the connection ends inside a chunk), `early` (the stream ends as if whole, without [DONE]),
 `stall` (it stops, the socket stays), `garbage` (bytes that are no chunk), `error` (an error event, then
 [DONE], as vLLM's when its engine died). For the whole process: `kill` (-9) and `freeze` (every stream
@@ -220,6 +221,9 @@ class Engine:
         payload = json.dumps(
             {"id": "x", "model": self.args.model, "choices": [choice], "usage": usage}
         ).encode()
+        if fault in {"early", "garbage"}:
+            self.note("torn", exchange)
+            payload, fault = payload[: len(payload) // 2], None
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n".encode()
         if fault is None:
             writer.write(head + payload)
