@@ -46,6 +46,14 @@ class Assembly:
         return run_dir(self.config)
 
     @property
+    def connections(self) -> int:
+        """Connections that clients' requests may have at once beside the clients' own: one to an instance for each
+        that it runs, three (two of them within this process) for each that overflows."""
+        overflow = self.config.proxy.overflow
+        away = 0 if overflow is None else 3 * overflow.max_requests
+        return sum(slot.model.max_num_seqs for slot in self.plan.slots) + away
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Everything worth saying once, loudly."""
         found = [f"{finding.message} ({finding.remedy})" for finding in self.plan.warnings]

@@ -61,7 +61,9 @@ class Daemon:
         self._watchdog = notify.Watchdog("loop", "slots")
         self.door = FrontDoor(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
-            most_clients=open_files.most_clients(open_files.limit_now(), config.proxy.max_connections),
+            most_clients=open_files.most_clients(
+                open_files.limit_now(), config.proxy.max_connections, assembly.connections
+            ),
         )  # fmt: skip
         self.spawner = choose_spawner(
             config,

@@ -128,5 +128,7 @@ async def test_clients_leave_descriptors_to_the_instances(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "limit_now", lambda: 1026)
-    door = house.build(at(tmp_path)).door
-    assert door._most_clients == 513
+    assembly = at(tmp_path)
+    assert assembly.connections == sum(slot.model.max_num_seqs for slot in assembly.plan.slots)
+    door = house.build(assembly).door
+    assert door._most_clients == max(513 - assembly.connections, 256)

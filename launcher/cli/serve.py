@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
     config = options.config_of(args)
     journal.set_up(config.logging.level, config.logging.format.value)
-    if warning := open_files.too_few(open_files.raise_limit(), config.proxy.max_connections):
-        logging.getLogger(__name__).warning("%s", warning)
+    limit = open_files.raise_limit()
     assembly = assemble(config)
+    if warning := open_files.too_few(limit, config.proxy.max_connections, assembly.connections):
+        logging.getLogger(__name__).warning("%s", warning)
 
     def reread(overrides: Sequence[str]) -> Assembly:
         again = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides]})

@@ -28,17 +28,22 @@ def limit_now() -> int:
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
-def most_clients(limit: int, max_connections: int) -> int:
+def most_clients(limit: int, max_connections: int, elsewhere: int = 0) -> int:
     """How many clients may be connected where `limit` files may be open: the daemon must be able to look at its
-    instances, start and reach them however many clients come."""
-    return min(max_connections, limit - min(SPARE, limit // 2))
+    instances, start and reach them however many clients come.
+
+    `elsewhere`: connections that clients' requests can have to instances at once. Each is a file beside its client's.
+    """
+    left = limit - min(SPARE, limit // 2)
+    return min(max_connections, max(left - elsewhere, left // 2))
 
 
-def too_few(limit: int, max_connections: int) -> str | None:
+def too_few(limit: int, max_connections: int, elsewhere: int = 0) -> str | None:
     """What to say when fewer clients may connect than the configuration lets them."""
-    if (most := most_clients(limit, max_connections)) == max_connections:
+    if (most := most_clients(limit, max_connections, elsewhere)) == max_connections:
         return None
     return (
         f"at most {limit} files may be open, so {most} clients can connect, not proxy.max_connections = "
-        f"{max_connections}; raise the hard limit (`ulimit -Hn {max_connections + SPARE}`, LimitNOFILE) or lower it"
+        f"{max_connections}; raise the hard limit (`ulimit -Hn {max_connections + SPARE + elsewhere}`, LimitNOFILE) "
+        "or lower it"
     )

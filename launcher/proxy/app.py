@@ -24,6 +24,7 @@ from launcher.proxy.desk import Desk
 from launcher.proxy.exchange import Exchange
 from launcher.proxy.fleet import OnIdle, OnSuspect
 from launcher.proxy.forwarded import TrustedProxies, appended
+from launcher.proxy.handshakes import Handshakes
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.instance_pages import Instance
 from launcher.proxy.keys import OPEN_PATHS, Keys
@@ -31,6 +32,7 @@ from launcher.proxy.links import Link, Wire
 from launcher.proxy.listener import Listener
 from launcher.proxy.moves import unavailable
 from launcher.proxy.openai import Refusal
+from launcher.proxy.own_pages import OwnPages
 from launcher.proxy.relay import Relay
 from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
 from launcher.proxy.scheduling.upstreams import Upstream
@@ -67,11 +69,18 @@ class FrontDoor:
         self._keys = Keys(proxy.api_keys_file)
         self.desk.application = Application(proxy, models, self._keys, self._sources())
         self.desk.moves.overflow = self.desk.application.overflow
+        self._pages = OwnPages(self.desk.application, self.desk.fleet.retry_after_s)
+        self.desk.intake.pages = self._pages
         self._cors = Cors(proxy.cors_origins)
         self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
         certificate = proxy.tls_certificate
         self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
-        self._inside = InProcess(self.desk.application)
+        self._handshakes = (
+            None
+            if self._tls is None
+            else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._has_room)
+        )
+        self._inside = None if proxy.overflow is None else InProcess(self.desk.application)
         self._nodes: dict[int, str] = {}
         self._templates = TemplateChecks(self.desk.moves.unfit_templates)
         self._reconciler: asyncio.Task[None] | None = None
@@ -98,10 +107,14 @@ class FrontDoor:
 
         Raises LauncherError when an address can't be had; nothing listens then.
         """
-        await self._inside.start()
-        self.desk.fleet.own = Link(self._connect_inside, self._proxy.connect_timeout_s)
-        context = None if self._tls is None else self._tls.context
-        self._listener = Listener(lambda: ClientConnection(self), context)
+        if (inside := self._inside) is not None:
+            await inside.start()
+
+            async def connect(make: Callable[[], Wire]) -> None:
+                await self._loop.create_connection(make, sock=await inside.connect())
+
+            self.desk.fleet.own = Link(connect, self._proxy.connect_timeout_s)
+        self._listener = Listener(self._make_client, self._handshakes)
         try:
             for sock in ready:
                 await self._listener.take(sock)
@@ -109,7 +122,7 @@ class FrontDoor:
                 await self._listener.open(listen)
         except BaseException:
             self._listener.close()
-            await self._inside.close()
+            await self._close_inside()
             raise
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         self._reconciler = self._loop.create_task(self._reconcile(), name="reconcile")
@@ -212,10 +225,14 @@ class FrontDoor:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
         self.desk.fleet.close()
-        await self._inside.close()
+        await self._close_inside()
 
-    async def _connect_inside(self, make: Callable[[], Wire]) -> None:
-        await self._loop.create_connection(make, sock=await self._inside.connect())
+    async def _close_inside(self) -> None:
+        await self._pages.close()
+        if self._inside is not None:
+            await self._inside.close()
+        if self.desk.application is not None:
+            await self.desk.application.close()
 
     def _sources(self) -> Sources:
         """What the application asks of us."""
@@ -227,7 +244,7 @@ class FrontDoor:
                 )
                 for u in sorted(fleet.table, key=lambda u: u.key)
             ],
-            values=lambda: report.values(self.desk, self._keys, len(self._clients)),
+            values=lambda: report.values(self.desk, self._keys, self._connections),
             timings=self.desk.timings,
             adapters=self.desk.adapters,
             stopping=lambda: self.closing,
@@ -263,11 +280,25 @@ class FrontDoor:
 
     def opened(self, client: ClientConnection) -> bool:
         """A client connected; False: there are too many."""
-        if self.closing or len(self._clients) >= self._most_clients:
-            self.desk.tally.connections_refused += not self.closing
+        if not self._has_room():
             return False
         self._clients.add(client)
         return True
+
+    @property
+    def _connections(self) -> int:
+        """Connections of clients, also before they have shaken hands."""
+        return len(self._clients) + (0 if self._handshakes is None else len(self._handshakes))
+
+    def _has_room(self) -> bool:
+        """Whether another connection may come; one that may not is counted."""
+        if self.closing or self._connections >= self._most_clients:
+            self.desk.tally.connections_refused += not self.closing
+            return False
+        return True
+
+    def _make_client(self) -> ClientConnection:
+        return ClientConnection(self)
 
     def closed(self, client: ClientConnection) -> None:
         """A client has gone."""

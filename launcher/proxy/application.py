@@ -1,14 +1,13 @@
-"""The application: what the front door answers itself, on aiohttp, reached as one more upstream.
+"""What the front door answers itself: its own pages, and what goes out to [proxy.overflow].
 
-The relay connects to `InProcess.connect()`, one end of a socket pair, as it does to an instance; so every
-byte that a client gets comes the same way, and aiohttp never stands in the way of an instance's bytes.
-
-What it needs of the front door is in `Sources`. It answers:
+What it needs of the front door is in `Sources`. The pages (own_pages.py brings them to clients):
 
     GET, HEAD /health            200 while an instance is ready, else 503
     GET, HEAD /metrics           ours, and every instance's
     GET, HEAD /v1/models[/ID]    models and aliases; those of the request's API key, where it has an allow-list
-    POST      an OpenAI route    forwarded to [proxy.overflow]: the front door sends nothing else here
+
+An OpenAI request that overflows is forwarded by an aiohttp server (`InProcess`), which the relay reaches over one
+end of a socket pair, as it does an instance. There are at most `proxy.overflow.max_requests` of these.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from aiohttp import web
 
 from launcher.config.schema import Model, Proxy
 from launcher.printable import quoted
-from launcher.proxy.catalog import Entry, MetricsPages, ModelList
+from launcher.proxy.catalog import MetricsPages, ModelList
 from launcher.proxy.http1 import KEY_ID
 from launcher.proxy.instance_pages import Instance, PageFetcher
 from launcher.proxy.keys import KeyEntry, Keys
@@ -41,6 +40,14 @@ KEEPALIVE_S: Final = 3600.0  # the relay decides how long a connection is worth 
 _LOG = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer of our own, with status 200."""
+
+    content_type: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class Application:
         self._keys = keys
         self._sources = sources
         self._fetcher = PageFetcher()
+        self._rendering = asyncio.Lock()
         self._metrics = MetricsPages(self._fetcher, sources.instances, clock)
         self._models = ModelList(models, sources.adapters, self._fetcher, clock)
         self.overflow = (
@@ -92,8 +100,10 @@ class Application:
 
     async def metrics_page(self) -> str:
         """Ours, and every instance's."""
-        own = metrics.render(self._sources.values(), self._sources.timings)
-        return own + await self._metrics.merged()
+        async with self._rendering:  # one in each turn of the loop, however many want it
+            merged = await self._metrics.merged()
+            await asyncio.sleep(0)
+            return metrics.render(self._sources.values(), self._sources.timings) + merged
 
     async def close(self) -> None:
         """Close what it has open to instances and to the overflow endpoint."""
@@ -101,38 +111,34 @@ class Application:
         if self.overflow is not None:
             await self.overflow.close()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        path, _ = split_target(request.raw_path)
-        found = match(request.method, path)
-        if isinstance(found, Match):
-            match found.route.kind:
-                case Kind.HEALTH:
-                    return self._health()
-                case Kind.METRICS:
-                    page = await self.metrics_page()
-                    return web.Response(body=page.encode(), headers={"Content-Type": TEXT})
-                case Kind.MODELS:
-                    return _json({"object": "list", "data": await self._listed(request)})
-                case Kind.MODEL:
-                    return await self._model(request, found.item)
-                case Kind.JSON if self.overflow is not None:
-                    return await self._overflow(request, self.overflow)
-        raise Refusal(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")
+    async def page(self, found: Match, key_id: str | None) -> Page:
+        """The page of a route; `key_id` names the API key that was let in. Raises Refusal."""
+        match found.route.kind:
+            case Kind.HEALTH:
+                return self.health()
+            case Kind.METRICS:
+                return Page(TEXT, (await self.metrics_page()).encode())
+            case Kind.MODELS:
+                return await self._listed(self._keys.let_in(key_id))
+            case Kind.MODEL:
+                return await self._model(self._keys.let_in(key_id), found.item)
+            case _:
+                raise AssertionError(f"{found.route.path} is no page of ours")
 
-    def _health(self) -> web.Response:
+    def health(self) -> Page:
+        """200 while an instance is ready. Raises Refusal."""
         ready = sum(instance.ready for instance in self._sources.instances())
         if not ready or self._sources.stopping():
             raise self._unavailable("no instance is ready")
         return _json({"status": "ok", "ready": ready})
 
-    async def _listed(self, request: web.Request) -> list[Entry]:
-        """The models that the request's key may use."""
-        key = self._key(request)
+    async def _listed(self, key: KeyEntry | None) -> Page:
+        """The models that the key may use."""
         entries = await self._models.entries(self._sources.instances())
-        return [entry for entry in entries if self._usable(key, str(entry["id"]))]
+        return _json({"object": "list", "data": [e for e in entries if self._usable(key, str(e["id"]))]})
 
-    async def _model(self, request: web.Request, wanted: str) -> web.Response:
-        if not self._usable(self._key(request), wanted):
+    async def _model(self, key: KeyEntry | None, wanted: str) -> Page:
+        if not self._usable(key, wanted):
             raise Refusal(
                 404,
                 f"The model `{quoted(wanted)}` does not exist.",
@@ -150,17 +156,17 @@ class Application:
         names = self._models.names_of(wanted)
         return bool(names) and (key is None or key.limits.allows(*names))
 
-    def _key(self, request: web.Request) -> KeyEntry | None:
-        """The key that was let in; None where no key is needed. Raises Refusal 401."""
-        return self._keys.let_in(request.headers.get(KEY_ID.decode()))
-
-    async def _overflow(self, request: web.Request, overflow: Overflow) -> web.StreamResponse:
-        key = self._key(request)
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path, _ = split_target(request.raw_path)
+        found = match(request.method, path)
+        if self.overflow is None or not isinstance(found, Match) or found.route.kind is not Kind.JSON:
+            raise Refusal(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")
+        key = self._keys.let_in(request.headers.get(KEY_ID.decode()))
         if key is not None and not key.may_overflow:  # the front door sends none of these; nor do we
             raise Refusal(
                 403, "this API key's requests stay here", type_="permission_error", code="local_only"
             )
-        return await overflow.handle(request)
+        return await self.overflow.handle(request)
 
     def _unavailable(self, message: str) -> Refusal:
         return Refusal(
@@ -176,7 +182,6 @@ class InProcess:
     """aiohttp's server without a listener: each connection is a socket pair."""
 
     def __init__(self, application: Application) -> None:
-        self._application = application
         self._runner = web.AppRunner(
             application.web_application(),
             access_log=None,
@@ -209,9 +214,8 @@ class InProcess:
         return ours
 
     async def close(self) -> None:
-        """End its connections, and what the application has open."""
+        """End its connections."""
         await self._runner.cleanup()
-        await self._application.close()
 
 
 @web.middleware
@@ -233,5 +237,5 @@ async def _refuse_size(_: web.Request) -> web.StreamResponse:
     raise Refusal(413, "the request's body is too large", code="request_too_large")
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), headers={"Content-Type": JSON})
+def _json(value: object) -> Page:
+    return Page(JSON, msgspec.json.encode(value))

@@ -55,7 +55,7 @@ class Attempt:
 
     def __init__(self, relay: Relay, target: Target | None, now: float) -> None:
         self._relay = relay
-        self.target = target  # None: our own pages, or the endpoint that takes what overflows
+        self.target = target  # None: the endpoint that takes what overflows
         self._call: Call | None = None
         self.head: ResponseHead | None = None
         self.tracker: EventTracker | None = None  # of an event stream

@@ -98,6 +98,7 @@ class ModelList:
             )
         self._lock = asyncio.Lock()
         self._asked: dict[str, tuple[float, tuple[int, int]]] = {}  # when, and which life it was
+        self._failed: dict[str, float] = {}  # when an instance did not answer
         self._known: dict[str, Entry] = {}
 
     def names_of(self, wanted: str) -> tuple[str, ...]:
@@ -128,8 +129,10 @@ class ModelList:
         return [adapter for adapter, base in self._adapters.items() if base == model]
 
     async def _refresh(self, name: str, instances: Sequence[Instance]) -> None:
-        """Ask the model's ready instances in turn until one describes it."""
+        """Ask the model's ready instances in turn until one describes it; once a second also when none does."""
         now = self._clock()
+        if now - self._failed.get(name, -MODELS_AGE_S) < MODELS_AGE_S:
+            return
         for instance in instances:
             if instance.model != name or not instance.ready:
                 continue
@@ -150,6 +153,7 @@ class ModelList:
                 }
                 self._asked[name] = (now, life)
                 return
+            self._failed[name] = self._clock()
 
 
 class _List(msgspec.Struct):

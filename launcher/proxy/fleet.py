@@ -83,7 +83,7 @@ class Fleet:
         self._seen: set[str] = set()  # models that had a ready instance
         self._pump_timer: asyncio.TimerHandle | None = None
         self.over: str | None = None  # why nothing is sent any more
-        self.own: Link | None = None  # to our own pages and the way out, one more upstream
+        self.own: Link | None = None  # to the way out, one more upstream
         self.scheduler = Scheduler(
             proxy.policy,
             pick,
@@ -187,7 +187,7 @@ class Fleet:
         return self._waiting.values()
 
     def send_inside(self, relay: Relay, now: float) -> bool:
-        """Ask our own application. False: it is not there yet."""
+        """Ask what forwards to the overflow endpoint. False: it is not there."""
         if self.own is None:
             return False
         relay.send(Attempt(relay, None, now), self.own, now)
@@ -275,6 +275,9 @@ class Fleet:
         """Called a few times a second."""
         for target in self._targets.values():
             target.forget(now)
+            target.link.sweep(now)
+        if self.own is not None:
+            self.own.sweep(now)
         for target in self._find_hung(now):
             self._give_up(target, now)
         self.pump()

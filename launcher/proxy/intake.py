@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from launcher.proxy.exchange import Exchange
     from launcher.proxy.fleet import Fleet
     from launcher.proxy.http1 import RequestHead
+    from launcher.proxy.own_pages import OwnPages
     from launcher.proxy.relay import Relay
 
-OWN_TIMEOUT_S = 30.0  # for a page of our own
 # What follows a route that computes no prompt: a tokenizer's or a template's work (vLLM 0.32, entrypoints/serve).
 NO_PREFILL = ("/tokenize", "/detokenize", "/count_tokens", "/render", "/derender")
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's own (entrypoints/generate/base/serving.py, 0.32)
@@ -44,6 +44,7 @@ class Intake:
         self._adapters = adapters
         self._fleet = fleet
         self._moves = moves
+        self.pages: OwnPages | None = None
         self._clock = asyncio.get_running_loop().time
         by_session = proxy.policy is Policy.SESSION
         self._session_header = proxy.session_header.lower().encode() if by_session else None
@@ -54,7 +55,9 @@ class Intake:
         if relay.body and relay.head.method in {"GET", "HEAD"}:
             raise Refusal(400, f"{relay.head.method} takes no body here", close=True)
         if kind in GATHERED:
-            self._answer_inside(relay)
+            if self.pages is None:
+                raise unavailable("the server is starting", self._fleet.retry_after_s())
+            self.pages.begin(relay, found)
             return
         peek = self._peek(kind, relay)
         if kind in {Kind.JSON, Kind.FORM}:
@@ -90,11 +93,6 @@ class Intake:
             exchange.model = self._names.resolve(wanted)
         else:
             exchange.model, exchange.adapter = base, wanted
-
-    def _answer_inside(self, relay: Relay) -> None:
-        relay.first_byte_timeout_s = OWN_TIMEOUT_S
-        if not self._fleet.send_inside(relay, self._clock()):
-            raise unavailable("the server is starting", self._fleet.retry_after_s())
 
     def _take_from_key(self, relay: Relay, peek: Peek, size: int) -> None:
         """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed. Raises Refusal."""

@@ -7,6 +7,7 @@ A `Call` is one request on its way. Its sink hears, in this order and never afte
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol, assert_never, cast
 
@@ -142,7 +143,7 @@ class Link:
         self.connect_timeout_s = connect_timeout_s
         self.closed = False
         self._clock = asyncio.get_running_loop().time
-        self._idle: list[tuple[float, Wire]] = []
+        self._idle: deque[tuple[float, Wire]] = deque()  # the one that is idle longest first
 
     def ask(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> Call:
         """Send a request. `head` is whole, with its blank line; the sink may hear of it before this returns."""
@@ -156,6 +157,12 @@ class Link:
             wire.abort()
         call.connect()
         return call
+
+    def sweep(self, now: float) -> None:
+        """Close the connections that have been idle for longer than they are reused: each is a descriptor."""
+        while self._idle and self._idle[0][0] < now - REUSE_S:
+            _, wire = self._idle.popleft()
+            wire.abort()
 
     def close(self) -> None:
         """Close the idle connections; those at work close when they are done."""
@@ -173,7 +180,7 @@ class Link:
 
     def lost(self, wire: Wire) -> None:
         """A connection is gone."""
-        self._idle = [kept for kept in self._idle if kept[1] is not wire]
+        self._idle = deque(kept for kept in self._idle if kept[1] is not wire)
 
 
 class Wire(asyncio.Protocol):

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,21 +13,20 @@ from typing import Any
 
 from launcher.config.schema import Proxy
 from launcher.errors import LauncherError, reason
+from launcher.proxy.handshakes import Handshakes
 
 BACKLOG = 1024
 # Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
 # takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
 ACCEPTS = 8
-# Beyond all deadlines of a client's connection, which know whether it still takes its answer.
-TLS_CLOSING_S = 86_400.0
 
 
 class Listener:
-    """The listening sockets; each connection gets a protocol of `make`, and TLS of `context` on TCP."""
+    """The listening sockets; each connection gets a protocol of `make`, on TCP after `handshakes` where there are."""
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, make: Callable[[], asyncio.Protocol], handshakes: Handshakes | None = None) -> None:
         self._make = make
-        self._context = context
+        self._handshakes = handshakes
         self._listening: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self.endpoints: list[str] = []
@@ -47,17 +45,17 @@ class Listener:
             if sock.family == socket.AF_UNIX:
                 server = await loop.create_unix_server(self._make, sock=one, backlog=BACKLOG)
             else:
-                server = await loop.create_server(
-                    self._make, sock=one, backlog=BACKLOG, ssl=self._context,
-                    ssl_shutdown_timeout=None if self._context is None else TLS_CLOSING_S,
-                )  # fmt: skip
+                make = self._make if self._handshakes is None else self._handshakes.accepted
+                server = await loop.create_server(make, sock=one, backlog=BACKLOG)
             self._listening.append(server)
-        self.endpoints.append(endpoint(sock, tls=self._context is not None))
+        self.endpoints.append(endpoint(sock, tls=self._handshakes is not None))
 
     def close(self) -> None:
         """No new connections."""
         for server in self._listening:
             server.close()
+        if self._handshakes is not None:
+            self._handshakes.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
         self._paths.clear()

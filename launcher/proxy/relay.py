@@ -37,6 +37,9 @@ from launcher.proxy.server_timing import server_timing
 from launcher.proxy.sse import EventTracker
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from launcher.proxy.application import Page
     from launcher.proxy.desk import Desk
     from launcher.proxy.key_limits import Grant
     from launcher.proxy.keys import KeyEntry
@@ -60,8 +63,8 @@ class Relay:
 
     __slots__ = (
         "_client", "_comment_at", "_desk", "attempt", "body", "committed", "deaths", "delivery", "done", "events",
-        "exchange", "first_byte_timeout_s", "forwarded", "found", "grant", "head", "key", "prompt_bytes", "rest", "setbacks",
-        "stalled_at", "ticket", "transcript", "usage",
+        "exchange", "first_byte_timeout_s", "forwarded", "found", "grant", "head", "key", "page", "prompt_bytes",
+        "rest", "setbacks", "stalled_at", "ticket", "transcript", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +86,7 @@ class Relay:
         self.prompt_bytes = 0
         self.first_byte_timeout_s = 0.0
         # Its answer.
+        self.page: asyncio.Task[None] | None = None  # renders a page of our own
         self.attempt: Attempt | None = None  # the instance that is being asked
         self.committed = False  # an instance's first byte went to the client
         self.transcript: Transcript | None = None  # of a stream that could go on elsewhere
@@ -342,6 +346,10 @@ class Relay:
             self.delivery.whole(head, body, now, extra=self._timing(now))
         self._end(outcome)
 
+    def show(self, page: Page) -> None:
+        """Deliver a page of our own."""
+        self.answer(Answer(own_head(200, page.content_type), page.body))
+
     def finish(self, tail: bytes) -> None:
         """Only the end of its stream was missing."""
         self.delivery.end(tail)
@@ -430,6 +438,8 @@ class Relay:
     def _let_go(self, ending: Ending = Ending.LEFT) -> None:
         """Off the instance, out of the queue."""
         self._leave(ending)
+        if self.page is not None:
+            self.page.cancel()
         if self.ticket is not None:
             self._desk.fleet.withdraw(self.ticket)
 

@@ -47,3 +47,17 @@ def test_it_is_said_when_clients_could_not_connect() -> None:
 )
 def test_clients_leave_descriptors_for_probes_and_instances(limit: int, wanted: int, most: int) -> None:
     assert most_clients(limit, wanted) == most
+
+
+@pytest.mark.parametrize(
+    ("limit", "elsewhere", "most"),
+    [
+        (ENOUGH, 2048, 16384),
+        (17408, 384, 16000),
+        (4096, 512, 2560),
+        (1024, 128, 384),
+        (1024, 4096, 256),  # each of so few clients has one of its own
+    ],
+)
+def test_and_for_their_requests_connections_to_instances(limit: int, elsewhere: int, most: int) -> None:
+    assert most_clients(limit, 16384, elsewhere) == most

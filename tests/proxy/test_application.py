@@ -1,4 +1,4 @@
-"""The application as the relay reaches it: over a socket pair, with engines behind it."""
+"""The pages of our own, with engines behind them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from launcher.proxy.catalog import describe, read_list
 from launcher.proxy.instance_pages import Instance
 from launcher.proxy.keyfile import id_of
 from launcher.proxy.keys import Keys
+from launcher.proxy.openai import Refusal
+from launcher.proxy.routes import Match, match, split_target
 from launcher.telemetry import metrics
 
 
@@ -64,8 +66,18 @@ class Backroom:
         self.instances.append(Instance(slot, generation, model, engine.address, ready, str(slot // 2)))
         return engine
 
-    async def ask(self, method: str, target: str, *lines: str, body: bytes = b"") -> Answer:
-        """One request over a connection of its own, which is closed then."""
+    async def ask(self, method: str, target: str, key_id: str | None = None) -> Answer:
+        """A request for a page, let in with this key."""
+        found = match(method, split_target(target)[0])
+        assert isinstance(found, Match)
+        try:
+            page = await self.application.page(found, key_id)
+        except Refusal as refusal:
+            return Answer(refusal.status, refusal.headers, refusal.body())
+        return Answer(200, {"Content-Type": page.content_type}, page.body)
+
+    async def send(self, method: str, target: str, *lines: str, body: bytes = b"") -> Answer:
+        """One request to what forwards to the overflow endpoint, over a connection of its own, which is closed then."""
         sock = await self.inside.connect()
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         head = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *lines]
@@ -111,6 +123,7 @@ async def open_room(tmp_path: Path) -> AsyncIterator[Open]:
             )
             inside = InProcess(application)
             await inside.start()
+            stack.push_async_callback(application.close)
             stack.push_async_callback(inside.close)
             return Backroom(tmp_path, stack, inside, application, instances, known, stopping)
 
@@ -153,7 +166,7 @@ def counts(*values: float, running: float = 1) -> Script:
 async def test_health(room: Backroom) -> None:
     answer = await room.ask("GET", "/health")
     assert answer.status == 503
-    assert answer.headers["retry-after"] == "4"
+    assert answer.headers["Retry-After"] == "4"
     assert answer.json() == {
         "error": {
             "message": "no instance is ready",
@@ -166,18 +179,8 @@ async def test_health(room: Backroom) -> None:
     await room.engine(1, ready=False)
     answer = await room.ask("GET", "/health")
     assert (answer.status, answer.json()) == (200, {"status": "ok", "ready": 1})
-    answer = await room.ask("HEAD", "/health")
-    assert (answer.status, answer.body) == (200, b"")
-    assert answer.headers["content-length"] == "25"
     room.stopping.append(True)
     assert (await room.ask("GET", "/health")).status == 503
-
-
-@pytest.mark.parametrize("target", ["/", "/nothing", "/v1/chat/completions", "/%2e%2e/health", "/health/"])
-async def test_everything_else_is_404(room: Backroom, target: str) -> None:
-    answer = await room.ask("POST" if "chat" in target else "GET", target)
-    assert answer.status == 404
-    assert b'"type":"NotFoundError"' in answer.body
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ async def test_models_are_merged_and_keep_their_fields(open_room: Open) -> None:
     assert (await room.ask("GET", "/v1/models/org%2Fb")).json() == b
     assert (await room.ask("GET", "/v1/models/gpt-4o?x=1")).json() == aliases[0]
     head = await room.ask("HEAD", "/v1/models/a")
-    assert (head.status, head.body, head.headers["content-type"]) == (200, b"", "application/json")
+    assert (head.status, head.headers["Content-Type"]) == (200, "application/json")
     answer = await room.ask("GET", "/v1/models/x")
     assert answer.status == 404
     assert b'"code":"model_not_found"' in answer.body
@@ -238,21 +241,20 @@ async def test_a_key_with_an_allow_list_sees_its_models(open_room: Open, tmp_pat
     await room.engine(0, lists({"id": "a"}), model="a")
     await room.engine(1, lists({"id": "b"}), model="b")
 
-    async def listed(*lines: str) -> list[str]:
-        answer = await room.ask("GET", "/v1/models", *lines)
+    async def listed(key_id: str) -> list[str]:
+        answer = await room.ask("GET", "/v1/models", key_id)
         return [entry["id"] for entry in json.loads(answer.body)["data"]]
 
-    assert await listed(let_in(ann)) == ["a", "gpt-4o"]
-    assert await listed(let_in(bob)) == ["a", "gpt-4o", "b"]
-    assert (await room.ask("GET", "/v1/models/b", let_in(ann))).status == 404
-    assert (await room.ask("GET", "/v1/models/b", let_in(bob))).status == 200
-    unknown = (), (f"Authorization: Bearer {bob}",), ("Numa-Launcher-Key: aaaaaaaa",)
-    for lines in unknown:  # nobody was let in with these
-        assert (await room.ask("GET", "/v1/models", *lines)).status == 401
-        assert (await room.ask("GET", "/v1/models/b", *lines)).status == 401
+    assert await listed(id_of(ann)) == ["a", "gpt-4o"]
+    assert await listed(id_of(bob)) == ["a", "gpt-4o", "b"]
+    assert (await room.ask("GET", "/v1/models/b", id_of(ann))).status == 404
+    assert (await room.ask("GET", "/v1/models/b", id_of(bob))).status == 200
+    for key_id in (None, bob, "aaaaaaaa"):  # nobody was let in with these
+        assert (await room.ask("GET", "/v1/models", key_id)).status == 401
+        assert (await room.ask("GET", "/v1/models/b", key_id)).status == 401
     put(tmp_path / "keys", record)
     room.keys.reload(0.0)
-    assert (await room.ask("GET", "/v1/models", let_in(bob))).status == 401  # revoked on the way
+    assert (await room.ask("GET", "/v1/models", id_of(bob))).status == 401  # revoked on the way
 
 
 def test_describe() -> None:
@@ -271,7 +273,7 @@ def test_describe() -> None:
 async def tokens(room: Backroom) -> dict[str, float]:
     """The token counter by slot."""
     answer = await room.ask("GET", "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
     found = families.get("vllm:generation_tokens")
     return {} if found is None else {sample.labels["slot"]: sample.value for sample in found.samples}
@@ -350,17 +352,6 @@ async def test_a_page_that_never_ends_is_left_out(room: Backroom, monkeypatch: p
 
 
 # --- the way in ---------------------------------------------------------------------------------
-
-
-async def test_connections_are_kept_and_many(room: Backroom) -> None:
-    await room.engine(0)
-    ends = [await asyncio.open_unix_connection(sock=await room.inside.connect()) for _ in range(50)]
-    for _ in range(2):
-        for reader, writer in ends:
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 OK\r\n")
-    for _, writer in ends:
-        writer.close()
 
 
 async def test_close_ends_what_is_open(open_room: Open) -> None:

@@ -108,7 +108,7 @@ async def test_a_request_goes_there_and_back(room_with: Make, cloud: Cloud, tmp_
     key_file.write_text("sk-there\n")
     room = await room_with(api_key_file=str(key_file))
     sent = b'{"model": "gpt-4o", "temperature": 0.30000000000000004, "messages": [{"a":  1}], "stream":false}'
-    answer = await room.ask(
+    answer = await room.send(
         "POST", CHAT, "Authorization: Bearer nl-secret", "X-Api-Key: nl-secret", "Cookie: c=d", "X-Request-Id: r-1",
         "traceparent: 00-aa-bb-01", "Content-Type: application/json", "X-Forwarded-For: 10.0.0.1", body=sent,
     )  # fmt: skip
@@ -133,7 +133,7 @@ async def test_a_request_goes_there_and_back(room_with: Make, cloud: Cloud, tmp_
 
 async def test_no_key_of_ours_no_authorization(room_with: Make, cloud: Cloud) -> None:
     room = await room_with()
-    await room.ask("POST", CHAT, "Authorization: Bearer mine", body=body())  # the only model needs no name
+    await room.send("POST", CHAT, "Authorization: Bearer mine", body=body())  # the only model needs no name
     assert "authorization" not in cloud.got[0][1]
 
 
@@ -217,7 +217,7 @@ async def test_an_answer_that_breaks_is_broken_off(
 async def test_its_errors(room_with: Make, cloud: Cloud, first: bytes, status: int) -> None:
     cloud.script = [b"HTTP/1.1 " + first + b"\r\nContent-Length: 2\r\n\r\n{}"]
     room = await room_with()
-    answer = await room.ask("POST", CHAT, body=body(model="m"))
+    answer = await room.send("POST", CHAT, body=body(model="m"))
     assert answer.status == status
     assert ("retry-after" in answer.headers) == (status == 429)
     if status == 502:
@@ -233,23 +233,23 @@ async def test_nobody_there(room_with: Make, cloud: Cloud, script: list[bytes]) 
     if len(script) == 2:
         cloud.hold.clear()  # a head and then silence
     room = await room_with(proxy={"answer_timeout_s": 0.2})
-    assert (await room.ask("POST", CHAT, body=body(model="m"))).status == 502
+    assert (await room.send("POST", CHAT, body=body(model="m"))).status == 502
 
 
 async def test_nothing_listens_there(open_room: Open) -> None:  # noqa: F811
     settings = schema.Overflow(url="http://127.0.0.1:1/v1", models={"m": "x"})
     room = await open_room(overflow=settings)
-    assert (await room.ask("POST", CHAT, body=body(model="m"))).status == 502
+    assert (await room.send("POST", CHAT, body=body(model="m"))).status == 502
 
 
 async def test_the_cap(room_with: Make, cloud: Cloud) -> None:
     cloud.hold.clear()
     room = await room_with(max_requests=1)
-    first = asyncio.create_task(room.ask("POST", CHAT, body=body(model="m")))
+    first = asyncio.create_task(room.send("POST", CHAT, body=body(model="m")))
     while overflow(room).in_flight == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
     assert not overflow(room).takes(CHAT, "m", local_only=False)
-    answer = await room.ask("POST", CHAT, body=body(model="m"))
+    answer = await room.send("POST", CHAT, body=body(model="m"))
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     cloud.hold.set()
     assert (await first).status == 200
@@ -272,29 +272,29 @@ async def test_a_local_only_key_stays_here_whoever_asks(
     bob, bob_record = make("bob")
     put(tmp_path / "keys", record, bob_record)
     room = await room_with(str(tmp_path / "keys"))
-    assert (await room.ask("POST", CHAT, let_in(ann), body=body(model="m"))).status == 403
+    assert (await room.send("POST", CHAT, let_in(ann), body=body(model="m"))).status == 403
     assert not cloud.got
-    assert (await room.ask("POST", CHAT, let_in(bob), body=body(model="m"))).status == 200
+    assert (await room.send("POST", CHAT, let_in(bob), body=body(model="m"))).status == 200
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 100_000])
 async def test_no_json(room_with: Make, cloud: Cloud, sent: bytes) -> None:
     room = await room_with()
-    assert (await room.ask("POST", CHAT, body=sent)).status == 400
+    assert (await room.send("POST", CHAT, body=sent)).status == 400
     assert not cloud.got
 
 
 async def test_other_models_and_routes_do_not_overflow(room_with: Make, cloud: Cloud) -> None:
     room = await room_with()
-    assert (await room.ask("POST", CHAT, body=body(model="other"))).status == 404
-    assert (await room.ask("POST", "/v1/messages", body=body(model="m"))).status == 404
-    assert (await room.ask("POST", "/v1/load_lora_adapter", body=body(model="m"))).status == 404
+    assert (await room.send("POST", CHAT, body=body(model="other"))).status == 404
+    assert (await room.send("POST", "/v1/messages", body=body(model="m"))).status == 404
+    assert (await room.send("POST", "/v1/load_lora_adapter", body=body(model="m"))).status == 404
     assert not cloud.got
 
 
 async def test_a_body_that_is_too_large(room_with: Make, cloud: Cloud) -> None:
     room = await room_with(proxy={"max_body_bytes": 1000})
-    assert (await room.ask("POST", CHAT, body=b" " * 2000)).status == 413
+    assert (await room.send("POST", CHAT, body=b" " * 2000)).status == 413
 
 
 async def test_a_new_key_is_read(
@@ -306,7 +306,7 @@ async def test_a_new_key_is_read(
     room = await room_with(api_key_file=str(key_file))
     for text in ("one", "three", ""):  # the last one is no key: the one before stays
         key_file.write_text(text)
-        await room.ask("POST", CHAT, body=body(model="m"))
+        await room.send("POST", CHAT, body=body(model="m"))
     assert [headers["authorization"] for _, headers, _ in cloud.got] == [
         "Bearer one",
         "Bearer three",

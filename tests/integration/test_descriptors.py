@@ -1,0 +1,138 @@
+"""A daemon that may open few files, and clients that take all the connections they can get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from integration.conftest import SOON_S, DaemonProcess, eventually
+
+from launcher.control.client import ControlClient
+
+FILES = 400
+CLIENTS = 600  # of each kind: more than the daemon may open files
+ASK = b"GET %b HTTP/1.1\r\nHost: h\r\n%b\r\n"
+ENVIRON = {"NUMA_LAUNCHER_PROXY__HEADER_TIMEOUT_S": "4", "NUMA_LAUNCHER_PROXY__CLIENT_KEEPALIVE_S": "4"}
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """What is started from here may open few files; this process may open enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4 * CLIENTS:
+        pytest.skip(f"the hard limit of open files is {hard}: too few for the clients")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * CLIENTS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def certify(folder: Path) -> dict[str, str]:
+    """The settings of TLS."""
+    chain, key = folder / "c.pem", folder / "c.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-subj", "/CN=localhost", "-keyout", key, "-out", chain],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return {
+        "NUMA_LAUNCHER_PROXY__TLS_CERTIFICATE": str(chain),
+        "NUMA_LAUNCHER_PROXY__TLS_KEY": str(key),
+    }
+
+
+def files_of(daemon: DaemonProcess) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))  # noqa: PTH208 - numbers, no paths
+
+
+def connect_all(port: int, count: int) -> list[socket.socket]:
+    """Connections that say nothing."""
+    found = []
+    for _ in range(count):
+        sock = socket.socket()
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(("127.0.0.1", port))
+        found.append(sock)
+    return found
+
+
+class Watch:
+    """Asks the control socket again and again, and holds the daemon's descriptors against its limit."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self._daemon = daemon
+        self.answers = 0
+        self.most = 0
+
+    def look(self) -> None:
+        assert ControlClient(str(self._daemon.socket)).get("/status")["ready"] == 1
+        self.answers += 1
+        self.most = max(self.most, files_of(self._daemon))
+
+
+async def pages(port: int, count: int) -> int:
+    """Ask for so many metrics pages at once; how many came."""
+
+    async def one() -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK % (b"/metrics", b"Connection: close\r\n"))
+            whole = (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        except OSError:
+            return False  # refused: too many are connected
+        return whole
+
+    async with asyncio.timeout(SOON_S):
+        return sum(await asyncio.gather(*(one() for _ in range(count))))
+
+
+@pytest.mark.usefixtures("few_files")
+@pytest.mark.parametrize("kind", ["plain", "tls"])
+def test_clients_that_are_silent_hold_up_nobody(
+    start: Callable[..., DaemonProcess], tmp_path: Path, kind: str
+) -> None:
+    """The control socket answers all the time, and once their time is up clients are served as before."""
+    daemon = limited(start, ENVIRON | (certify(tmp_path) if kind == "tls" else {}))
+    before = files_of(daemon)
+    watch = Watch(daemon)
+    clients = connect_all(daemon.port, CLIENTS)
+    try:
+        for _ in range(20):
+            watch.look()
+        assert watch.most < FILES - 50  # what it needs to look at its instances
+    finally:
+        for sock in clients:
+            sock.close()
+    eventually(lambda: files_of(daemon) <= before + 2, what="descriptors are given back")
+    assert "Too many open files" not in daemon.log.read_text()
+
+
+@pytest.mark.usefixtures("few_files")
+def test_clients_that_all_want_a_page(start: Callable[..., DaemonProcess]) -> None:
+    daemon = limited(start, ENVIRON)
+    before = files_of(daemon)
+    watch = Watch(daemon)
+    for _ in range(3):
+        assert asyncio.run(pages(daemon.port, CLIENTS)) >= 50
+        watch.look()
+    assert watch.most < FILES - 50
+    assert asyncio.run(pages(daemon.port, 20)) == 20
+    eventually(lambda: files_of(daemon) <= before + 2, what="descriptors are given back")
+    assert "Too many open files" not in daemon.log.read_text()
+
+
+def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> DaemonProcess:
+    """A daemon with one instance, which may open FILES files from its start on."""
+    daemon = start(instances=1, environ=environ)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    daemon.wait_ready(1)
+    assert "clients can connect" in daemon.log.read_text()
+    return daemon
