@@ -12,21 +12,22 @@ The way of the data::
 Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
 
     cpuset, address, sizes, errors, columns, printable, redaction   nothing
+    background   tasks that must not end by themselves: errors
     config       cpuset, sizes, errors, redaction; its schema only its values
     topology     cpuset, sizes, errors, columns
     planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
     engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors
-    instances    planning.plan, engines, config.schema, host, cpuset, address, sizes, errors
-    proxy        config.schema, telemetry, address, errors, printable
+    instances    planning.plan, engines, config.schema, host, background, cpuset, address, sizes, errors
+    proxy        config.schema, telemetry, background, address, errors, printable
     control      errors, printable, redaction
     telemetry    nothing
-    host         cpuset, errors, printable
+    host         cpuset, background, errors, printable
     status       a slot's owner -> the operator's view of it: engines.stack, instances, telemetry, cpuset
     doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
     assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
     changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan
     drift        the machine that was planned for against the one that is: planning.plan, topology, cpuset
-    machine_watch  looks for drift now and then: drift, planning.plan, topology.model
+    machine_watch  looks for drift now and then: drift, background, planning.plan, topology.model
     rollout      applies them: assembly, changes, instances
     reloader     one rollout at a time: assembly, changes, rollout, instances, config.schema
     verbs        what an operator asks -> events of a slot's owner: control.messages, instances

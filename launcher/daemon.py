@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from launcher.assembly import Assembly
+from launcher.background import Failures, persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
 from launcher.engines.arguments import lora_adapters, one_token_events
@@ -33,6 +34,7 @@ from launcher.planning.plan import Placement
 from launcher.proxy.app import FrontDoor
 from launcher.proxy.listener import unused
 from launcher.reloader import Reread, limits_of, pace_of, refuse_violations
+from launcher.telemetry import metrics
 
 log = logging.getLogger("launcher.daemon")
 
@@ -59,11 +61,13 @@ class Daemon:
         self._for_good = False
         """systemd is not to start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
+        self._report_failures = Failures(log, "report to systemd")
         self.door = FrontDoor(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
             most_clients=open_files.most_clients(
                 open_files.limit_now(), config.proxy.max_connections, assembly.connections
             ),
+            more_values=self._watched,
         )  # fmt: skip
         self.spawner = choose_spawner(
             config,
@@ -149,7 +153,7 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 owners = [
                     group.create_task(self.supervisor.run(), name="supervisor"),
-                    group.create_task(self._report(), name="systemd"),
+                    group.create_task(persist(self._report, self._report_failures), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
                 ]
                 if ready:
@@ -224,6 +228,8 @@ class Daemon:
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
             )
+        except Exception:  # nobody awaits this task
+            log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
 
     # --- the seam between supervisor and front door ---------------------------------------
 
@@ -265,6 +271,15 @@ class Daemon:
         """Events that the front door has relayed from an instance."""
         return self.door.progress(slot, generation)
 
+    def _watched(self) -> metrics.Values:
+        """Values of the metrics that the supervisor measures."""
+        keepers = [k for k in self.supervisor.keepers.values() if k.life.process is not None]
+        return {
+            metrics.SLOT_WATCHED: {
+                (str(k.slot.id), k.slot.model.name): float(k.unwatched is None) for k in keepers
+            }
+        }
+
     # --- systemd ---------------------------------------------------------------------------
 
     async def _report(self) -> None:
@@ -281,6 +296,7 @@ class Daemon:
             self._watchdog.beat("loop")
             if self.supervisor.moves(time.monotonic()):
                 self._watchdog.beat("slots")
+            self._report_failures.end()
             if not self._watchdog.kick():
                 log.error("no watchdog kick: %s stand still", ", ".join(sorted(self._watchdog.missing)))
             await asyncio.sleep(interval if announced else min(interval, 0.2))

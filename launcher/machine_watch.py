@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from launcher.background import Failures, attempt
 from launcher.drift import Sight, added, drift, look
 from launcher.errors import LauncherError
 from launcher.planning.plan import Plan
@@ -34,9 +35,10 @@ class MachineWatch:
 
     async def run(self) -> None:
         """Until cancelled."""
+        failures = Failures(log, "look at the machine")
         while True:
             await asyncio.sleep(MACHINE_INTERVAL_S)
-            await self.look()
+            await attempt(self.look, failures)
 
     async def look(self) -> None:
         """Once; each thing is said when it is new."""

@@ -177,6 +177,7 @@ def pace_of(config: Config) -> Pace:
         stall_timeout_s=supervision.stall_timeout_s,
         canary_interval_s=supervision.canary_interval_s,
         verify_interval_s=supervision.verify_interval_s,
+        probe_timeout_s=supervision.probe_timeout_s,
     )
 
 

@@ -79,6 +79,8 @@ class SlotStatus:
     """Where it listens."""
     responsive: bool | None
     """Whether the last probe was answered in time."""
+    unwatched: str | None = None
+    """Why its running instance is not being watched: a hang would not be noticed; null while it is, or none runs."""
     next_start: float | None
     """When a slot in back-off starts again."""
     last_cause: Cause | None
@@ -89,6 +91,8 @@ class SlotStatus:
     `planned`, `found`), `problems` (the same as text), `foreign` (processes of others on its cpus)."""
     zentorch: Zentorch
     """Whether AMD's kernels do the work: `found` (version), `active`."""
+    looked_at: float | None = None
+    """When the last look at its instance succeeded; null before the first."""
     eta: float | None = None
     """When what is under way is likely over; null when nothing is, or nobody can say."""
     last_cause_at: float | None = None
@@ -166,6 +170,8 @@ def slot_status(
         kv_cache_bytes=slot.kv_cache_bytes,
         address=str(life.address) if life.address is not None else None,
         responsive=life.responsive,
+        unwatched=keeper.unwatched,
+        looked_at=life.looked_at + offset if life.looked_at is not None else None,
         next_start=deadline if seat.state is State.BACKOFF else None,
         last_cause=None if seat.last_cause is None else seat.last_cause.of_slot(slot.id),
         verified=life.verification,

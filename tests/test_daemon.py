@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import SOON_S, FakeSpawner
+from fakes import SOON_S, FakeSpawner, until
 from test_changes import made
 
 from launcher import daemon
@@ -76,14 +76,35 @@ async def test_an_error_for_a_person_arrives_as_one(house: House, tmp_path: Path
 
 
 async def test_a_defect_stays_one(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_text: str) -> None:
+    async def fails() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(notify, "status", fails)
+    daemon = house.build(at(tmp_path))
+    monkeypatch.setattr(daemon.supervisor, "run", fails)
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.timeout(SOON_S):
-            await house.build(at(tmp_path)).run()
+            await daemon.run()
     assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_a_report_that_fails_is_tried_again(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.background.RETRY_S", 0.0)
+    tries = []
+
+    def fails(_text: str) -> None:
+        tries.append(1)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(notify, "status", fails)
+    running = asyncio.create_task(house.build(at(tmp_path)).run())
+    try:
+        await until(lambda: len(tries) > 2)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
 
 
 async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:

@@ -27,10 +27,11 @@ class Column:
 def summary(status: Status, now: float) -> str:
     """All of it in one line, for a pager: ASCII, the worst first."""
     slots = status["slots"]
-    word = {0: "DOWN", len(slots): "OK"}.get(status["ready"], "DEGRADED") if slots else "DOWN"
+    word = ("OK", "DEGRADED", "DOWN")[level(status)]
     parts = [f"{word} {status['ready']}/{len(slots)} ready"]
     parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
     parts += [f"slot {slot['slot']} stands still" for slot in slots if slot["stalled_s"]]
+    parts += [f"slot {slot['slot']} is not watched" for slot in slots if slot["unwatched"]]
     requests = status["requests"]
     parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
     speeds = [slot["tokens_per_s"] for slot in slots if slot["tokens_per_s"] is not None]
@@ -41,9 +42,9 @@ def summary(status: Status, now: float) -> str:
 
 
 def level(status: Status) -> int:
-    """0: every slot is ready. 1: some are. 2: none is."""
-    ready, slots = status["ready"], len(status["slots"])
-    return 2 if not ready else int(ready < slots)
+    """0: every slot is ready and watched. 1: some are. 2: none is ready."""
+    ready, slots = status["ready"], status["slots"]
+    return 2 if not ready else int(ready < len(slots) or any(slot["unwatched"] for slot in slots))
 
 
 def _trouble(slot: Slot, now: float) -> str:
@@ -124,6 +125,8 @@ def _of_slot(slot: Slot, now: float) -> Iterator[str]:
         yield f"{name}: starts again in {max(0.0, slot['next_start'] - now):.0f} s"
     if slot["stalled_s"]:
         yield f"{name}: has work and has made no progress for {slot['stalled_s']:.0f} s"
+    if slot["unwatched"]:
+        yield f"{name}: is not being watched, a hang would not be noticed: {slot['unwatched']}"
     cause = slot["last_cause"]
     if cause and state in {"failed", "backoff", "held"}:
         yield f"{name}: {cause['name']}: {cause['message']}"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from launcher.background import RETRY_S, Failures
 from systemd import journal
 
 log = logging.getLogger("launcher.host")
@@ -92,6 +93,7 @@ class Follower:
 
     def _read(self) -> None:
         feed: _Feed | None = None
+        failures = Failures(log, "journal: read what instances print")
         while not self._stop.is_set():
             try:
                 if feed is None:
@@ -100,14 +102,15 @@ class Follower:
                 lines = list(feed.new(self._units))
                 if lines or wanted != self._done:
                     self._loop.call_soon_threadsafe(self._deliver, lines, wanted)
+                failures.end()
                 self._stop.wait(LOOK_S)
                 feed.wait(WAIT_S)
-            except RuntimeError:  # the loop is closed
-                break
-            except OSError as error:
-                log.warning("cannot read the journal: %s; trying again", error)
+            except Exception as error:  # an odd entry, too: nobody else reads for the units
+                if self._loop.is_closed():
+                    break
+                failures.add(error)
                 feed, self.since = None, time.time()
-                self._stop.wait(1.0)
+                self._stop.wait(RETRY_S)
         if feed is not None:
             feed.close()
 

@@ -8,6 +8,7 @@ import msgspec
 
 from launcher.config.schema import Supervision
 from launcher.instances.causes import RULES, Retry, Rule
+from launcher.instances.life import UNWATCHED_S
 from launcher.instances.lifecycle import TRANSITIONS
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
 from launcher.instances.seat import State
@@ -57,6 +58,10 @@ A port that answers proves little: an engine that hangs may still answer its hea
 5. An engine that says that its start has failed and has not ended {DOOMED_S:.0f} s later is ended.
 6. Every `verify_interval_s` its threads and pages are looked at: someone's `taskset` or irqbalance is said in the log and
    in `status`.
+
+A look that fails itself (no descriptor, no thread) says nothing of the instance: it is logged once in a row of failures
+and tried again. An instance that no look has succeeded on for {UNWATCHED_S:.0f} s longer than the next one takes is *not
+watched*: `status` says so and why (`unwatched`), `status --short` ends with 1, and `numa_launcher_slot_watched` is 0.
 
 `quarantine` suspends all of it: the instance stays as it is, out of rotation, until `release`.
 

@@ -42,7 +42,10 @@ class HttpProber:
         self.timeout_s = timeout_s
 
     async def healthy(self, address: Address) -> bool | None:
-        """True: answers 200. False: answers otherwise, or nobody listens. None: no answer in time, or not asked."""
+        """True: answers 200. False: answers otherwise, or nobody listens. None: no answer in time, or too busy for it.
+
+        Raises OSError where the daemon lacks what it takes to ask.
+        """
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
@@ -53,7 +56,9 @@ class HttpProber:
         except TimeoutError:
             return None
         except OSError as error:  # aiohttp.ClientOSError is one
-            return None if error.errno in BACKLOG_FULL | OWN_SHORTAGE else False
+            if error.errno in OWN_SHORTAGE:
+                raise
+            return None if error.errno in BACKLOG_FULL else False
         except aiohttp.ClientError:
             return False
 
@@ -89,7 +94,7 @@ class HttpProber:
         return False
 
     async def counters(self, address: Address) -> Counters | None:
-        """vLLM's counters, from its /metrics; None where there are none, or no answer comes in time."""
+        """vLLM's counters, from its /metrics; None where there are none, or no answer comes in time. Raises OSError."""
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
@@ -103,7 +108,13 @@ class HttpProber:
                     page += piece
                     if len(page) > MAX_METRICS_BYTES:
                         return None
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except TimeoutError:
+            return None
+        except OSError as error:
+            if error.errno in OWN_SHORTAGE:
+                raise
+            return None
+        except aiohttp.ClientError:
             return None
         return Counters.parse(page.decode(errors="replace"))
 

@@ -89,7 +89,10 @@ class Spawner(Protocol):
 
 
 class Prober(Protocol):
-    """Asks an instance whether it lives. Each call has its own deadline."""
+    """Asks an instance whether it lives. Each call has its own deadline.
+
+    `healthy` and `counters` raise OSError where the daemon itself lacks what it takes to ask: nothing is known then.
+    """
 
     async def healthy(self, address: Address) -> bool | None:
         """True: the health path answers 200. False: it answers otherwise or refuses. None: nothing is known."""

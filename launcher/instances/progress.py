@@ -6,6 +6,7 @@ counters, and what the front door relays of it.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +16,10 @@ STARVED_PERCENT: Final = 60.0
 # So many times longer may a starved one stand still.
 STARVED_PATIENCE: Final = 4.0
 
-_SAMPLE: Final = re.compile(r"^((?:vllm|llamacpp):\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+# Up to the last brace of a line: a label's value may hold one.
+_SAMPLE: Final = re.compile(r"^((?:vllm|llamacpp):\w+)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
+# A float counts no further one by one.
+_MOST: Final = 2.0**53
 # llama-server prints six digits of a number (server-task.cpp, to_metrics: a stream's default precision). From here on
 # a counter of engine steps is printed in steps of 100 or more, and may stand still on the page while it moves.
 _ROUNDED_FROM: Final = 10_000_000
@@ -44,11 +48,15 @@ class Counters:
 
     @classmethod
     def parse(cls, text: str) -> Counters | None:
-        """From a /metrics page. None when it is neither vLLM's nor llama-server's."""
+        """From a /metrics page. None when it is neither vLLM's nor llama-server's.
+
+        A metric with a sample that is no count (NaN, an infinity, less than 0, not a number) is not on the page.
+        """
         sums: dict[str, float] = {}
         for name, value in _SAMPLE.findall(text):
             if name in _WANTED:
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + _count(value)
+        sums = {name: total for name, total in sums.items() if total <= _MOST}  # NaN is not
         if "llamacpp:requests_processing" in sums:
             return _llama_server(sums)
         if "vllm:num_requests_running" not in sums or "vllm:generation_tokens_total" not in sums:
@@ -64,11 +72,8 @@ class Counters:
         )
 
 
-def _llama_server(sums: dict[str, float]) -> Counters | None:
-    try:
-        told = {name.removeprefix("llamacpp:"): int(value) for name, value in sums.items()}
-    except (ValueError, OverflowError):  # NaN, Inf
-        return None
+def _llama_server(sums: dict[str, float]) -> Counters:
+    told = {name.removeprefix("llamacpp:"): int(value) for name, value in sums.items()}
     fresh, cached = told.get("prompt_tokens_total", 0), told.get("prompt_tokens_cached_total", 0)
     steps = told.get("n_decode_total", fresh)
     return Counters(
@@ -80,6 +85,15 @@ def _llama_server(sums: dict[str, float]) -> Counters | None:
         prefix_hits=cached,
         rounded=steps >= _ROUNDED_FROM,
     )
+
+
+def _count(text: str) -> float:
+    """NaN for what is no count; it makes a sum NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if value >= 0 else math.nan
 
 
 _WANTED: Final = frozenset(

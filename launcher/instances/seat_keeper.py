@@ -6,13 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, assert_never
+from collections.abc import Callable, Sequence
+from typing import Final, assert_never
 
 from launcher.address import Address
+from launcher.background import Background, Failures, Running, attempt
 from launcher.engines.base import Engine, Launch
 from launcher.engines.phases import phase_of
-from launcher.errors import LauncherError
 from launcher.host import placement
 from launcher.host.oom import SILENCE, OomWatch
 from launcher.host.placement import Bystander, ProcessFacts
@@ -39,6 +39,7 @@ from launcher.instances.nobody import NoCaches, NoTraffic
 from launcher.instances.placement_watch import PlacementWatch
 from launcher.instances.ports import (
     Caches,
+    Exit,
     Inherited,
     InstanceDraining,
     InstanceEvent,
@@ -114,7 +115,9 @@ class SeatKeeper:
         self._placement = PlacementWatch(observe, look_around, bound=strict_binding)
         self._watch_memory = watch_memory
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background(log, f"slot {slot.id}", slot=slot.id)
+        self._exit: Running | None = None
+        self._watch: Running | None = None
         self._probe_now = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -131,6 +134,23 @@ class SeatKeeper:
     def stopped(self) -> bool:
         """No process, and no event that could start one is waiting."""
         return self.seat.state in {State.STOPPED, State.HELD} and self._events.empty()
+
+    @property
+    def unwatched(self) -> str | None:
+        """Why the running instance is not being watched; None while it is, or none runs."""
+        if self.life.process is None:
+            return None
+        for task in (self._exit, self._watch):
+            if task is not None and not task.alive:
+                return f"{task.failures.what}: not running"
+        if self._clock() <= self.life.watched_until:
+            return None
+        looked_at = self.life.looked_at
+        since = (
+            "no look has succeeded" if looked_at is None else f"no look for {self._clock() - looked_at:.0f} s"
+        )
+        why = self._watch.failures.last if self._watch is not None else ""
+        return f"{since}: {why}" if why else since
 
     @property
     def backlog(self) -> int:
@@ -175,9 +195,7 @@ class SeatKeeper:
         finally:
             if self.life.process is not None:
                 self.life.process.leave()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.close()
 
     async def _next_event(self) -> Event:
         try:
@@ -255,7 +273,7 @@ class SeatKeeper:
             process = await self._spawner.spawn(
                 self.slot.id, generation, launch, lambda line: self._heard(generation, line)
             )
-        except (LauncherError, OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
+        except Exception as error:  # else the slot would wait for a process that never was
             # Mostly a shortage (processes, files, memory) that may be over soon; the crash limit ends the rest.
             self.post(ProcessExited(generation, cannot_start(self.slot.id, error), self._draw()))
             return
@@ -271,17 +289,26 @@ class SeatKeeper:
         """An earlier daemon's instance: it is probed as one that has just started."""
         generation, launch = inherited.generation, inherited.launch
         await self._step(ProcessInherited(generation))
-        self.life = Life(launch=launch, address=launch.address, phase="taken over")
+        self.life = Life(launch=launch, address=launch.address, phase="taken over", taken_over=True)
         inherited.follow(lambda line, at: self._heard(generation, line, at))
         self._follow(generation, inherited.process, launch.address)
 
     def _follow(self, generation: int, process: Process, address: Address) -> None:
-        name = f"slot {self.slot.id}.{generation}"
         self.life.process = process
         self.life.pids = frozenset({process.pid})
         self.life.oom = self._watch_memory(process.pid)
-        self._start(self._await_exit(generation, process), f"{name} exit")
-        self._start(self._keep_looking(generation, address), f"{name} probes")
+        life = self.life
+        life.began = self._clock()
+        life.watched_until = life.began + self._pace.unwatched_s
+        self._exit = self._tasks.start(
+            lambda: self._await_exit(generation, life, process),
+            "wait for its exit",
+            lambda: life.process is not None,
+        )
+        watcher = self._watcher(generation, life)
+        self._watch = self._tasks.start(
+            lambda: self._look(generation, life, watcher, address), "watch", lambda: self._lives(generation)
+        )
 
     def _heard(self, generation: int, text: str, at: float | None = None) -> None:
         self.log.add(LogLine(time.time() if at is None else at, generation, text))
@@ -289,7 +316,7 @@ class SeatKeeper:
         if phase is not None and generation == self.seat.generation:
             self.life.phase = phase
             if phase == COMPILED:
-                self._start(self._keep_cache(), f"slot {self.slot.id}.{generation} cache")
+                self._keep_cache(generation)
         if self.life.doomed_at is None and not self.life.served and START_FAILED.search(text):
             self.life.doomed_at = self._clock()
         output.info(
@@ -308,24 +335,34 @@ class SeatKeeper:
             )
         )
 
-    async def _await_exit(self, generation: int, process: Process) -> None:
-        life = self.life
+    async def _await_exit(self, generation: int, life: Life, process: Process) -> None:
         ended = await process.wait()
         life.process = None
+        try:
+            cause = self._cause_of(ended, generation, life)
+        except Exception:  # that it has ended matters more than why
+            log.exception("slot %d: cannot say why its instance ended", self.slot.id)
+            cause = diagnose(ended, ())
+        self.post(ProcessExited(generation, cause, self._draw()))
+
+    def _cause_of(self, ended: Exit, generation: int, life: Life) -> Cause:
         kernel = SILENCE
         if life.oom is not None:
             kernel = life.oom.word(life.pids, life.nodes)
             life.oom.close()
-        cause = diagnose(ended, self._last_words(generation), served=life.served, kernel=kernel)
-        self.post(ProcessExited(generation, cause, self._draw()))
+        return diagnose(ended, self._last_words(generation), served=life.served, kernel=kernel)
 
-    async def _keep_cache(self) -> None:
+    def _keep_cache(self, generation: int) -> None:
         """Once what it compiles lies there."""
-        life = self.life
-        if life.launch is not None and not life.compiled:
-            await asyncio.to_thread(self._caches.keep, self.slot.id, life.launch)
-            life.compiled = True
-            self._changed.set()
+        life, launch = self.life, self.life.launch
+
+        async def keep() -> None:
+            if launch is not None and not life.compiled:
+                await asyncio.to_thread(self._caches.keep, self.slot.id, launch)
+                life.compiled = True
+                self._changed.set()
+
+        self._tasks.start(keep, "compile cache", lambda: self._lives(generation))
 
     def _last_words(self, generation: int) -> list[str]:
         return [line.text for line in self.log.last(DIAGNOSIS_LINES, generation)]
@@ -333,10 +370,8 @@ class SeatKeeper:
     def _lives(self, generation: int) -> bool:
         return self.seat.generation == generation and self.seat.state in _RUNNING
 
-    async def _keep_looking(self, generation: int, address: Address) -> None:
-        """Until it is ready, then whether it goes on."""
-        life, began = self.life, self._clock()
-        watcher = Watcher(
+    def _watcher(self, generation: int, life: Life) -> Watcher:
+        return Watcher(
             self.slot,
             generation,
             life,
@@ -348,45 +383,46 @@ class SeatKeeper:
             lives=lambda: self._lives(generation),
             suspected=self._probe_now,
             last_words=lambda: self._last_words(generation),
+            looked=self._looked,
         )
-        ready = await watcher.ready(address)
-        if isinstance(ready, Cause):
-            self.post(ProbeFailed(generation, ready))
-        if ready is not True:
-            return
-        if life.phase != "taken over":
-            self.start_s = self._clock() - began
+
+    def _looked(self) -> None:
+        if self._watch is not None:
+            self._watch.failures.end()
+
+    async def _look(self, generation: int, life: Life, watcher: Watcher, address: Address) -> None:
+        """Until it is ready, then whether it goes on. Begun again where a look fails."""
+        while self._lives(generation):
+            if life.served:
+                cause = await watcher.failure(address)
+            elif isinstance(found := await watcher.ready(address), Cause):
+                cause = found
+            else:
+                cause = None
+                if found:
+                    self._is_ready(generation, life)
+            if cause is not None:
+                self.post(ProbeFailed(generation, cause))
+                await asyncio.sleep(self._pace.recheck_s)  # one in quarantine goes on, and so do the looks
+
+    def _is_ready(self, generation: int, life: Life) -> None:
+        if not life.taken_over:
+            self.start_s = self._clock() - life.began
         self.post(ProbeSucceeded(generation))
         # On its own: reading a large worker's numa_maps takes a while, and must not keep us from watching.
-        self._start(self._verify_now_and_then(generation), f"slot {self.slot.id}.{generation} verify")
-        await self._keep_cache()
-        while (cause := await watcher.failure(address)) is not None:
-            self.post(ProbeFailed(generation, cause))
-            await asyncio.sleep(self._pace.recheck_s)  # one in quarantine goes on, and so do the looks
+        self._tasks.start(
+            lambda: self._verify_now_and_then(generation), "verify", lambda: self._lives(generation)
+        )
+        self._keep_cache(generation)
 
     async def _verify_now_and_then(self, generation: int) -> None:
         """Threads move when somebody uses taskset, or irqbalance thinks it should."""
+        failures = Failures(log, f"slot {self.slot.id}: look at its placement", slot=self.slot.id)
         while self._lives(generation):
-            await self.verify()
+            await attempt(self.verify, failures)
             await asyncio.sleep(self._pace.verify_interval_s)
 
     async def verify(self) -> Verification | None:
         """Look where the instance's threads and pages are; the result stays in `life`."""
         texts = [line.text for line in self.log.last(self._pace.tail_lines, self.seat.generation)]
         return await self._placement.look(self.slot, self.life, texts)
-
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error(
-                "slot %d: %s failed",
-                self.slot.id,
-                task.get_name(),
-                exc_info=error,
-                extra={"slot": self.slot.id},
-            )

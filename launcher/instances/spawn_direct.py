@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from launcher.address import UnixAddress
+from launcher.background import Failures, persist
 from launcher.cpuset import CpuSet
 from launcher.engines.base import MARK, Launch
 from launcher.errors import LauncherError, reason
 from launcher.instances import containers
 from launcher.instances.ports import Exit, Inherited
+
+log = logging.getLogger("launcher.instances")
 
 SHIM: Final = Path(__file__).with_name("shim.py")
 
@@ -69,8 +73,9 @@ class DirectProcess:
     @property
     def pid(self) -> int:
         """The engine's main process; a container's client while the container is not there yet."""
-        if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
-            self._pid, self._inside = found, None
+        with contextlib.suppress(OSError):  # no descriptor to read /proc with
+            if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
+                self._pid, self._inside = found, None
         return self._pid
 
     async def wait(self) -> Exit:
@@ -171,7 +176,7 @@ class DirectSpawner:
             first = await _first_word(words, keeper)
             # From here on end of file is not ours to give; before, it ended keeper and instance.
             undo.pop_all()
-        life = _Life(keeper, words, transport, control, mark, launch)
+        life = _Life(slot, keeper, words, transport, control, mark, launch)
         ended = asyncio.create_task(life.follow(on_line), name=f"{name} output")
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
@@ -197,6 +202,7 @@ class _Pipe:
 class _Life:
     """What is held for one instance until its tree is gone."""
 
+    slot: int
     keeper: asyncio.subprocess.Process
     words: asyncio.StreamReader
     transport: asyncio.BaseTransport
@@ -207,12 +213,22 @@ class _Life:
 
     async def follow(self, on_line: Callable[[str], None]) -> Exit:
         """Pass lines on until the tree is gone, then say how the main process ended."""
-        assert self.keeper.stdout is not None  # noqa: S101  stdout=PIPE above
-        output = asyncio.create_task(_pump(self.keeper.stdout, on_line), name=f"output of {self.keeper.pid}")
+        stdout = self.keeper.stdout
+        assert stdout is not None  # noqa: S101  stdout=PIPE above
+        # Nobody else reads the pipe: an instance that writes into a full one stands still.
+        output = asyncio.create_task(
+            persist(lambda: _pump(stdout, on_line), self._failures("read its output")),
+            name=f"output of {self.keeper.pid}",
+        )
         try:
-            last = await _last_words(self.words, on_line)
+            last = await persist(
+                lambda: _last_words(self.words, on_line), self._failures("wait for its exit")
+            )
             if last is None:  # the keeper itself was killed, and can't vouch for the tree
-                await _sweep(self.keeper.pid, self.mark)
+                await persist(
+                    lambda: _sweep(self.keeper.pid, self.mark),
+                    self._failures("look for what is left of its processes"),
+                )
                 if self.launch.container is not None:
                     await containers.remove(self.launch.container)
             # All writers are dead; the deadline is for one that sleeps in the kernel. asyncio's wait() is not over
@@ -234,6 +250,9 @@ class _Life:
         if said is not None:
             on_line(said)
         return ended
+
+    def _failures(self, what: str) -> Failures:
+        return Failures(log, f"slot {self.slot}: {what}", slot=self.slot)
 
 
 def _make_way(path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from launcher.address import Address, UnixAddress
+from launcher.background import Failures, persist
 from launcher.engines.base import MARK, Launch
 from launcher.engines.environment import secret_names
 from launcher.errors import LauncherError, reason
@@ -257,7 +258,10 @@ class SystemdSpawner:
         self, slot: int, unit: str, first: UnitFacts, address: Address, on_line: Callable[[str], None]
     ) -> Exit:
         """Wait until the unit is over; all it has printed has been heard then."""
-        facts = await self._systemd.until(unit, lambda now: now.over or now.invocation != first.invocation)
+        facts = await persist(
+            lambda: self._systemd.until(unit, lambda now: now.over or now.invocation != first.invocation),
+            Failures(log, f"slot {slot}: wait for its exit", slot=slot, unit=unit),
+        )
         if self._follower is not None:
             await self._follower.catch_up(OUTPUT_END_S)
         self._unlisten(unit)

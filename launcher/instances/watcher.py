@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from launcher.address import Address
+from launcher.background import Failures, attempt
 from launcher.engines.base import Engine
 from launcher.host.oom import family, node_memory
 from launcher.host.pressure import cpu_pressure
 from launcher.instances.causes import Cause
 from launcher.instances.diagnosis import failed_start, hung, hung_or_dead
+from launcher.instances.health import COMPLETION_TIMEOUT_S
 from launcher.instances.life import Life, Pace
 from launcher.instances.ports import Prober, Traffic
 from launcher.instances.progress import (
@@ -25,6 +28,8 @@ from launcher.instances.progress import (
     started,
 )
 from launcher.planning.plan import Slot
+
+log = logging.getLogger("launcher.instances")
 
 UNHEALTHY_AFTER: Final = 2
 # For an engine that has said that its start failed to end: its processes wait for each other for up to 5 s.
@@ -51,7 +56,9 @@ class Watcher:
         suspected: asyncio.Event,
         last_words: Callable[[], Sequence[str]],
         pressure: Callable[[], float | None] = cpu_pressure,
+        looked: Callable[[], None] = lambda: None,
     ) -> None:
+        """`looked` is called after each look that succeeded. One that fails raises OSError, or whatever it met."""
         self._slot = slot
         self._generation = generation
         self._life = life
@@ -64,6 +71,8 @@ class Watcher:
         self._suspected = suspected
         self._last_words = last_words
         self._pressure = pressure
+        self._looked = looked
+        self._around = Failures(log, f"slot {slot.id}: look at its processes and memory", slot=slot.id)
         self._refusals = 0
         self._canaries_refused = 0
         self._look_again_at = 0.0
@@ -75,7 +84,9 @@ class Watcher:
             doomed_at = self._life.doomed_at
             if doomed_at is not None and self._clock() - doomed_at > DOOMED_S:
                 return failed_start(self._last_words(), self._clock() - doomed_at)
-            if await self._prober.healthy(address) and (
+            healthy = await self._prober.healthy(address)
+            self._note_look(COMPLETION_TIMEOUT_S if healthy else 0.0)
+            if healthy and (
                 not self._engine.wants_completion_probe
                 or await self._prober.completes(address, self._slot.model.name)
             ):
@@ -104,15 +115,17 @@ class Watcher:
         return None
 
     async def _probe(self, address: Address) -> Cause | None:
+        """Raises OSError where the daemon itself could not look."""
+        await self._look_around()
         answer = await self._prober.healthy(address)
         self._life.responsive = answer is not None
-        await self._look_around()
         self._refusals = self._refusals + 1 if answer is False else 0
-        if self._refusals >= UNHEALTHY_AFTER:
-            return hung_or_dead("its health path no longer answers 200")
         if answer is False:
-            return None
+            self._note_look()
+            refused = self._refusals >= UNHEALTHY_AFTER
+            return hung_or_dead("its health path no longer answers 200") if refused else None
         counters = await self._prober.counters(address)
+        self._note_look()
         now = self._clock()
         slot, generation = self._slot.id, self._generation
         look = Look(
@@ -133,6 +146,7 @@ class Watcher:
         """One token of an idle instance. It may take as long as a request may stand still."""
         pressure = self._pressure()
         limit_s = patience(self._pace.stall_timeout_s, pressure)
+        self._note_look(limit_s)
         answer = await self._prober.canary(address, self._slot.model.name, limit_s)
         if not self._lives():
             return None
@@ -148,10 +162,16 @@ class Watcher:
             return None
         return hung_or_dead("it refused a completion of one token (canary), twice")
 
+    def _note_look(self, takes_s: float = 0.0) -> None:
+        """A look has succeeded; what it does next may take so long."""
+        self._life.looked_at = now = self._clock()
+        self._life.watched_until = now + takes_s + self._pace.unwatched_s
+        self._looked()
+
     async def _look_around(self) -> None:
         if self._clock() >= self._look_again_at:
             self._look_again_at = self._clock() + LOOK_AROUND_S
-            await asyncio.to_thread(self._look_at_memory)
+            await attempt(lambda: asyncio.to_thread(self._look_at_memory), self._around)
 
     def _look_at_memory(self) -> None:
         """For the day that it is killed for want of it."""

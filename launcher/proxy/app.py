@@ -7,6 +7,7 @@ idle and when one looks broken.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from launcher.address import Address
+from launcher.background import Failures, attempt
 from launcher.config.schema import Model, Proxy
 from launcher.printable import quoted
 from launcher.proxy import report
@@ -38,7 +40,10 @@ from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, sp
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.template_check import TemplateChecks
 from launcher.proxy.tls import ServerTls
+from launcher.telemetry import metrics
 from launcher.telemetry.recent import Quantiles
+
+_LOG = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events to be written
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
@@ -59,9 +64,12 @@ class FrontDoor:
         on_suspect: OnSuspect,
         chance: random.Random | None = None,
         most_clients: int | None = None,
+        more_values: Callable[[], metrics.Values] = dict,
     ) -> None:
-        """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many."""
+        """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many.
+        `more_values`: of metrics that others measure, for the metrics page."""
         self._proxy = proxy
+        self._more_values = more_values
         self._most_clients = proxy.max_connections if most_clients is None else most_clients
         self._loop = asyncio.get_running_loop()
         pick = (chance or random.Random()).randrange  # noqa: S311
@@ -129,10 +137,15 @@ class FrontDoor:
 
     async def _reconcile(self) -> None:
         """While there is work: compare what we believe of the instances with what they say."""
+        failures = Failures(_LOG, "front door: compare load with the instances' own figures")
         while True:
             await asyncio.sleep(RECONCILE_S)
             if self.desk.tally.in_flight and self.desk.application is not None:
-                self.desk.fleet.reconcile(await self.desk.application.loads())
+                await attempt(self._compare, failures)
+
+    async def _compare(self) -> None:
+        if self.desk.application is not None:
+            self.desk.fleet.reconcile(await self.desk.application.loads())
 
     @property
     def endpoint(self) -> str:
@@ -244,7 +257,10 @@ class FrontDoor:
                 )
                 for u in sorted(fleet.table, key=lambda u: u.key)
             ],
-            values=lambda: report.values(self.desk, self._keys, self._connections),
+            values=lambda: {
+                **report.values(self.desk, self._keys, self._connections),
+                **self._more_values(),
+            },
             timings=self.desk.timings,
             adapters=self.desk.adapters,
             stopping=lambda: self.closing,

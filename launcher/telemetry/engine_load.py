@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+_MOST: Final = 2**53
 _SIZE: Final = re.compile(r'\bkv_cache_size_tokens="([0-9]+)"')
 _BLOCKS: Final = re.compile(r'\bnum_gpu_blocks="([0-9]+)"')  # vLLM's CPU backend counts its own there, too
 _BLOCK_SIZE: Final = re.compile(r'[{,]block_size="([0-9]+)"')
@@ -31,11 +32,12 @@ def read_load(page: str) -> EngineLoad | None:
         if not running:
             running, waiting = _requests(page, "llamacpp:requests_processing", "llamacpp:requests_deferred")
         usage = list(_values(page, "vllm:kv_cache_usage_perc"))
-    except (ValueError, OverflowError):
+        tokens = _kv_tokens(page)
+    except ValueError:  # also of more digits than int() takes (sys.set_int_max_str_digits)
         return None
     if not running or not waiting:
         return None
-    return EngineLoad(sum(running), sum(waiting), max(usage, default=None), _kv_tokens(page))
+    return EngineLoad(sum(running), sum(waiting), max(usage, default=None), tokens)
 
 
 def _requests(page: str, running: str, waiting: str) -> tuple[list[int], list[int]]:
@@ -56,7 +58,12 @@ def _lines(page: str, name: str) -> Iterator[str]:
 
 
 def _values(page: str, name: str) -> Iterator[float]:
-    return (float(line.rpartition(" ")[2]) for line in _lines(page, name))
+    """Raises ValueError for what is no count: NaN, less than 0, more than a float counts one by one."""
+    for line in _lines(page, name):
+        value = float(line.rpartition(" ")[2])
+        if not 0 <= value <= _MOST:
+            raise ValueError(f"{value} is no count")
+        yield value
 
 
 def _kv_tokens(page: str) -> int | None:
@@ -67,4 +74,4 @@ def _kv_tokens(page: str) -> int | None:
             sizes.append(int(size[1]))
         elif blocks is not None and per_block is not None:
             sizes.append(int(blocks[1]) * int(per_block[1]))
-    return sum(sizes) or None
+    return sum(sizes) or None if sum(sizes) <= _MOST else None

@@ -42,6 +42,7 @@ SLOT_BROKEN = "numa_launcher_slot_requests_broken"
 SLOT_ENDED = "numa_launcher_slot_requests_ended"
 SLOT_IN_FLIGHT = "numa_launcher_slot_requests_in_flight"
 SLOT_READY = "numa_launcher_slot_ready"
+SLOT_WATCHED = "numa_launcher_slot_watched"
 READY = "numa_launcher_ready_instances"
 QUEUED = "numa_launcher_queue_requests"
 QUEUED_BYTES = "numa_launcher_queue_bytes"
@@ -83,6 +84,13 @@ TABLE: tuple[Spec, ...] = (
     Spec(SLOT_ENDED, MetricKind.COUNTER, "Requests by last slot and end.", ("slot", "model", "outcome")),
     Spec(SLOT_IN_FLIGHT, MetricKind.GAUGE, "Requests that an instance works on.", ("slot", "model")),
     Spec(SLOT_READY, MetricKind.GAUGE, "1 while the slot's instance may get requests.", ("slot", "model")),
+    Spec(
+        SLOT_WATCHED,
+        MetricKind.GAUGE,
+        "1 while the supervisor watches the slot's instance, 0 where its looks fail or have ended; none while no instance "
+        "runs.",
+        ("slot", "model"),
+    ),
     Spec(READY, MetricKind.GAUGE, "Instances that may get requests.", ("model",)),
     Spec(QUEUED, MetricKind.GAUGE, "Requests that wait for an instance.", ("model",)),
     Spec(QUEUED_BYTES, MetricKind.GAUGE, "Bytes of the bodies that wait."),

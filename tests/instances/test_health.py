@@ -139,7 +139,10 @@ def no_descriptor_left() -> Iterator[None]:
 async def test_our_own_shortage_says_nothing_of_an_instance(serve: Serve, tcp: bool) -> None:
     address: Address = TcpAddress("127.0.0.1", 9) if tcp else await serve(health=answers(200))
     with no_descriptor_left():
-        assert await HttpProber("/health", LONG_S).healthy(address) is None
+        with pytest.raises(OSError, match="Too many open files"):
+            await HttpProber("/health", LONG_S).healthy(address)
+        with pytest.raises(OSError, match="Too many open files"):
+            await HttpProber("/health", LONG_S).counters(address)
 
 
 async def test_a_completion_waits_for_the_end_of_our_own_shortage(

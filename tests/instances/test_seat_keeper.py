@@ -22,11 +22,11 @@ from fakes import (
     until,
 )
 
-from launcher.address import UnixAddress
+from launcher.address import Address, UnixAddress
 from launcher.config.schema import Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
-from launcher.host.oom import OomWatch
+from launcher.host.oom import KernelWord, OomWatch
 from launcher.host.placement import ProcessFacts, ThreadGroup
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
@@ -45,6 +45,7 @@ from launcher.instances.lifecycle import (
     WentIdle,
 )
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.progress import Counters
 from launcher.instances.seat_keeper import SeatKeeper
 from launcher.instances.supervisor import Supervisor
 from launcher.planning.plan import LedgerRow, Plan
@@ -607,3 +608,95 @@ def test_what_is_no_list_of_slots_holds_nothing(tmp_path: Path, caplog: pytest.L
     assert lost.slots == {3}
     assert "slot 3: cannot write" in caplog.text
     assert "the next daemon does not know that it is held" in caplog.text
+
+
+@dataclass
+class BrokenProber(FakeProber):
+    """Raises what it is told to."""
+
+    errors: dict[str, Exception] = field(default_factory=dict)
+
+    async def healthy(self, address: Address) -> bool | None:
+        if "healthy" in self.errors:
+            raise self.errors["healthy"]
+        return await super().healthy(address)
+
+    async def counters(self, address: Address) -> Counters | None:
+        if "counters" in self.errors:
+            raise self.errors["counters"]
+        return await super().counters(address)
+
+
+@pytest.mark.parametrize("where", ["healthy", "counters"])
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread"), KeyError("x")]
+)
+async def test_a_look_that_fails_ends_no_watch(
+    play: Play, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
+    prober = BrokenProber()
+    stage = await play(Stage(pace=QUICK, prober=prober))
+    await stage.post(StartRequested())
+    await stage.reach(State.READY)
+    prober.errors[where] = error
+    asked = prober.asked
+
+    def late() -> bool:
+        stage.clock.now += 1
+        return str(error) in (stage.keeper.unwatched or "")
+
+    await stage.until(late)
+    assert stage.keeper.seat.state is State.READY
+    prober.errors.clear()
+    await stage.until(lambda: stage.keeper.unwatched is None and prober.asked > asked + 2)
+    prober.health = False
+    await stage.until(lambda: stage.spawner.started[0].orders == ["kill"])
+    prober.health = True
+    await stage.reach(State.READY, generation=2)
+
+
+async def test_a_look_that_fails_while_it_loads(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
+    prober = BrokenProber(errors={"healthy": OSError(24, "Too many open files")})
+    stage = await play(Stage(pace=QUICK, prober=prober))
+    await stage.post(StartRequested())
+    await stage.until(lambda: stage.spawner.started)
+    assert stage.keeper.unwatched is None, "not yet"
+    stage.clock.now += QUICK.unwatched_s + 1
+    await stage.until(lambda: stage.keeper.unwatched is not None)
+    assert "no look has succeeded" in str(stage.keeper.unwatched)
+    prober.errors.clear()
+    await stage.reach(State.READY)
+    await stage.until(lambda: stage.keeper.unwatched is None)
+
+
+async def test_every_task_of_an_instance_that_somebody_cancels_is_begun_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
+    stage = await play(Stage(pace=QUICK))
+    await stage.post(StartRequested())
+    await stage.reach(State.READY)
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith("slot 0: "):
+            task.cancel()
+    asked = stage.prober.asked
+    await stage.until(lambda: stage.prober.asked > asked + 2)
+    stage.spawner.started[0].end(code=1)
+    await stage.reach(State.READY, generation=2)
+
+
+async def test_an_exit_is_told_whatever_goes_wrong_with_its_cause(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = await play(Stage())
+    await stage.post(StartRequested())
+    await stage.reach(State.READY)
+
+    def fails(*_: object) -> KernelWord:
+        raise ValueError("an odd line")
+
+    monkeypatch.setattr(OomWatch, "word", fails)
+    stage.spawner.started[0].end(code=1)
+    await stage.reach(State.READY, generation=2)

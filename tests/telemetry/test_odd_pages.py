@@ -1,0 +1,110 @@
+"""Metrics pages of engines that are broken, hostile, or no engines: read without an error, and no number that is none."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.instances.progress import Counters
+from launcher.telemetry.engine_load import read_load
+from launcher.telemetry.merge import Merger, Page
+
+NAMES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:generation_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:cache_config_info",
+    "llamacpp:requests_processing",
+    "llamacpp:n_decode_total",
+    "llamacpp:prompt_tokens_total",
+    "python_info",
+)
+LABELS = (
+    "",
+    "{}",
+    '{engine="0"}',
+    '{engine="}"}',
+    '{engine="0',
+    'engine="0"}',
+    '{block_size="16",num_gpu_blocks="64"}',
+    f'{{block_size="{"9" * 5000}",num_gpu_blocks="2"}}',
+    f'{{kv_cache_size_tokens="{"9" * 5000}"}}',
+)
+VALUES = st.one_of(
+    st.sampled_from(["NaN", "+Inf", "-Inf", "inf", "nan", "-1", "1e308", "9" * 400, "1e-400", "", "0x1", "1_0", "1.0 1795"]),
+    st.floats().map(repr),
+    st.integers().map(str),
+    st.text(max_size=8),
+)  # fmt: skip
+LINE = st.one_of(
+    st.tuples(st.sampled_from(NAMES), st.sampled_from(LABELS), st.sampled_from((" ", "\t", "", "  ")), VALUES).map("".join),
+    st.sampled_from(["# TYPE vllm:num_requests_running gauge", "# HELP", "#", "\r", "\0"]),
+    st.text(max_size=20),
+)  # fmt: skip
+WELL = "\n".join(f"{name} 1.0" for name in NAMES[:7])
+PAGE = st.one_of(
+    st.lists(LINE, max_size=12).map("\n".join),
+    st.lists(LINE, max_size=3).map(lambda lines: "\n".join([WELL, *lines])),
+    st.binary(max_size=200).map(lambda page: page.decode(errors="replace")),
+)
+
+
+def is_count(value: float) -> bool:
+    return math.isfinite(value) and 0 <= value < 2**63
+
+
+@given(PAGE)
+def test_the_counters_of_any_page_are_numbers(page: str) -> None:
+    found = Counters.parse(page)
+    if found is not None:
+        counts = (
+            found.running,
+            found.waiting,
+            found.generated,
+            found.steps,
+            found.prefix_queries,
+            found.prefix_hits,
+        )
+        assert all(is_count(value) for value in counts)
+        assert found.kv_usage is None or is_count(found.kv_usage)
+
+
+@given(PAGE)
+def test_the_load_of_any_page_is_numbers(page: str) -> None:
+    found = read_load(page)
+    if found is not None:
+        given_values = (found.running, found.waiting, found.kv_usage, found.kv_tokens)
+        assert all(is_count(value) for value in given_values if value is not None)
+
+
+@given(st.lists(PAGE, max_size=3))
+def test_any_pages_can_be_merged(pages: list[str]) -> None:
+    merger = Merger()
+    for generation in (1, 2):
+        merger.merge(Page(page, {"slot": str(slot)}, slot, generation) for slot, page in enumerate(pages))
+
+
+def test_a_count_that_is_none_is_not_read_as_zero() -> None:
+    """Two engines on one page, and one does not say what it runs: what both run is not known."""
+    odd = WELL + '\nvllm:num_requests_running{engine="1"} NaN'
+    assert Counters.parse(odd) is None
+    assert read_load(odd) is None
+    assert Counters.parse(WELL) == Counters(1, 1, 1, 1, 1.0, 1, 1)
+
+
+def test_a_load_without_a_number_is_none() -> None:
+    for odd in ('vllm:kv_cache_usage_perc{engine="1"} NaN', f"vllm:cache_config_info{LABELS[-1]} 1.0"):
+        assert read_load(f"{WELL}\n{odd}") is None
+
+
+def test_a_brace_in_a_label_is_a_part_of_it() -> None:
+    page = WELL.replace(" 1.0", '{model_name="a}b"} 2.0')
+    found = Counters.parse(page)
+    assert found is not None
+    assert found.running == 2

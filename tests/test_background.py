@@ -1,0 +1,107 @@
+"""Tasks that must not end by themselves: what fails is said once in a row, and tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from fakes import SOON_S, until
+
+from launcher import background
+from launcher.background import Background, Failures, attempt, persist
+from launcher.errors import LauncherError
+
+log = logging.getLogger("launcher.test")
+SHORT = OSError(24, "Too many open files")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(background, "RETRY_S", 0.0)
+    caplog.set_level(logging.INFO, "launcher.test")
+
+
+def failing(*errors: BaseException) -> Callable[[], object]:
+    """Raises these one after the other, then returns 7."""
+    left = list(errors)
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        if left:
+            raise left.pop(0)
+        return 7
+
+    return work
+
+
+async def test_a_row_of_failures_is_said_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures(log, "a look", slot=3)
+    async with asyncio.timeout(SOON_S):
+        assert (
+            await persist(failing(SHORT, LauncherError("cannot x: y", "z"), ValueError("odd")), failures) == 7
+        )
+        assert await persist(failing(ValueError("odd")), failures) == 7
+    assert caplog.messages == [
+        "a look failed: [Errno 24] Too many open files; trying again",
+        "a look works again, after 3 failures",
+        "a look failed: odd; trying again",
+        "a look works again, after 1 failures",
+    ]
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True, False]
+    assert {record.__dict__["slot"] for record in caplog.records} == {3}
+    assert (failures.count, failures.last) == (0, "")
+
+
+async def test_one_attempt_notes_what_it_meets() -> None:
+    failures = Failures(log, "a look")
+    await attempt(failing(SHORT), failures)
+    assert (failures.count, failures.last) == (1, "[Errno 24] Too many open files")
+    await attempt(failing(), failures)
+    assert failures.count == 0
+
+
+async def test_what_is_awaited_may_be_cancelled_by_others() -> None:
+    failures = Failures(log, "a look")
+    async with asyncio.timeout(SOON_S):
+        assert await persist(failing(asyncio.CancelledError()), failures) == 7
+        waiting = asyncio.create_task(persist(asyncio.Event().wait, failures))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+async def test_a_task_that_somebody_cancels_is_begun_again_while_it_is_wanted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, wanted = [], True
+
+    async def work() -> None:
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    owner = Background(log, "slot 1", slot=1)
+    running = owner.start(work, "watch", lambda: wanted)
+    await until(lambda: len(begun) == 1)
+    assert running.task is not None
+    running.task.cancel()
+    await until(lambda: len(begun) == 2)
+    assert running.alive
+    assert caplog.messages == ["slot 1: watch failed: its task was cancelled; trying again"]
+    wanted = False
+    running.task.cancel()
+    await until(lambda: not running.alive)
+    await owner.close()
+    assert len(begun) == 2
+
+
+async def test_the_owner_ends_them_all() -> None:
+    owner = Background(log, "slot 1")
+    stays, fails = owner.start(asyncio.Event().wait, "a"), owner.start(failing(*[SHORT] * 1000), "b")
+    done = owner.start(failing(), "c")
+    await until(lambda: not done.alive)
+    await owner.close()
+    assert not stays.alive
+    assert not fails.alive
