@@ -29,7 +29,7 @@ for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_name, signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL)
 
 # For what a test has ended to be gone; generous, because other jobs may have the cpus.
-LEAVE_S = 30.0
+LEAVE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import pyte
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 _COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
 
 

@@ -142,7 +142,7 @@ def test_a_command_of_ones_own() -> None:
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "launcher", "doctor", *words],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
 
 

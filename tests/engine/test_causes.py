@@ -34,7 +34,7 @@ from launcher.instances.seat_keeper import SeatKeeper
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.planning.plan import Slot
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 # One death is enough to be failed: nothing starts twice here.
 LIMITS = replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)

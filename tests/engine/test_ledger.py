@@ -30,7 +30,7 @@ from launcher.planning.serving import serving_of
 from launcher.sizes import GIB, MIB
 from launcher.topology.sysfs import read
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 KV_BYTES = 128 * MIB
 LENGTH = 2048

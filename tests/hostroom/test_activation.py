@@ -25,7 +25,7 @@ def child(environ: dict[str, str], *fds: int) -> dict[str, object]:
     line = f'exec env LISTEN_PID=$$ "$0" -c "$1" {moves}' if fds else 'exec "$0" -c "$1"'
     done = subprocess.run(
         ["bash", "-c", line, sys.executable, SCRIPT],
-        env=os.environ | environ, pass_fds=fds, capture_output=True, text=True, check=True, timeout=60,
+        env=os.environ | environ, pass_fds=fds, capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     return dict(json.loads(done.stdout))
 

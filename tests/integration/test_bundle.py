@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from integration.conftest import FAKE_ENGINE, DaemonProcess, eventually
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(900)
 
 CONFIG_ENV, DAEMON_ENV, TOKEN_FILE, ARGV, RELOADED, URL, HEADER, FORM = (
     "Kq7-config-env", "Kq7-daemon-env", "Kq7-token-file", "Kq7-argv", "Kq7-reloaded", "Kq7-url", "Kq7-header",

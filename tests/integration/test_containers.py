@@ -27,7 +27,7 @@ from integration.load import Load
 from launcher.cpuset import CpuSet
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="cpusets of containers need root, or delegated cgroups"),
 ]
 
@@ -100,7 +100,7 @@ class Runtime:
     def __call__(self, *words: str) -> str:
         done = subprocess.run(
             [RUNTIME, *words],
-            check=False, capture_output=True, text=True, timeout=120, env=os.environ | self.environ,
+            check=False, capture_output=True, text=True, timeout=600, env=os.environ | self.environ,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -16,7 +16,7 @@ from integration.conftest import DaemonProcess, eventually
 from launcher.control.docs import SOCKET
 from launcher.status import SlotStatus, Status
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(900)
 
 Start = Callable[..., DaemonProcess]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
@@ -38,7 +38,7 @@ def run(line: str, daemon: DaemonProcess) -> str:
     line = line.replace(SOCKET, str(daemon.socket))
     if "follow=1" in line:
         line += " | head -n 1"
-    done = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=240)
     # curl says so when head has read enough.
     assert not done.stderr or "Failure writing output" in done.stderr
     return done.stdout

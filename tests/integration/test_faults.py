@@ -9,7 +9,7 @@ import pytest
 from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 Start = Callable[..., DaemonProcess]
 QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 0.3"

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from integration.conftest import DaemonProcess
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 COUNT = 10_000
 SPARE = 500  # files of the test itself

@@ -12,7 +12,7 @@ import pytest
 from integration.conftest import SOON_S, DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 Start = Callable[..., DaemonProcess]
 BRISK = "[supervision]\nprobe_interval_s = 0.2\nprobe_timeout_s = 0.5\nbackoff_initial_s = 0.1\nstop_timeout_s = 3\n"

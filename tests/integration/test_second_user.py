@@ -70,7 +70,7 @@ def launch(base: Path, slot: int) -> Launch:
 def as_user(script: str, folder: Path) -> str:
     """What the code of a model could do. Returns what it has printed."""
     done = subprocess.run(
-        [*AS_USER, "sh", "-ec", f"umask 007; {script}"], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+        [*AS_USER, "sh", "-ec", f"umask 007; {script}"], cwd=folder, capture_output=True, text=True, check=True, timeout=240
     )  # fmt: skip
     return done.stdout
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def build(*arguments: str, home: str = "/home/x") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["scripts/build-llama-server", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        ["scripts/build-llama-server", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
         stdin=subprocess.DEVNULL, env={"PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", "HOME": home},
     )  # fmt: skip
 
@@ -27,7 +27,7 @@ def test_shellcheck_is_content() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
 

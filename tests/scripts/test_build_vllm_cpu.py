@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def build(*arguments: str, cxx: str = "g++") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["scripts/build-vllm-cpu", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        ["scripts/build-vllm-cpu", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
         stdin=subprocess.DEVNULL, env={"PATH": "/usr/bin:/bin", "CXX": cxx, "TMPDIR": "/tmp"},
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_shellcheck_is_content() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
 

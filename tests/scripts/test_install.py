@@ -26,7 +26,7 @@ SHELL_FILES = {
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.parametrize(

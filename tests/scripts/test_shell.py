@@ -14,7 +14,7 @@ SHELL = ("#!/usr/bin/env bash", "#!/bin/bash", "#!/bin/sh", "# Shared by scripts
 
 def sh(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=240, stdin=subprocess.DEVNULL
     )
 
 

@@ -17,7 +17,7 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 1
     assert "cannot time the start: it failed" in done.stderr

@@ -20,7 +20,7 @@ sys.path.append(str(SCRIPTS))
 import outside_clients  # noqa: E402
 from outside_clients import Endpoint  # noqa: E402
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture

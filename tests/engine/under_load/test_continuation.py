@@ -14,7 +14,7 @@ import pytest
 from engine.conftest import READY_S
 from integration.conftest import DaemonProcess, eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 STREAMS = 8
 ANSWER_TOKENS = 800

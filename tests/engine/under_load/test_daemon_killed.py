@@ -13,7 +13,7 @@ from engine.conftest import READY_S
 from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(

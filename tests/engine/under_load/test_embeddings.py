@@ -14,7 +14,7 @@ from integration.conftest import DaemonProcess
 
 from launcher.engines.tiny_model import HIDDEN
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import h11
 from proxy.http_cases.model import Await, Case, HalfClose, Outcome, Pause, Request
 from proxy.http_cases.recorder import Recorded, Recorder
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SETTLE_S = 0.02  # after the end: for what should not happen to happen
 _PROBE = b"GET /health HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
 _STAYS = frozenset(  # what is for one hop only
