@@ -264,8 +264,8 @@ class Daemon:
     # --- instances.ports.Traffic -----------------------------------------------------------
 
     def in_flight(self, slot: int, generation: int) -> int:
-        """Requests that the front door has on an instance."""
-        return self.door.in_flight(slot, generation)
+        """Requests of the front door that an instance still owes something."""
+        return self.door.awaited(slot, generation)
 
     def relayed(self, slot: int, generation: int) -> int:
         """Events that the front door has relayed from an instance."""

@@ -115,7 +115,7 @@ class Traffic(Protocol):
     """What the front door knows of an instance."""
 
     def in_flight(self, slot: int, generation: int) -> int:
-        """Requests that it has there now."""
+        """Requests that it has there now, but for those whose clients take nothing: no instance moves for them."""
         ...
 
     def relayed(self, slot: int, generation: int) -> int:

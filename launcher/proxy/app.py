@@ -201,6 +201,10 @@ class FrontDoor:
         upstream = self.desk.fleet.table.get(slot, generation)
         return 0 if upstream is None else upstream.in_flight
 
+    def awaited(self, slot: int, generation: int) -> int:
+        """Of them, those that wait for the instance and not for their client."""
+        return self.desk.fleet.awaited(slot, generation)
+
     def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
         return self.desk.fleet.progress(slot, generation)

@@ -266,6 +266,11 @@ class Fleet:
                 self.scheduler.holds(upstream, load.kv_tokens)
         self.pump()
 
+    def awaited(self, slot: int, generation: int) -> int:
+        """Attempts that wait for the instance: it is read, because the client takes what comes."""
+        target = self._targets.get((slot, generation))
+        return 0 if target is None else sum(not attempt.held_back for attempt in target.attempts)
+
     def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
         target = self._targets.get((slot, generation))

@@ -86,6 +86,27 @@ async def test_that_an_instance_hangs_is_said_once(build: Build, caplog: pytest.
     await asyncio.gather(*asked, return_exceptions=True)
 
 
+async def test_an_instance_whose_clients_do_not_read_owes_nothing(house: House) -> None:
+    """It has done its work; to stand still with such requests on it is no hang."""
+
+    async def pours(call: Call) -> None:
+        await call.start_stream()
+        while not call.left.is_set():
+            await call.chunk(event("x" * 60_000))
+
+    await house.engine(0, pours)
+    body = b'{"model":"m","stream":true}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, _ = await house.raw(head.encode() + body)
+    await until(lambda: house.door.in_flight(0, 1) == 1 and house.door.awaited(0, 1) == 0)
+    await reader.readuntil(b"\r\n\r\n")
+    taken = 0
+    async with asyncio.timeout(SOON_S):
+        while not house.door.awaited(0, 1):  # until it reads
+            taken += len(await reader.read(1 << 20))
+    assert taken > 60_000
+
+
 async def test_that_failures_ejected_an_instance_is_said_once(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
