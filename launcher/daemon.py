@@ -16,8 +16,9 @@ from launcher.assembly import Assembly
 from launcher.background import Failures, persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
-from launcher.engines.arguments import lora_adapters, one_token_events
+from launcher.engines.arguments import lora_adapters
 from launcher.engines.binding import MemPolicy
+from launcher.engines.sampling_defaults import sampling_defaults
 from launcher.errors import LauncherError
 from launcher.host import activation, collector, notify, open_files
 from launcher.host.events import EventRing
@@ -247,7 +248,8 @@ class Daemon:
                     numa_node="" if place is None else str(place.membind),
                     adapters=lora_adapters(config, event.model),
                     ask_template=True,
-                    one_token_events=one_token_events(config),
+                    token_ids=config.engine.kind is EngineKind.VLLM,
+                    sampling_defaults=sampling_defaults(config, event.model),
                 )
             case InstanceDraining():
                 self.door.drain_upstream(event.slot, event.generation)

@@ -88,13 +88,6 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def one_token_events(config: Config) -> bool:
-    """Whether each event of a stream brings one token: no speculative decoding, no --stream-interval above 1."""
-    arguments = config.engine.args if config.engine.kind is EngineKind.VLLM else ()
-    interval = value_of(arguments, "--stream-interval")
-    return not has_flag(arguments, "--speculative-config") and interval in {None, "1"}
-
-
 def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
     """What clients call the LoRA adapters of one of our models: --lora-modules in engine.args.
 

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from launcher.address import Address
@@ -170,20 +170,19 @@ class FrontDoor:
         numa_node: str = "",
         adapters: Sequence[str] = (),
         ask_template: bool = False,
-        one_token_events: bool = True,
+        token_ids: bool = False,
+        sampling_defaults: Mapping[str, float] | None = None,
     ) -> None:
         """The instance may get requests; a drain of this very generation is taken back.
 
         `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
         adapters that it serves. `ask_template`: find out what its chat template is good for (template_check.py).
-        `one_token_events`: each event of its streams brings one token.
+        `token_ids`: it tells the ids of its tokens where it is asked to, as vLLM does; without them an event counts
+        as one token. `sampling_defaults`: what it applies to requests that name none, by vLLM's names.
         """
         self._nodes[slot] = numa_node
         self.desk.know(adapters, model)
-        if one_token_events:
-            self.desk.moves.uncounted.discard(model)
-        else:
-            self.desk.moves.uncounted.add(model)
+        self.desk.moves.know(model, token_ids=token_ids, sampling_defaults=sampling_defaults or {})
         self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
         if ask_template and not self.closing:
             self._templates.begin(slot, generation, model, address)

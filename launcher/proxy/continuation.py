@@ -1,10 +1,13 @@
 """Going on with a cut stream on another instance: may it, with which request.
 
-A plain answer is a function of its prompt, so a second instance that is given the prompt and the text that
-the client has already got says what the first would have said: chat by vLLM's `continue_final_message`
-(chat_completion/protocol.py, 0.32), completions by a longer prompt. What an answer depends on besides its
-text (tools, grammars, log probabilities, several choices, penalties that count output tokens only, a
-seeded sampler) can't be handed over, and such a stream ends in an honest error (handover.py).
+A plain answer is a function of its prompt, so a second instance that is given the prompt and the answer so far
+says what the first would have said. What an answer depends on besides (tools, grammars, log probabilities, several
+choices, penalties that count output tokens only, a seeded sampler) can't be handed over, and such a stream ends in
+an honest error (handover.py).
+
+vLLM's instances are asked for token ids (token_ids.py), and the next one is given the same tokens: exact, and counted
+exactly (by_ids.py). Of other engines only the text is known: chat goes on by vLLM's `continue_final_message`
+(chat_completion/protocol.py, 0.32), completions by a longer prompt.
 
 Text is not tokens. A text may be cut into other tokens than the engine had chosen, and chat templates trim
 white space. So at temperature 0 the text that is handed over stops some words before the cut: `eat` is what
@@ -12,18 +15,23 @@ the next instance must say again first, word for word, and what the client does 
 that says something else is on another way (Diverged), and the answer is repeated from its beginning. At
 other temperatures only white space that a template may trim has to come again: a sampled word would differ.
 There a chat template that makes another prompt of a partial answer would not be noticed, so it must be known
-not to (template_check.py).
+not to (template_check.py). Nor does a text tell how many tokens it was: an instance on a busy machine puts several
+into one event (vLLM's v1/engine/output_processor.py, RequestOutputCollector), and the next one may make more of the
+text, or fewer. So where a client asks for its usage, its answer is repeated from the beginning, or ends in an error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from launcher.proxy.handover import Raws, field_value, why_not
-from launcher.proxy.transcript import UNREADABLE, Transcript
+from launcher.proxy.by_ids import ByIds, hand_over, held_back, texts_only, usage_event
+from launcher.proxy.handover import Raws, field_value, why_not, with_defaults
+from launcher.proxy.token_ids import Tokens
+from launcher.proxy.transcript import UNREADABLE, Transcript, part_of, text_of
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -31,12 +39,26 @@ COMPLETION_MAX_TOKENS = (
     16  # what vLLM assumes without `max_tokens`, or with null (completion/protocol.py, as OpenAI's API)
 )
 _LIMITS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}  # and the least that each may be
+_RETURN_IDS: Final = "return_token_ids"
+_TRUE: Final = msgspec.Raw(b"true")
 REPEAT_EVENTS = 8  # an answer that had come no further begins again: as fast, and exact in any case
 # Tokens that must come again where there is no chance. Measured with vLLM 0.32 and a random model, whose
 # choices no tokenizer would make: of 120 cut streams the text alone went on otherwise in 65 cases; 10 of them
 # were not noticed by one word that came again, 1 of about 100 by four tokens. `repeat` was exact every time.
+UNCOUNTED = "its tokens can't be counted: the engine tells no token ids"
 REWIND_LEAST = 6
 REWIND_EVENTS = 16  # no more than so many; languages without spaces have no word to begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is known of a model's instances."""
+
+    template_fits: bool = True  # False: the chat template is known not to go on with a partial answer
+    one_token_events: bool = True  # False: an event may bring several tokens
+    takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What the server applies to requests that name none, by vLLM's names; `most_tokens` caps every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +68,8 @@ class Continuation:
     body: bytes
     base_tokens: int  # tokens of the answer that are part of the new prompt
     eat: str = ""  # the text that the next instance repeats first
+    by_ids: ByIds | None = None  # the prompt is given by token ids
+    asks_ids: bool = False  # for those of its answer
     only_usage: bool = False  # the text is whole: one token is asked for, just to learn the prompt's length
     finish_reason: str | None = None  # with only_usage: the end that the client has not been told yet
 
@@ -65,21 +89,12 @@ class NotExact:
 
 
 def plan_continuation(
-    path: str,
-    body: bytes,
-    transcript: Transcript,
-    *,
-    repeat: bool = False,
-    template_fits: bool = True,
-    one_token_events: bool = True,
+    path: str, body: bytes, transcript: Transcript, server: Server = Server(), *, repeat: bool = False
 ) -> Continuation | Complete | NotExact:
     """What to do about a stream that was cut after what `transcript` holds.
 
     `body` is the client's own request, also at a second cut. `repeat` has the next instance say everything
-    again: for a second attempt after `Diverged`, and only where there is no chance in the answer. An event
-    counts as one token, less those that brought no text yet; `one_token_events`: False where the engine puts several
-    into one, so that nothing can be counted. `template_fits`: False where the model's chat template is known not to
-    go on with a partial answer.
+    again: for a second attempt after `Diverged`, and only where there is no chance in the answer.
     """
     reason = transcript.odd if path in {CHAT, COMPLETIONS} else f"{path} is no plain stream"
     if reason is not None:
@@ -87,50 +102,112 @@ def plan_continuation(
     if transcript.done:
         return Complete(b"")
     try:
-        request = msgspec.json.decode(body, type=Raws)
-        noticed = path != CHAT or template_fits or field_value(request, "temperature") == 0
-        if not noticed and _going_on(transcript):
-            return NotExact("the chat template of the model does not go on with a partial answer")
-        plan = _plan(path, request, transcript, repeat)
-        counts = isinstance(plan, Continuation) and _counts(path, request, plan)
+        request = _limited(path, msgspec.json.decode(body, type=Raws), server.sampling_defaults)
+        return _Planner(path, request, transcript, server).plan(repeat=repeat)
     except UNREADABLE:
         return NotExact("a request or a text that can't be read")
-    if counts and not one_token_events:
-        return NotExact("its events bring several tokens each, so they can't be counted")
-    return plan
 
 
-def _going_on(transcript: Transcript) -> bool:
-    """Some of the answer was told, not its end."""
-    return any(transcript.pieces()) and transcript.finish_reason is None
+class _Planner:
+    """One decision."""
+
+    def __init__(self, path: str, request: Raws, transcript: Transcript, server: Server) -> None:
+        self._path = path
+        self._request = request
+        self._transcript = transcript
+        self._server = server
+        self._pieces = transcript.pieces()
+        self._tokens = transcript.tokens()
+        if self._tokens is not None and len(self._tokens.events) != len(self._pieces):
+            self._tokens = None
+        if not server.takes_ids or (path == CHAT and not texts_only(request)):
+            self._tokens = None
+        judged = with_defaults(request, server.sampling_defaults)
+        self._going_on = any(self._pieces) and transcript.finish_reason is None
+        self._certain = field_value(judged, "temperature") == 0
+        self._usage = bool((field_value(request, "stream_options") or {}).get("include_usage"))
+        self._why_not = why_not(
+            judged, spoken=self._going_on, by_ids=self._tokens is not None, sent=request.keys()
+        )
+
+    def plan(self, *, repeat: bool) -> Continuation | Complete | NotExact:
+        if self._why_not is not None:
+            return NotExact(self._why_not)
+        if self._transcript.finish_reason is not None:
+            return self._end()
+        if not self._going_on:
+            return self._from_start(asks_ids=self._transcript.ids is not None)
+        if repeat:
+            return self._repeat() if self._certain else NotExact("`temperature` in the request")
+        found = None if self._tokens is None else self._by_ids(self._tokens)
+        return self._by_text() if found is None else found
+
+    def _from_start(self, eat: str = "", *, asks_ids: bool = False) -> Continuation:
+        request = self._request | ({_RETURN_IDS: _TRUE} if asks_ids else {})
+        return Continuation(msgspec.json.encode(request), 0, eat, asks_ids=asks_ids)
+
+    def _repeat(self) -> Continuation:
+        return self._from_start(text_of(self._pieces))
+
+    def _end(self) -> Continuation | Complete | NotExact:
+        """The text is whole, and so the end was told."""
+        if not self._usage or self._transcript.usage_seen:
+            return Complete(b"data: [DONE]\n\n")
+        if self._tokens is not None:
+            return Complete(usage_event(self._transcript, self._tokens) + b"data: [DONE]\n\n")
+        if not self._server.one_token_events:
+            return NotExact(UNCOUNTED)
+        return _usage(self._request, len(self._pieces), None)
+
+    def _by_ids(self, tokens: Tokens) -> Continuation | None:
+        """None where no token is known to end where a text does."""
+        handed = hand_over(self._pieces, tokens, held_back(self._request), certain=self._certain)
+        new = dict(self._request)
+        if handed is None or not _shorten(self._path, new, handed.count):
+            return None
+        new[_RETURN_IDS] = _TRUE
+        ids = msgspec.Raw(msgspec.json.encode(handed.plan.prompt))
+        if self._path == CHAT:  # vLLM 0.32: renderers/online_renderer.py, _reused_prompt_token_ids
+            new["kv_transfer_params"] = msgspec.Raw(msgspec.json.encode({"prompt_token_ids": ids}))
+        else:
+            new["prompt"] = ids
+        body = msgspec.json.encode(new)
+        return Continuation(body, handed.count, handed.eat, by_ids=handed.plan, asks_ids=True)
+
+    def _by_text(self) -> Continuation | NotExact:
+        if self._certain and len(self._pieces) <= REPEAT_EVENTS:
+            return self._repeat()
+        if self._path == CHAT and not self._server.template_fits and not self._certain:
+            return NotExact("the chat template of the model does not go on with a partial answer")
+        handed = _hand_over(self._path, self._request, self._pieces, certain=self._certain)
+        plan = _go_on(self._path, self._request, handed)
+        if not isinstance(plan, Continuation) or not self._miscounts(plan):
+            return plan
+        return self._repeat() if self._certain else NotExact(UNCOUNTED)
+
+    def _miscounts(self, plan: Continuation) -> bool:
+        """Whether the number of tokens that were delivered matters, and is not known."""
+        if not plan.base_tokens or plan.only_usage:
+            return plan.only_usage and not self._server.one_token_events
+        limited = self._path == COMPLETIONS or any(
+            field_value(self._request, key) is not None for key in _LIMITS
+        )
+        return self._usage or (limited and not self._server.one_token_events)
 
 
-def _counts(path: str, request: Raws, plan: Continuation) -> bool:
-    """Whether the plan stands on the number of tokens that were delivered: for a limit, or for the usage."""
-    if plan.only_usage or not plan.base_tokens:
-        return plan.only_usage
-    told = bool((field_value(request, "stream_options") or {}).get("include_usage"))
-    return told or path == COMPLETIONS or any(field_value(request, key) is not None for key in _LIMITS)
-
-
-def _plan(
-    path: str, request: Raws, transcript: Transcript, repeat: bool
-) -> Continuation | Complete | NotExact:
-    pieces = transcript.pieces()
-    going_on = _going_on(transcript)
-    reason = why_not(request, spoken=going_on)
-    if reason is not None:
-        return NotExact(reason)
-    if transcript.finish_reason is not None:
-        return _end(request, len(pieces), usage_seen=transcript.usage_seen)
-    if not going_on:
-        return Continuation(msgspec.json.encode(request), 0)
-    certain = field_value(request, "temperature") == 0
-    if repeat and not certain:
-        return NotExact("`temperature` in the request")
-    if certain and (repeat or len(pieces) <= REPEAT_EVENTS):
-        return Continuation(msgspec.json.encode(request), 0, _text(pieces))
-    return _go_on(path, request, _hand_over(path, request, pieces, certain=certain))
+def _limited(path: str, request: Raws, defaults: Mapping[str, float]) -> Raws:
+    """The request with the limits that the server would set, written out (vLLM's get_max_tokens)."""
+    governing = "max_tokens"
+    if path == CHAT and field_value(request, "max_completion_tokens") is not None:
+        governing = "max_completion_tokens"
+    limit = field_value(request, governing)
+    if limit is None:
+        limit = defaults.get("max_tokens") if path == CHAT else COMPLETION_MAX_TOKENS
+    most = defaults.get("most_tokens")
+    limits = [value for value in (limit, most) if value is not None]
+    if not limits or (path == COMPLETIONS and most is None):
+        return request
+    return request | {governing: msgspec.Raw(b"%d" % min(limits))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +215,6 @@ class _Handed:
     text: str  # for the next instance's prompt
     eat: str
     tokens: int  # in text
-
-
-def _end(request: Raws, tokens: int, *, usage_seen: bool) -> Continuation | Complete:
-    """The text is whole, and so the end was told."""
-    usage_due = (field_value(request, "stream_options") or {}).get("include_usage") and not usage_seen
-    return _usage(request, tokens, None) if usage_due else Complete(b"data: [DONE]\n\n")
 
 
 def _go_on(path: str, request: Raws, handed: _Handed) -> Continuation | NotExact:
@@ -173,15 +244,15 @@ def _usage(request: Raws, tokens: int, finish_reason: str | None) -> Continuatio
 def _hand_over(path: str, request: Raws, pieces: list[bytes], *, certain: bool) -> _Handed:
     if certain:
         cut = _word_start(pieces)
-        text, eat = _text(pieces[:cut]), _text(pieces[cut:])
+        text, eat = text_of(pieces[:cut]), text_of(pieces[cut:])
     else:
-        whole = _text(pieces)
+        whole = text_of(pieces)
         text = whole.rstrip() if path == CHAT else whole
         eat = whole[len(text) :]
         cut, left = len(pieces), len(eat)
-        while left and len(_part(pieces[cut - 1])) <= left:
+        while left and len(part_of(pieces[cut - 1])) <= left:
             cut -= 1
-            left -= len(_part(pieces[cut]))
+            left -= len(part_of(pieces[cut]))
     held = 0  # tokens whose text had not come yet: half a character, or what may become a stop string
     while held < cut and not pieces[cut - held - 1]:
         held += 1
@@ -195,7 +266,7 @@ def _word_start(pieces: list[bytes]) -> int:
 
     Without one among the last REWIND_EVENTS: after the last of them that does not end in white space.
     """
-    texts = [_part(piece) for piece in pieces[-REWIND_EVENTS:]]
+    texts = [part_of(piece) for piece in pieces[-REWIND_EVENTS:]]
     skipped = len(pieces) - len(texts)
     for index in range(len(texts) - REWIND_LEAST, 0, -1):
         if texts[index][:1].isspace() and not "".join(texts[:index])[-1:].isspace():
@@ -204,18 +275,6 @@ def _word_start(pieces: list[bytes]) -> int:
         if texts[index - 1] and not texts[index - 1][-1:].isspace():
             return skipped + index
     return skipped
-
-
-def _part(piece: bytes) -> str:
-    """One event's text; a letter for half a surrogate pair, the other half of which is the next event's."""
-    try:
-        return _text([piece])
-    except msgspec.DecodeError:
-        return "x"
-
-
-def _text(pieces: list[bytes]) -> str:
-    return str(msgspec.json.decode(b'"' + b"".join(pieces) + b'"'))
 
 
 def _shorten(path: str, request: Raws, tokens: int) -> bool:

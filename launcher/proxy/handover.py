@@ -7,7 +7,7 @@ one request counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import msgspec
@@ -49,6 +49,10 @@ _UNSURE = ("seed", "chat_template", "chat_template_kwargs")
 """Those that are not where no word is said again: a seeded sampler has no way back to its state, and of another chat
 template nobody knows whether it goes on with a partial answer (template_check.py asks for the model's own)."""
 
+_DEFAULTED = frozenset({"temperature", "frequency_penalty", "presence_penalty"})
+"""Of what a server may apply by itself (vLLM's --generation-config), what decides here. Both penalties count output
+tokens only (vLLM's model_executor/layers/utils.py, apply_penalties): where output becomes prompt they are lost."""
+
 _JUDGED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
@@ -75,17 +79,35 @@ def field_value(request: Raws, key: str) -> Any:
     return msgspec.json.decode(request[key]) if key in request else None
 
 
-def why_not(request: Raws, *, spoken: bool) -> str | None:
-    """What of a request forbids to go on with its answer; `spoken`: some of its text has been delivered."""
+def with_defaults(request: Raws, defaults: Mapping[str, float]) -> Raws:
+    """What an instance takes the request for: `defaults` are its own for sampling, by vLLM's names."""
+    filled = dict(request)
+    for name in _DEFAULTED & defaults.keys():
+        if field_value(request, name) is None:
+            filled[name] = msgspec.Raw(msgspec.json.encode(defaults[name]))
+    return filled
+
+
+def why_not(
+    request: Raws, *, spoken: bool, by_ids: bool = False, sent: Container[str] | None = None
+) -> str | None:
+    """What of a request forbids to go on with its answer; `spoken`: some of its text has been delivered.
+
+    `by_ids`: the next instance is given tokens, so no template and no tokenizer has a say. `sent`: the fields of the
+    client's own request, where `request` has the server's defaults, too (`with_defaults`).
+    """
     prompt = field_value(request, "prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return "several prompts"
     for key in request.keys() - _FREE if spoken else request.keys() & {"n", "best_of"}:
         value = field_value(request, key)
         if value is not None and (key not in _JUDGED or not _JUDGED[key](value)):
-            return f"`{key}` in the request"
+            whose = (
+                "in the request" if sent is None or key in sent else "among the server's sampling defaults"
+            )
+            return f"`{key}` {whose}"
     if spoken and field_value(request, "temperature") != 0:
-        for key in _UNSURE:
+        for key in _UNSURE[:1] if by_ids else _UNSURE:
             if field_value(request, key) not in (None, "", {}):
                 return f"`{key}` in the request"
     return None

@@ -14,6 +14,7 @@ from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_json
 from launcher.proxy.routes import GATHERED, Kind, Match
 from launcher.proxy.scheduling.demand import Demand, Ticket
 from launcher.proxy.scheduling.prefixes import MEDIA_BYTES, fingerprint, without_media
+from launcher.proxy.token_ids import MOST_BODY_BYTES, asked_for
 from launcher.proxy.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -83,8 +84,14 @@ class Intake:
             wait = min(wait, self._proxy.park_timeout_s)
         relay.ticket = Ticket(demand, exchange.started, self._clock() + wait)
         if streamed and exchange.path in {CHAT, COMPLETIONS}:
-            relay.transcript = Transcript()
+            relay.transcript = Transcript(token_ids=self._asks_ids(exchange.model, peek, relay.body))
         self._moves.enter(relay, relay.ticket)
+
+    def _asks_ids(self, model: str | None, peek: Peek, body: bytes | bytearray) -> bool:
+        """Whether the stream's instance is asked for token ids: where it may have to go on elsewhere by them."""
+        if model not in self._moves.tells_ids or model in self._moves.ignores_ids:
+            return False
+        return peek.n == 1 and not peek.tools and len(body) <= MOST_BODY_BYTES and not asked_for(body)
 
     def _resolve(self, exchange: Exchange, wanted: str | None) -> None:
         """Which model it goes to. Raises Refusal when we have none of that name."""

@@ -9,10 +9,11 @@ given to more than MAX_DEATHS of them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.config.schema import Proxy
-from launcher.proxy.continuation import Complete, Continuation, NotExact, plan_continuation
+from launcher.proxy.continuation import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.exchange import Outcome, Tally
 from launcher.proxy.openai import Refusal
 from launcher.proxy.rewriter import ContinuationRewriter, Rest
@@ -58,7 +59,20 @@ class Moves:
         self._pauses: set[asyncio.TimerHandle] = set()
         self.overflow: Overflow | None = None  # the external endpoint
         self.unfit_templates: set[str] = set()  # models whose cut chats go on at temperature 0 only
-        self.uncounted: set[str] = set()  # models whose engines put several tokens into an event
+        self.tells_ids: set[str] = (
+            set()
+        )  # models whose engines are asked for token ids: an event may bring several
+        self.ignores_ids: set[str] = set()  # those whose engines ignore ids that are given as a prompt
+        self.sampling_defaults: dict[str, Mapping[str, float]] = {}  # of a model's instances
+
+    def know(self, model: str, *, token_ids: bool, sampling_defaults: Mapping[str, float]) -> None:
+        """What an instance of a model that has become ready is like; see FrontDoor.add_upstream."""
+        self.sampling_defaults[model] = sampling_defaults
+        self.ignores_ids.discard(model)  # it may be another version
+        if token_ids:
+            self.tells_ids.add(model)
+        else:
+            self.tells_ids.discard(model)
 
     # --- the queue ---------------------------------------------------------------------------------
 
@@ -197,11 +211,11 @@ class Moves:
             return False
         if exchange.continued >= MAX_CONTINUED:
             return False
-        fits = exchange.model not in self.unfit_templates
+        if repeat:
+            transcript.forget_ids()
         plan = plan_continuation(
-            exchange.path, bytes(relay.body), transcript, repeat=repeat, template_fits=fits,
-            one_token_events=exchange.model not in self.uncounted,
-        )  # fmt: skip
+            exchange.path, bytes(relay.body), transcript, self._server(exchange.model), repeat=repeat
+        )
         match plan:
             case NotExact():
                 self._tally.cut["unfit"] += 1
@@ -216,10 +230,23 @@ class Moves:
                 return True
             case Continuation():
                 exchange.continued += 1
+                if not plan.asks_ids:
+                    transcript.forget_ids()
+                else:
+                    transcript.forget_silent()
                 relay.rest = Rest(plan.body, ContinuationRewriter(plan, transcript))
                 self._next(relay, ticket, reason)
                 return True
         assert_never(plan)
+
+    def _server(self, model: str | None) -> Server:
+        """What is known of the instances of a model."""
+        return Server(
+            template_fits=model not in self.unfit_templates,
+            one_token_events=model not in self.tells_ids,
+            takes_ids=model not in self.ignores_ids,
+            sampling_defaults=self.sampling_defaults.get(model or "", {}),
+        )
 
     # --- the end -----------------------------------------------------------------------------------
 

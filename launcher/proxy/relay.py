@@ -30,11 +30,12 @@ from launcher.proxy.openai import (
     rewrite_detail,
     usage_of,
 )
-from launcher.proxy.rewriter import Diverged, Rest
+from launcher.proxy.rewriter import Diverged, IdsIgnored, Rest
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.scheduling.demand import Ending
 from launcher.proxy.server_timing import server_timing
 from launcher.proxy.sse import EventTracker
+from launcher.proxy.token_ids import ASK
 
 if TYPE_CHECKING:
     import asyncio
@@ -171,7 +172,7 @@ class Relay:
                 exchange.bound = now
             self._plan_comment(now)
         method = "GET" if head.method == "HEAD" else head.method
-        body = self.body if self.rest is None else self.rest.body
+        body = self._asked_body() if self.rest is None else self.rest.body
         if target is None:
             key_id = None if self.key is None else self.key.record.id
             wire_head = inside_head(head, exchange.request_id, len(body), method=method, key_id=key_id)
@@ -183,30 +184,39 @@ class Relay:
             )  # fmt: skip
         attempt.ask(link, method, wire_head, body)
 
+    def _asked_body(self) -> bytes | bytearray:
+        """The client's body; an instance may be asked for token ids besides, which its client does not get."""
+        said = self.transcript
+        if said is None or said.ids is None or self.ticket is None:
+            return self.body
+        return ASK + self.body[self.body.find(b"{") + 1 :]
+
     # --- what an attempt says ----------------------------------------------------------------------
 
     def pass_events(self, attempt: Attempt, passed: bytes, raw: bytes | None, *, clean: bool) -> None:
         """Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place."""
         if self.rest is not None:
             passed, clean = self._joined(self.rest, passed), False
-            if not passed:
-                return
         elif b'"usage":{' in passed:
             self._learn_usage(passed)
+        transcript = self.transcript  # it takes out token ids that the client did not ask for
+        told = passed if transcript is None else transcript.feed(passed)
+        chunk = (
+            raw if raw is not passed and told is passed else None
+        )  # a part of a body with a length is none
+        if not told:
+            return
         if not attempt.delivering:
             self._commit(attempt)
             if self.exchange.path == "/v1/responses" and self.exchange.stored is None:
-                self.exchange.stored = response_id(passed)
-        delivery, transcript = self.delivery, self.transcript
-        chunk = raw if raw is not passed else None  # a part of a body with a length is none
+                self.exchange.stored = response_id(told)
+        delivery = self.delivery
         if clean and chunk is not None and delivery.raw:
             delivery.pass_on(chunk)
         else:
-            delivery.send(passed)
-        if transcript is not None:
-            transcript.feed(passed)
+            delivery.send(told)
         if not attempt.spoke:
-            self._listen(attempt, passed)
+            self._listen(attempt, told)
         if clean and transcript is not None and attempt.spoke and delivery.raw:
             attempt.quick = transcript.quick(self._client.write, attempt.taken)
 
@@ -214,6 +224,12 @@ class Relay:
         """What of a continuation the client does not have yet."""
         try:
             return rest.rewriter.feed(passed)
+        except IdsIgnored as ignored:
+            self._leave(Ending.LEFT)
+            self._desk.moves.ignores_ids.add(self.exchange.model or "")
+            if not self._desk.moves.resume(self, str(ignored)):
+                self.fail(str(ignored))
+            return b""
         except Diverged as diverged:
             self._leave(Ending.LEFT)
             self._from_the_start(str(diverged))

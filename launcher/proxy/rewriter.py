@@ -9,11 +9,18 @@ import msgspec
 
 from launcher.proxy.continuation import Continuation
 from launcher.proxy.sse import EVENT_END
+from launcher.proxy.token_ids import TokenIds, around_ids
 from launcher.proxy.transcript import UNREADABLE, Pattern, Transcript, event_data
+
+_PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
 
 
 class Diverged(Exception):  # noqa: N818 - it is a finding, not a fault
     """The next instance did not repeat the end of what the client has; the stream must end in an error."""
+
+
+class IdsIgnored(Diverged):
+    """The next instance made a prompt of its own where token ids were given: an engine that does not know them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,36 @@ class Rest:
 
     body: bytes
     rewriter: ContinuationRewriter
+
+
+@dataclass(frozen=True, slots=True)
+class _WithIds:
+    """The constant bytes of the next instance's events where they bring token ids, and what the client knows."""
+
+    theirs: bytes
+    until: bytes
+    after: bytes
+    ours: bytes
+
+    @classmethod
+    def of(cls, event: bytes, bare: bytes, passed: bytes) -> _WithIds | None:
+        """Learned of one event: as it came, as it came without ids, and as it passed."""
+        theirs, ours = Pattern(), Pattern()
+        if theirs.learn(bare) is None or ours.learn(passed) is None:
+            return None
+        around = around_ids(theirs.suffix)
+        if around is None or not event.endswith(around[1]) or b'"prompt_token_ids":[' in event:
+            return None
+        return cls(theirs.prefix, *around, ours.prefix)
+
+    def fits(self, event: bytes) -> bool:
+        """An event of this shape, with whatever text and ids."""
+        if not event.startswith(self.theirs) or not event.endswith(self.after):
+            return False
+        until = event.find(b'"', len(self.theirs)) + 1
+        return event.startswith(self.until, until) and event.find(b"]", until + len(self.until)) == len(
+            event
+        ) - len(self.after)
 
 
 class ContinuationRewriter:
@@ -36,8 +73,13 @@ class ContinuationRewriter:
         self.from_start = plan.base_tokens == 0  # the next instance says the whole answer again
         self._transcript = transcript
         self._theirs = Pattern()  # of the next instance's events
+        self._with_ids: _WithIds | None = None  # the same where they bring token ids
         self._ours = transcript.pattern  # of the events as the client knows them
         self._eat = plan.eat
+        self._prompt = (
+            None if plan.by_ids is None else plan.by_ids.prompt
+        )  # until the instance has confirmed it
+        self._again = [] if plan.by_ids is None else list(plan.by_ids.again)
         self._held = (
             0  # tokens without text (half a character) at the end of what the client has: they come again
         )
@@ -53,7 +95,12 @@ class ContinuationRewriter:
         for end in EVENT_END.finditer(payload):
             event, start = payload[start : end.end()], end.end()
             piece = self._theirs.piece(event)
-            out += self._rewrite(event) if piece is None else self._ours.prefix + piece + self._ours.suffix
+            if piece is not None:
+                out += self._ours.prefix + piece + self._ours.suffix
+            elif self._with_ids is not None and self._with_ids.fits(event):
+                out += self._with_ids.ours + event[len(self._with_ids.theirs) :]
+            else:
+                out += self._rewrite(event)
         if start < len(payload):
             raise Diverged("cannot go on: an event that is larger than any should be")
         return bytes(out)
@@ -81,6 +128,8 @@ class ContinuationRewriter:
         if chunk.get("usage"):
             self._add_up(chunk["usage"])
         choices = chunk["choices"]
+        if choices and self._plan.by_ids is not None:
+            self._take_ids(chunk, choices[0])
         if choices and not self._passes(choices[0]):
             return b""
         passed = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
@@ -88,18 +137,42 @@ class ContinuationRewriter:
             self._learn(event, passed)
         return passed
 
+    def _take_ids(self, chunk: dict[str, Any], choice: dict[str, Any]) -> None:
+        """Take the prompt's ids out of an event, and those of tokens that the client has already."""
+        for holder in (chunk, choice):
+            if holder.get("prompt_token_ids") is not None:
+                if self._prompt is not None and holder["prompt_token_ids"] != self._prompt:
+                    raise IdsIgnored("cannot go on: the instance made another prompt of the request")
+                holder["prompt_token_ids"] = self._prompt = None
+        if self._prompt is not None:
+            raise IdsIgnored("cannot go on: the instance does not say what it made of the prompt")
+        told = choice.get("token_ids") or []
+        count = min(len(told), len(self._again))
+        if told[:count] != self._again[:count]:
+            raise Diverged(
+                f"cannot go on: tokens {self._again[:count]} should come again, {told[:count]} came"
+            )
+        if count:
+            choice["token_ids"] = told[count:]
+            del self._again[:count]
+
     def _plain(self, choice: dict[str, Any]) -> bool:
         """Alike events may pass unparsed from here on."""
         return (
             not self._eat
             and not self._held
             and not self._plan.only_usage
-            and not any(value for key, value in choice.items() if key not in {"index", "delta", "text"})
+            and not self._again
+            and not any(value for key, value in choice.items() if key not in _PLAIN_KEYS)
             and not set(choice.get("delta", {})) - {"content"}
             and (choice.get("text") is not None or choice.get("delta", {}).get("content") is not None)
         )
 
     def _learn(self, event: bytes, passed: bytes) -> None:
+        bare, ids = TokenIds().take(event)
+        if ids is not None:
+            self._with_ids = _WithIds.of(event, bare, passed)
+            return
         if self._ours.known:
             self._theirs.learn(event)
             return
@@ -122,14 +195,16 @@ class ContinuationRewriter:
             holder[key] = ""
             return True
         text = holder.get(key)
-        if finish is None and not text and (self._eat or self._held):
+        if choice.get("token_ids"):  # new ones, with or without text
+            self._held = 0
+        elif finish is None and not text and (self._eat or self._held):
             self._held -= not self._eat
             return False
         if text and not self._eat:
             self._held = 0
         if self._eat and text:
             holder[key] = rest = self._bite(text)
-            if not rest and finish is None:
+            if not rest and finish is None and not choice.get("token_ids"):
                 return False
         if finish is not None:
             self._must_be_eaten()
@@ -151,8 +226,11 @@ class ContinuationRewriter:
             raise Diverged(f"cannot go on: {self._eat!r} should come again, the end came")
 
     def _add_up(self, usage: dict[str, Any]) -> None:
-        base = self._plan.base_tokens
-        if self._plan.only_usage:  # the client's own prompt, and one token that nobody gets
+        base, by_ids = self._plan.base_tokens, self._plan.by_ids
+        if by_ids is not None:
+            usage["prompt_tokens"] = by_ids.prompt_tokens
+            usage["completion_tokens"] += base
+        elif self._plan.only_usage:  # the client's own prompt, and one token that nobody gets
             usage["completion_tokens"] = base
         else:
             usage["prompt_tokens"] = max(usage["prompt_tokens"] - base, 0)

@@ -9,6 +9,8 @@ entrypoints/openai/chat_completion/serving.py and completion/serving.py)::
 The bytes before and after the text are learned from the first such event; after that an event costs two
 comparisons and a copy of its text, which stays JSON-escaped. Whatever is not of that shape is parsed: the
 role event, the last one (`finish_reason`), the usage, and what makes a stream impossible to go on with.
+
+Where the instance was asked for token ids (token_ids.py), `feed` and the hot path take them out of each event.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 
 import msgspec
 
+from launcher.proxy.chunk_sizes import CHUNK_SIZES, LINE_BYTES, NEVER, SIZE_LINES, SIZES
+from launcher.proxy.quick_ids import Frame, Kept, Quick, quick_with_ids
 from launcher.proxy.sse import EVENT_END
-
-Quick = Callable[[bytes], bool]
+from launcher.proxy.token_ids import TokenIds, Tokens, around_ids, numbers, without_meaning
 
 TEXT_BYTES = 256 * 1024
 """Text that one stream may keep, in bytes: about 60,000 tokens, more than the context of most models."""
@@ -34,25 +37,8 @@ UNREADABLE = (
 _PIECE = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _TEXT_KEY = re.compile(rb'"(?:content|text)":"')
-_NEVER = b"\x00"  # in no event
-_SIZES = 4096  # bytes of a chunk with its framing; a longer one takes the longer way
 _CHOICE_KEYS = frozenset({"index", "delta", "text", "finish_reason", "stop_reason"})
 _DELTA_KEYS = frozenset({"role", "content"})
-
-
-def _size_lines() -> list[bytes | None]:
-    """The size line of a chunk, by the length of the chunk with its framing."""
-    lines: list[bytes | None] = [None] * _SIZES
-    for size in range(1, _SIZES):
-        line = b"%x\r\n" % size
-        if len(line) + size + 2 < _SIZES:
-            lines[len(line) + size + 2] = line
-    return lines
-
-
-_SIZE_LINES = _size_lines()
-_CHUNK_SIZES = {line: size for size, line in enumerate(_SIZE_LINES) if line is not None}
-_LINE_BYTES = 5  # the longest of them
 
 
 class Pattern:
@@ -61,13 +47,13 @@ class Pattern:
     __slots__ = ("prefix", "suffix")
 
     def __init__(self) -> None:
-        self.prefix = _NEVER
-        self.suffix = _NEVER
+        self.prefix = NEVER
+        self.suffix = NEVER
 
     @property
     def known(self) -> bool:
         """An ordinary event has been seen."""
-        return self.prefix is not _NEVER
+        return self.prefix is not NEVER
 
     def learn(self, event: bytes) -> bytes | None:
         """Take the bytes around the text of an event that is known to carry nothing else; the escaped text.
@@ -101,14 +87,17 @@ class Transcript:
     """One stream as its client saw it. `feed` every byte that is passed on, whole events at a time."""
 
     __slots__ = (
-        "_limit", "_prefix", "_quick", "_skip", "_suffix", "_tail", "created", "done", "finish_reason", "id",
-        "model", "object", "odd", "pattern", "role_sent", "text", "usage_seen",
+        "_around_ids", "_limit", "_prefix", "_quick", "_skip", "_suffix", "_tail", "created", "done", "finish_reason",
+        "id", "ids", "model", "object", "odd", "pattern", "role_sent", "text", "usage_seen",
     )  # fmt: skip
 
-    def __init__(self, limit_bytes: int = TEXT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = TEXT_BYTES, *, token_ids: bool = False) -> None:
+        """`token_ids`: the instance was asked for them."""
         self._limit = limit_bytes
+        self.ids = TokenIds() if token_ids else None
+        self._around_ids: tuple[bytes, bytes] | None = None  # see token_ids.around_ids
         self.pattern = Pattern()
-        self._prefix = self._suffix = _NEVER
+        self._prefix = self._suffix = NEVER
         self._skip = self._tail = 0
         self._quick: Quick | None = None
         self.text = bytearray()  # the escaped text of each event, and a quotation mark after each
@@ -132,7 +121,9 @@ class Transcript:
         the text: each further call or attribute on this path is seen in the proxy's CPU time.
         """
         if self._quick is None:
-            self._quick = self._make_quick(write, moved)
+            plain = self.ids is None or self.ids.lost
+            make = self._make_quick if plain else self._make_quick_with_ids
+            self._quick = make(write, moved)
         return self._quick
 
     def _make_quick(self, write: Callable[[bytes], None], moved: list[int]) -> Quick:
@@ -144,8 +135,8 @@ class Transcript:
         starts: dict[int, bytes] = {}  # by a read's length: its size line and the prefix
 
         def start_of(size: int) -> bytes:
-            line = _SIZE_LINES[size] if size < _SIZES and self.odd is None else None
-            starts[size] = start = _NEVER if line is None else line + prefix
+            line = SIZE_LINES[size] if size < SIZES and self.odd is None else None
+            starts[size] = start = NEVER if line is None else line + prefix
             return start
 
         def quick(raw: bytes) -> bool:
@@ -172,17 +163,34 @@ class Transcript:
 
         return quick
 
-    def feed(self, payload: bytes) -> None:
-        """Follow what the client gets: one or more whole events. One ordinary event costs under a microsecond."""
+    def _make_quick_with_ids(self, write: Callable[[bytes], None], moved: list[int]) -> Quick:
+        if self.ids is None or self._around_ids is None or self.odd is not None:
+            return _not_now
+        frame = Frame(self.pattern.prefix, *self._around_ids, self.pattern.suffix)
+        return quick_with_ids(
+            frame, Kept(self.text, self.ids.entries, self._limit, self._too_long), write, moved
+        )
+
+    def _too_long(self) -> None:
+        self._give_up(f"more than {self._limit} bytes of text")
+
+    def feed(self, payload: bytes) -> bytes:
+        """Follow what the client gets: one or more whole events. One ordinary event costs under a microsecond.
+
+        Returns what the client gets: the same bytes, without token ids where the instance was asked for them.
+        """
+        if self.ids is not None:
+            return self._look_with_ids(payload, self.ids)
         if payload.startswith(self._prefix) and payload.endswith(self._suffix):
             piece = payload[self._skip : self._tail]  # with the quotation mark that ends it
             if piece and piece.find(b'"') == len(piece) - 1:
                 text = self.text
                 text += piece
                 if len(text) > self._limit:
-                    self._give_up(f"more than {self._limit} bytes of text")
-                return
+                    self._too_long()
+                return payload
         self._look(payload)
+        return payload
 
     def pieces(self) -> list[bytes]:
         """The JSON-escaped text of each event that carried any or none, in order."""
@@ -191,14 +199,34 @@ class Transcript:
     def _give_up(self, why: str) -> None:
         self.odd = why
         self.text.clear()
-        self._prefix = self._suffix = _NEVER
-        self._quick = None
+        self._prefix = self._suffix = NEVER
+        self._around_ids = self._quick = None
+
+    def tokens(self) -> Tokens | None:
+        """The ids of all tokens so far, where they are all known."""
+        ids = self.ids
+        if ids is None or ids.lost or ids.prompt is None or self.odd is not None:
+            return None
+        return Tokens(numbers(ids.prompt), ids.of_events())
+
+    def forget_silent(self) -> None:
+        """Forget the last events as far as they brought no text: their tokens will come again."""
+        pieces = self.pieces()
+        told = max((number for number, piece in enumerate(pieces, 1) if piece), default=0)
+        if told < len(pieces):
+            del self.text[told - len(pieces) :]
+        if self.ids is not None:
+            self.ids.keep(told)
+
+    def forget_ids(self) -> None:
+        """From here on the stream's instance is not asked for token ids."""
+        self.ids = self._quick = None
 
     def _keep(self, piece: bytes) -> None:
         self.text += piece
         self.text += b'"'
         if len(self.text) > self._limit:
-            self._give_up(f"more than {self._limit} bytes of text")
+            self._too_long()
 
     def _look(self, payload: bytes) -> None:
         start = 0
@@ -213,6 +241,33 @@ class Transcript:
                 self._parse(event)
         if start < len(payload):
             self._give_up("a part of an event")
+
+    def _look_with_ids(self, payload: bytes, ids: TokenIds) -> bytes:
+        out = bytearray()
+        start = 0
+        for end in EVENT_END.finditer(payload):
+            event, start = payload[start : end.end()], end.end()
+            told, tokens = ids.take(event)
+            if self.odd is None:
+                self._look_at(told, tokens, ids)
+            if tokens is None or not without_meaning(told):
+                out += told
+        if start < len(payload) and self.odd is None:
+            self._give_up("a part of an event")
+        return bytes(out + payload[start:])
+
+    def _look_at(self, told: bytes, tokens: bytes | None, ids: TokenIds) -> None:
+        """One event as the client gets it, and its ids."""
+        before = len(self.text)
+        piece = self.pattern.piece(told)
+        if piece is None:
+            self._parse(told)
+        else:
+            self._keep(piece)
+        if tokens is not None and len(self.text) == before and self.odd is None:
+            self._keep(b"")  # no text yet: a parser holds it back
+        if len(self.text) > before:
+            ids.note(tokens)
 
     def _parse(self, event: bytes) -> None:
         data = event_data(event)
@@ -273,7 +328,12 @@ class Transcript:
         if self.pattern.learn(event) is not None:
             self._prefix, self._suffix = self.pattern.prefix, self.pattern.suffix
             self._skip, self._tail = len(self._prefix), 1 - len(self._suffix)
+            self._around_ids = around_ids(self._suffix)
             self._quick = None
+
+
+def _not_now(_raw: bytes) -> bool:
+    return False
 
 
 def _pieces(raw: bytes, prefix: bytes, end: bytes) -> list[bytes]:
@@ -282,8 +342,8 @@ def _pieces(raw: bytes, prefix: bytes, end: bytes) -> list[bytes]:
     skip, tail = len(prefix), 1 - len(end)
     found: list[bytes] = []
     while at < size:
-        event = raw.find(b"\n", at, at + _LINE_BYTES) + 1
-        till = at + _CHUNK_SIZES.get(raw[at:event], size + 1)
+        event = raw.find(b"\n", at, at + LINE_BYTES) + 1
+        till = at + CHUNK_SIZES.get(raw[at:event], size + 1)
         if till > size or not raw.startswith(prefix, event) or not raw.endswith(end, event + skip, till):
             return []
         piece = raw[event + skip : till + tail]
@@ -292,6 +352,18 @@ def _pieces(raw: bytes, prefix: bytes, end: bytes) -> list[bytes]:
         found.append(piece)
         at = till
     return found
+
+
+def part_of(piece: bytes) -> str:
+    """One event's text; a letter for half a surrogate pair, the other half of which is the next event's."""
+    try:
+        return text_of([piece])
+    except msgspec.DecodeError:
+        return "x"
+
+
+def text_of(pieces: list[bytes]) -> str:
+    return str(msgspec.json.decode(b'"' + b"".join(pieces) + b'"'))
 
 
 def event_data(event: bytes) -> bytes | None:

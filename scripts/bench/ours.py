@@ -37,7 +37,7 @@ async def _serve(args: argparse.Namespace) -> None:
     )
     await door.start()
     for slot, upstream in enumerate(args.upstreams):
-        door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs)
+        door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
     collector.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,6 +54,12 @@ def main() -> None:
     parser.add_argument("--access-log", default="all", choices=["all", "errors", "off"])
     parser.add_argument("--max-num-seqs", type=int, default=4096)
     parser.add_argument("--slow-start-s", type=float, default=20.0)
+    parser.add_argument(
+        "--token-ids",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ask for them, as of vLLM",
+    )
     parser.add_argument("--profile", help="write what cProfile saw to this file")
     parser.add_argument("upstreams", nargs="+", help="/path of a UNIX socket, or HOST:PORT")
     args = parser.parse_args()

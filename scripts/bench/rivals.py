@@ -284,6 +284,12 @@ RIVALS: Final[Mapping[str, Rival]] = {
             env=_PATHS,
         ),
         Rival("ours-tcp", "this front door over loopback TCP to the engines", ours(unix=False), env=_PATHS),
+        Rival(
+            "ours-no-ids",
+            "this front door without asking the engines for token ids",
+            ours("--no-token-ids"),
+            env=_PATHS,
+        ),
     )
 }
 

@@ -3,7 +3,7 @@
 One process serves several engines, each on a TCP port of loopback and/or a UNIX socket. A streamed answer is
 what vLLM writes through uvicorn: chunked, one chunk per event, first a role event, then one event per token,
 the finish event, usage where it was asked for, and [DONE]; each event is a write of its own. `max_tokens`
-says how many tokens. An answer that is not streamed is small and comes at once.
+says how many tokens, `return_token_ids` asks for their ids. An answer that is not streamed is small and comes at once.
 
     python -m bench.stub_engine --port 0 --port 0 --uds /tmp/a.sock --interval-ms 25
 
@@ -32,17 +32,29 @@ MODEL: Final = "m"
 
 _STREAM: Final = re.compile(rb'"stream"\s*:\s*true')
 _TOKENS: Final = re.compile(rb'"max(?:_completion)?_tokens"\s*:\s*(\d+)')
+_IDS: Final = re.compile(rb'"return_token_ids"\s*:\s*true')
+_PROMPT_IDS: Final = b"[%b]" % b",".join(b"%d" % (1000 + 97 * number) for number in range(100))
 _USAGE: Final = re.compile(rb'"include_usage"\s*:\s*true')
 
 _DONE: Final = b"e\r\ndata: [DONE]\n\n\r\n"
 
 
-def _event(number: int, delta: str, finish: str) -> bytes:
+def _role(number: int, ids: bool) -> bytes:
+    """The first event; with `ids` it brings those of the prompt."""
+    return chunk(
+        b'data: {"id":"chatcmpl-%032x","object":"chat.completion.chunk","created":1795176000,"model":"%b",'
+        b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+        b'"prompt_token_ids":%b,"prompt_text":null}\n\n'
+        % (number, MODEL.encode(), _PROMPT_IDS if ids else b"null")
+    )
+
+
+def _event(number: int, delta: str, finish: str, ids: bytes = b"null") -> bytes:
     """One chat.completion.chunk as vLLM writes it, as a chunk of the body."""
     return chunk(
         b'data: {"id":"chatcmpl-%032x","object":"chat.completion.chunk","created":1795176000,"model":"%b",'
-        b'"choices":[{"index":0,"delta":{%b},"logprobs":null,"finish_reason":%b,"token_ids":null}]}\n\n'
-        % (number, MODEL.encode(), delta.encode(), finish.encode())
+        b'"choices":[{"index":0,"delta":{%b},"logprobs":null,"finish_reason":%b,"token_ids":%b}]}\n\n'
+        % (number, MODEL.encode(), delta.encode(), finish.encode(), ids)
     )
 
 
@@ -113,13 +125,14 @@ class Stream:
 
     __slots__ = ("client", "ending", "event", "left")
 
-    def __init__(self, client: Client, number: int, tokens: int, usage: bool) -> None:
+    def __init__(self, client: Client, number: int, tokens: int, body: bytes) -> None:
+        ids = b"[29953]" if _IDS.search(body) else b"null"
         self.client: Client | None = client
-        self.event = _event(number, '"content":" token"', "null")
+        self.event = _event(number, '"content":" token"', "null", ids)
         self.left = tokens
         # Popped from the end.
-        self.ending = [_DONE + LAST, _event(number, '"content":""', '"length"')]
-        if usage:
+        self.ending = [_DONE + LAST, _event(number, '"content":""', '"length"', ids)]
+        if _USAGE.search(body):
             self.ending.insert(1, _usage(number, tokens))
 
     def step(self) -> bool:
@@ -237,8 +250,8 @@ class Client(Connection):
         engine.streams += 1
         engine.events += tokens
         self.busy = True
-        self._stream = Stream(self, engine.requests, tokens, _USAGE.search(body) is not None)
-        self.write(SSE_HEAD + _event(engine.requests, '"role":"assistant","content":""', "null"))
+        self._stream = Stream(self, engine.requests, tokens, body)
+        self.write(SSE_HEAD + _role(engine.requests, _IDS.search(body) is not None))
         engine.wheel.join(self._stream)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.config.schema import Config, Engine, EngineKind, Model
-from launcher.engines.arguments import flag_of, has_flag, lora_adapters, merge, one_token_events, value_of
+from launcher.engines.arguments import flag_of, has_flag, lora_adapters, merge, value_of
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,3 @@ def test_lora_adapters(args: tuple[str, ...], of_a: tuple[str, ...], alone: tupl
     assert lora_adapters(Config(models=(a, b), engine=engine), "a") == of_a
     assert lora_adapters(Config(models=(a,), engine=engine), "a") == alone
     assert lora_adapters(Config(models=(a,), engine=Engine(EngineKind.COMMAND, args=args)), "a") == ()
-
-
-@pytest.mark.parametrize(
-    ("args", "one"),
-    [
-        ((), True),
-        (("--stream-interval", "1"), True),
-        (("--stream-interval=5",), False),
-        (("--speculative-config", '{"method": "ngram"}'), False),
-        (("-sc", "{}"), False),
-    ],
-)
-def test_one_token_events(args: tuple[str, ...], one: bool) -> None:
-    model = Model(name="a", path="/a")
-    assert one_token_events(Config(models=(model,), engine=Engine(args=args))) == one
-    command = Engine(EngineKind.COMMAND, args=args)
-    assert one_token_events(Config(models=(model,), engine=command))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,17 @@ class House:
         generation: int = 1,
         model: str = "m",
         tokenizer: Script | None = None,
+        token_ids: bool = False,
+        sampling_defaults: Mapping[str, float] | None = None,
     ) -> FakeEngine:
         """An engine that listens and is ready; its template is asked for where there is a `tokenizer`."""
         engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script, tokenizer or no_tokenizer)
         await self.stack.enter_async_context(engine)
         ask = tokenizer is not None
-        self.door.add_upstream(slot, generation, model, engine.address, 8, ask_template=ask)
+        self.door.add_upstream(
+            slot, generation, model, engine.address, 8,
+            ask_template=ask, token_ids=token_ids, sampling_defaults=sampling_defaults,
+        )  # fmt: skip
         return engine
 
     def chat(self, *, stream: bool = False, model: str = "m", **more: object) -> _RequestContextManager:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION, PlainEngine, event
 
-from launcher.proxy.continuation import Complete, Continuation, NotExact, plan_continuation
+from launcher.proxy.continuation import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.rewriter import ContinuationRewriter, Diverged
 from launcher.proxy.transcript import Transcript
 
@@ -214,7 +214,7 @@ def test_a_last_turn_without_text_can_not_grow(content: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "exact"),
+    ("more", "by_text"),
     [
         ({}, True),
         ({"max_tokens": 90}, False),
@@ -223,13 +223,26 @@ def test_a_last_turn_without_text_can_not_grow(content: object) -> None:
         ({"stream_options": {"include_usage": True}}, False),
     ],
 )
-def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, Any], exact: bool) -> None:
-    body = ENGINE.request(**more)
-    heard = ENGINE.request(**{key: more[key] for key in more.keys() & {"stream_options"}})
-    found = plan_continuation(CHAT, body, after(ENGINE, heard, AMID), one_token_events=False)
-    assert isinstance(found, Continuation) == exact
-    found = plan_continuation(CHAT, body, after(ENGINE, heard, 3), one_token_events=False)
-    assert isinstance(found, Continuation)  # all of it again: nothing is counted
+def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, Any], by_text: bool) -> None:
+    several = Server(one_token_events=False)
+    heard = after(
+        ENGINE, ENGINE.request(**{key: more[key] for key in more.keys() & {"stream_options"}}), AMID
+    )
+    found = plan_continuation(CHAT, ENGINE.request(**more), heard, several)
+    assert isinstance(found, Continuation)  # where not by text, all of it again
+    assert bool(found.base_tokens) == by_text
+    found = plan_continuation(CHAT, ENGINE.request(temperature=1, **more), heard, several)
+    assert isinstance(found, Continuation) == by_text
+
+
+def test_a_text_tells_no_usage() -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    found = plan(**usage)
+    assert isinstance(found, Continuation)
+    assert (found.base_tokens, found.eat) == (0, HANDED + AGAIN)
+    assert plan(temperature=1, **usage) == NotExact(
+        "its tokens can't be counted: the engine tells no token ids"
+    )
 
 
 def test_the_limit_that_does_not_count_ends_nothing() -> None:
