@@ -137,13 +137,14 @@ class SeatKeeper:
 
     @property
     def unwatched(self) -> str | None:
-        """Why the running instance is not being watched; None while it is, or none runs."""
+        """Why the running instance is not being watched; None while it is, or none runs, or it is being stopped: that has
+        a deadline of its own."""
         if self.life.process is None:
             return None
-        for task in (self._exit, self._watch):
+        for task in (self._exit, self._watch if self.seat.state in _RUNNING else None):
             if task is not None and not task.alive:
                 return f"{task.failures.what}: not running"
-        if self._clock() <= self.life.watched_until:
+        if self._clock() <= self.life.watched_until or self.seat.state not in _RUNNING:
             return None
         looked_at = self.life.looked_at
         since = (

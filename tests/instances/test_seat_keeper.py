@@ -278,6 +278,21 @@ async def test_a_stubborn_instance_is_killed(play: Play) -> None:
     assert stage.spawner.started[0].orders == ["terminate", "kill"]
 
 
+async def test_one_that_is_being_stopped_need_not_be_watched(play: Play) -> None:
+    """Its watch has ended with its life; a planned restart is no alarm."""
+    stage = await play(Stage(spawner=FakeSpawner(stubborn=True), pace=QUICK))
+    await stage.post(StartRequested())
+    await stage.reach(State.READY)
+    await stage.post(StopRequested())
+    await stage.until(lambda: stage.spawner.started[0].orders)
+    watch = stage.keeper._watch
+    await stage.until(lambda: watch is not None and not watch.alive)
+    assert stage.keeper.seat.state is State.STOPPING
+    assert stage.keeper.unwatched is None
+    stage.clock.now += 1000  # any deadline has passed now
+    await stage.reach(State.STOPPED)
+
+
 async def test_two_refusals_end_an_instance(play: Play) -> None:
     stage = await play(Stage(pace=QUICK))
     await stage.post(StartRequested())
