@@ -7,13 +7,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from launcher.assembly import Assembly
 from launcher.changes import Changes, Step, compare
 from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError, RefusedError
+from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check
 from launcher.instances.life import Pace
@@ -23,6 +23,9 @@ from launcher.instances.supervisor import Supervisor
 from launcher.rollout import Rollout, Stage, least_of
 
 log = logging.getLogger("launcher.rollout")
+
+# To ask systemd what an earlier daemon left: milliseconds mostly. Less than a client of the control socket waits.
+TAKE_OVER_S: Final = 20.0
 
 Reread = Callable[[Sequence[str]], Assembly]
 """Makes the plan anew, with overrides. Blocking. Raises LauncherError."""
@@ -62,6 +65,7 @@ class Reloader:
         if self._rolling is not None or self._comparing.locked():
             raise RefusedError("cannot reload: another reload is running", "numa-launcher reload --show")
         async with self._comparing:
+            await self._wait_for_take_over()
             allowed = before.topology.allowed | before.topology.offline  # it may have come back
             after = await asyncio.to_thread(_in_full_view, self._reread, overrides, allowed)
             changes = compare(before, after)
@@ -75,6 +79,20 @@ class Reloader:
             )
             self._rolling = asyncio.create_task(self._roll(self._rollout, after), name="reload")
         return self.show()
+
+    async def _wait_for_take_over(self) -> None:
+        """Until it is known what an earlier daemon left running: a slot that looks stopped may have an instance.
+
+        Raises BusyError.
+        """
+        try:
+            async with asyncio.timeout(TAKE_OVER_S):
+                await self._supervisor.begun()
+        except TimeoutError:
+            raise BusyError(
+                "cannot reload: the instances of an earlier daemon are still being taken over",
+                "look at `numa-launcher status`, then reload again",
+            ) from None
 
     def _check(self, before: Assembly, after: Assembly, changes: Changes, *, force: bool) -> None:
         """Raise RefusedError where only a restart of the daemon would do, or some step would leave too few instances."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fakes import SOON_S, FakeSpawner, until
+from fakes import SOON_S, FakeProcess, FakeSpawner, until
 from test_changes import made
 from test_rollout import CHANGED, LIMITS, PACE, Bank
 
 from launcher.assembly import Assembly
-from launcher.errors import LauncherError, RefusedError
+from launcher.engines.base import Launch
+from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.lifecycle import HoldRequested, State
-from launcher.instances.ports import InstanceDraining, InstanceEvent
+from launcher.instances.ports import Inherited, InstanceDraining, InstanceEvent
 from launcher.instances.supervisor import Supervisor
 from launcher.reloader import Reloader
 
@@ -31,18 +32,21 @@ class House:
     prober: Bank = field(default_factory=Bank)
     now: Assembly | None = None
     fails: Exception | None = None
+    spawner: FakeSpawner = field(default_factory=FakeSpawner)
+    ready_first: bool = True
 
     @asynccontextmanager
     async def play(self) -> AsyncIterator[Reloader]:
         self.now = self.before
         self.supervisor = Supervisor(
-            self.before.plan, engine=self.before.engine, spawner=FakeSpawner(), prober=self.prober, limits=LIMITS,
+            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
             pace=PACE, strict_binding=False, announce=self.hear,
         )  # fmt: skip
         self.reloader = Reloader(self.supervisor, self.prober, self.reread, self.reloaded)
         task = asyncio.create_task(self.supervisor.run())
         keepers = self.supervisor.keepers.values()
-        await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))
+        if self.ready_first:
+            await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))
         async with asyncio.timeout(SOON_S):
             yield self.reloader
         await self.reloader.end()
@@ -175,3 +179,46 @@ async def test_one_that_still_compares_when_the_daemon_ends_changes_nothing() ->
         with pytest.raises(RefusedError, match="the daemon is stopping"):
             await asked
         assert reloader.show() == {"stage": "none"}
+
+
+@dataclass
+class SlowSpawner(FakeSpawner):
+    """systemd takes its time to say what an earlier daemon left: life 7 of each slot."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+        await self.asked.wait()
+        for slot in slots:
+            self.started.append(FakeProcess(2000 + slot, slot, 7, print))
+        return {
+            process.slot: Inherited(7, slots[process.slot](7), process, 60.0, lambda _tell: None)
+            for process in self.started
+        }
+
+
+async def test_a_reload_waits_until_what_an_earlier_daemon_left_is_taken_over() -> None:
+    spawner = SlowSpawner()
+    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with house.play():
+        asked = asyncio.create_task(house.ask(force=True))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        spawner.asked.set()
+        await asked
+        assert await house.over() == "done"
+        assert [keeper.seat.generation for keeper in house.supervisor.keepers.values()] == [8, 8]
+        assert all(keeper.engine is house.after.engine for keeper in house.supervisor.keepers.values())
+
+
+async def test_a_take_over_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.reloader.TAKE_OVER_S", 0.01)
+    spawner = SlowSpawner()
+    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with house.play() as reloader:
+        with pytest.raises(BusyError, match="still being taken over"):
+            await house.ask()
+        assert reloader.show() == {"stage": "none"}
+        spawner.asked.set()
+        keepers = house.supervisor.keepers.values()
+        await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))

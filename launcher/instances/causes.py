@@ -18,6 +18,8 @@ class Retry(StrEnum):
 
     NOW = "now"
     """At once, the first time; after that as `BACKOFF`."""
+    SOON = "soon"
+    """After a fixed pause, and counted as no crash: the daemon itself lacked what a start takes."""
     BACKOFF = "back-off"
     NEVER = "never until changed"
 

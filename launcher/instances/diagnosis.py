@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ __all__ = [
     "hung",
     "hung_or_dead",
 ]
+
+# EAGAIN: fork(2) and clone(2), where a limit on processes or threads is reached.
+OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 # A node with less than this share free when a process of it was killed is taken to have run out of memory.
 SHORT_SHARE: Final = 0.03
@@ -154,12 +158,24 @@ def hung(evidence: tuple[str, ...]) -> Cause:
 
 def cannot_start(slot: int, error: Exception) -> Cause:
     """The cause when a start came to nothing before there was a process."""
+    retry = Retry.SOON if _is_shortage(error) else Retry.BACKOFF
     if isinstance(error, LauncherError):
-        return Cause("cannot-start", error.message, error.remedy, Retry.BACKOFF)
+        return Cause("cannot-start", error.message, error.remedy, retry)
     why = reason(error) if isinstance(error, OSError) else str(error)
     return Cause(
         "cannot-start",
         f"cannot start slot {slot}: {why}",
         "check free memory, and the limits on processes and open files",
-        Retry.BACKOFF,
+        retry,
     )
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+    """The daemon itself lacked descriptors, memory or threads, by whatever was raised because of that."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in OWN_SHORTAGE:
+            return True
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "new thread" in str(error)):
+            return True
+        error = error.__cause__
+    return False

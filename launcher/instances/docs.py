@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from launcher.config.schema import Supervision
+from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry, Rule
 from launcher.instances.life import UNWATCHED_S
 from launcher.instances.lifecycle import TRANSITIONS
@@ -62,6 +63,9 @@ A port that answers proves little: an engine that hangs may still answer its hea
 A look that fails itself (no descriptor, no thread) says nothing of the instance: it is logged once in a row of failures
 and tried again. An instance that no look has succeeded on for {UNWATCHED_S:.0f} s longer than the next one takes is *not
 watched*: `status` says so and why (`unwatched`), `status --short` ends with 1, and `numa_launcher_slot_watched` is 0.
+
+A start that the daemon itself lacks descriptors, memory or threads for is no crash: it is tried again every
+{SHORTAGE_DELAY_S:.0f} s, said once, and never ends in `failed`.
 
 `quarantine` suspends all of it: the instance stays as it is, out of rotation, until `release`.
 
@@ -119,6 +123,7 @@ What speaks of the start (marked *) is not looked for once a life has served.
 
 _WHEN: Final = {
     Retry.NOW: "now, the second time with back-off",
+    Retry.SOON: "after 5 s, not counted",
     Retry.BACKOFF: "with back-off",
     Retry.NEVER: "never until changed",
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from launcher.instances.backoff import Limits, restart_delay
+from launcher.instances.backoff import SHORTAGE_DELAY_S, Limits, restart_delay
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.seat import (
     Action,
@@ -259,12 +259,18 @@ def _crashed(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     assert isinstance(event, ProcessExited)  # noqa: S101  narrows the table's type
     announce = _gone(seat)
     cause = seat.crash or event.cause
-    crashes = (*(t for t in seat.crashes if now - t < limits.crash_window_s), now)
+    crashes = tuple(t for t in seat.crashes if now - t < limits.crash_window_s)
+    if cause.retry is not Retry.SOON:
+        crashes = (*crashes, now)
+    elif cause == seat.last_cause:
+        cause = seat.last_cause  # the same shortage goes on: no news
     seat = _remember(replace(seat, crashes=crashes, crash=None, restarting=False, cut=False), cause, now)
     if seat.intent in _REST:
         return _rest(seat, seat.intent, now), announce
     if seat.intent is Intent.QUARANTINE:  # nothing is left to look at but its last words
         return _rest(seat, Intent.HOLD, now), announce
+    if cause.retry is Retry.SOON:
+        return _enter(seat, State.BACKOFF, now, now + SHORTAGE_DELAY_S), announce
     if cause.retry is Retry.NEVER or len(crashes) >= limits.crash_limit:
         return _enter(seat, State.FAILED, now), announce
     at_once = cause.retry is Retry.NOW and len(crashes) == 1

@@ -17,7 +17,7 @@ from launcher.host import placement
 from launcher.host.oom import SILENCE, OomWatch
 from launcher.host.placement import Bystander, ProcessFacts
 from launcher.instances.backoff import Limits
-from launcher.instances.causes import START_FAILED, Cause
+from launcher.instances.causes import START_FAILED, Cause, Retry
 from launcher.instances.diagnosis import cannot_start, diagnose
 from launcher.instances.held_file import HeldFile
 from launcher.instances.life import Life, Pace
@@ -66,6 +66,7 @@ DIAGNOSIS_LINES: Final = 400
 
 _RUNNING: Final = frozenset({State.STARTING, State.READY, State.DRAINING})
 _EMPTY: Final = frozenset({State.STOPPED, State.HELD, State.BACKOFF, State.FAILED})
+_TRYING: Final = frozenset({State.STARTING, State.BACKOFF})
 _RESTING: Final = frozenset({Intent.STOP, Intent.HOLD})
 
 
@@ -233,11 +234,13 @@ class SeatKeeper:
                 "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.of_slot(self.slot.id).remedy,
                 extra={**fields, "cause": cause.name},
             )  # fmt: skip
-        if seat.state is State.BACKOFF and seat.deadline is not None:
+        tries = cause is not None and cause.retry is Retry.SOON and cause is before.last_cause
+        if seat.state is State.BACKOFF and seat.deadline is not None and not tries:
             log.warning(
                 "slot %d: next start in %.1f s", self.slot.id, seat.deadline - self._clock(), extra=fields
             )
-        log.info("slot %d: %s -> %s", self.slot.id, before.state, seat.state, extra=fields)
+        level = logging.DEBUG if tries and seat.state in _TRYING else logging.INFO
+        log.log(level, "slot %d: %s -> %s", self.slot.id, before.state, seat.state, extra=fields)
 
     async def _perform(self, action: Action) -> None:
         match action:

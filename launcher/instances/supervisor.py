@@ -115,6 +115,12 @@ class Supervisor:
                 self._tasks[slot] = group.create_task(keeper.run(inherited.get(slot)), name=f"slot {slot}")
             await self._start_all()
 
+    async def begun(self) -> None:
+        """Return when every slot's owner runs, and those of instances that an earlier daemon left have them."""
+        await self._asked_for_left.wait()
+        for slot in self._left & self._keepers.keys():
+            await self._keepers[slot].until(lambda seat: seat.generation > 0)
+
     async def taken_over(self) -> None:
         """Return when each model with an instance that an earlier daemon left has one that is ready, or none left."""
         await self._asked_for_left.wait()

@@ -364,8 +364,11 @@ async def test_what_can_not_be_started_backs_off_and_fails_in_the_end(play: Play
 @pytest.mark.parametrize(
     "error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")]
 )
-async def test_a_shortage_at_a_start_ends_no_daemon(play: Play, part: str, error: Exception) -> None:
+async def test_a_shortage_at_a_start_ends_no_daemon(
+    play: Play, part: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No port, no thread: a free port and the compile cache are asked of the system before the spawner is."""
+    monkeypatch.setattr("launcher.instances.lifecycle.SHORTAGE_DELAY_S", 0.001)
     stage = Stage(limits=replace(LIMITS, crash_limit=99))
     getattr(stage, part).refusal = error
     await play(stage)
@@ -715,3 +718,47 @@ async def test_an_exit_is_told_whatever_goes_wrong_with_its_cause(
     monkeypatch.setattr(OomWatch, "word", fails)
     stage.spawner.started[0].end(code=1)
     await stage.reach(State.READY, generation=2)
+
+
+def of_spawner() -> LauncherError:
+    """As spawners raise it."""
+    error = LauncherError("cannot start slot 0: too many open files", "check the limits")
+    error.__cause__ = OSError(24, "Too many open files")
+    return error
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        OSError(24, "Too many open files"),
+        OSError(11, "x"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        of_spawner(),
+    ],
+)
+async def test_the_daemons_own_shortage_is_no_crash_of_an_instance(
+    play: Play, shortage: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.instances.lifecycle.SHORTAGE_DELAY_S", 0.001)
+    caplog.set_level(logging.INFO, "launcher.instances")
+    stage = Stage()
+    stage.spawner.refusal = shortage
+    await play(stage)
+    await stage.post(StartRequested())
+    await stage.until(lambda: stage.keeper.seat.generation > LIMITS.crash_limit + 3)
+    assert stage.keeper.seat.crashes == ()
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2, "the cause, and when it is tried again"
+    stage.spawner.refusal = None
+    await stage.reach(State.READY)
+
+
+async def test_a_stop_during_the_daemons_own_shortage(play: Play) -> None:
+    stage = Stage()
+    stage.spawner.refusal = OSError(24, "Too many open files")
+    await play(stage)
+    await stage.post(StartRequested())
+    await stage.reach(State.BACKOFF)
+    await stage.post(StopRequested())
+    await stage.reach(State.STOPPED)
