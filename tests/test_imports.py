@@ -77,7 +77,8 @@ PURE = {
     "proxy.keyfile", "proxy.key_limits", "proxy.cors", "proxy.server_timing", "telemetry.merge", "telemetry.engine_load",
     "telemetry.recent",
     "doctor.report", "doctor.facts", "doctor.rules", "doctor.compatibility",
-    *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py") if name.stem != "model_profile"),
+    *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py")
+      if name.stem not in {"model_profile", "model_files"}),
 }  # fmt: skip
 EFFECTS = {"asyncio", "os", "subprocess", "socket", "time", "random"}
 

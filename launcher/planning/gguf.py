@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from launcher.planning.model_files import open_model_file
 from launcher.planning.tensors import Tensor
 
 _MAGIC: Final = b"GGUF"
@@ -61,7 +62,7 @@ class Gguf:
 
 def read_gguf(file: Path) -> Gguf:
     """The header of one file. Raises ValueError when it is none, or cut short."""
-    with file.open("rb") as stream:
+    with open_model_file(file) as stream:
         try:
             return _read(_Reader(stream), file.name)
         except (struct.error, EOFError, UnicodeDecodeError) as error:

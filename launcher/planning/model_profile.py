@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from launcher.errors import LauncherError, reason
 from launcher.planning.gguf import read_gguf
+from launcher.planning.model_files import read_model_json
 from launcher.planning.profile import UNKNOWN, ModelProfile, kv_cache_dtype, profile_of
 from launcher.planning.weights import Weights, gguf_weights, read_weights
 
@@ -71,7 +72,7 @@ def find_model(path: str) -> Path | None:
     hub = _hub_cache() / f"models--{path.replace('/', '--')}"
     main = hub / "refs" / "main"
     if main.is_file():
-        snapshot = hub / "snapshots" / main.read_text().strip()
+        snapshot = hub / "snapshots" / read_model_json(main).decode(errors="replace").strip()
         return snapshot if (snapshot / "config.json").exists() else None
     snapshots = sorted(hub.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
     return snapshots[-1].parent if snapshots else None
@@ -88,7 +89,7 @@ def _hub_cache() -> Path:
 
 def _json(path: str, file: Path) -> dict[str, Any]:
     try:
-        parsed = json.loads(file.read_bytes())
+        parsed = json.loads(read_model_json(file))
     except FileNotFoundError:
         raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.planning.model_files import open_model_file, read_model_json
 from launcher.planning.tensors import Tensor
 
 # safetensors' own limit for the header (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
@@ -29,7 +30,7 @@ def files_in(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            named = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            named = sorted(set(json.loads(read_model_json(index))["weight_map"].values()))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{index.name} is no index of weight files ({error})") from error
         missing = [name for name in named if not (folder / name).is_file()]
@@ -63,7 +64,7 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
     """The header, and where the data begins."""
-    with file.open("rb") as stream:
+    with open_model_file(file) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:
             raise ValueError(f"{file.name} is not a safetensors file")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from launcher.planning.model_files import open_model_file
+
 
 def files_in(folder: Path) -> list[Path]:
     """pytorch_model*.bin, else every *.bin: training_args.bin and optimizer states are no weights."""
@@ -19,11 +21,12 @@ def files_in(folder: Path) -> list[Path]:
 
 def storage_sizes(file: Path) -> list[int] | None:
     """Bytes of each storage in one file; None when it is no archive. Raises ValueError for a broken one."""
-    if not zipfile.is_zipfile(file):
-        return None
     try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
+        with open_model_file(file) as stream:
+            if not zipfile.is_zipfile(stream):
+                return None
+            with zipfile.ZipFile(stream) as archive:
+                entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(f"{file.name} is a broken archive: {error}") from error
     return [entry.file_size for entry in entries if "data" in Path(entry.filename).parts[1:-1]]

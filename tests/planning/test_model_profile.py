@@ -283,3 +283,31 @@ def test_places_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read_profile("gpt2").known
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
     assert not read_profile("gpt2").known
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "pytorch_model.bin", "model.gguf"],
+)
+@pytest.mark.parametrize("what", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, name: str, what: str) -> None:
+    """Others may write there: a pipe waits for a writer, /dev/zero has no end."""
+    if name not in {"config.json", "model.gguf"}:
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    if what == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif what == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(LauncherError, match="cannot read model"):
+        read_profile(str(tmp_path))
+
+
+def test_a_config_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.planning.model_files.MAX_JSON_BYTES", 1 << 20)
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 1 << 40)
+    with pytest.raises(LauncherError, match="has more than 1 MiB"):
+        read_profile(str(tmp_path))
