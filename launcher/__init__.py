@@ -25,7 +25,8 @@ Rooms, and what each may import of ours (the table in tests/test_imports.py hold
     status       a slot's owner -> the operator's view of it: engines.stack, instances, telemetry, cpuset
     doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
     assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
-    changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan
+    changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan,
+                 redaction
     drift        the machine that was planned for against the one that is: planning.plan, topology, cpuset
     machine_watch  looks for drift now and then: drift, background, planning.plan, topology.model
     rollout      applies them: assembly, changes, instances
@@ -34,8 +35,8 @@ Rooms, and what each may import of ours (the table in tests/test_imports.py hold
     oncall       what a running daemon does for an operator: assembly, reloader, status, verbs, control.messages,
                  config.shown, host, instances, proxy
     daemon       builds and wires everything but cli, and ends it in order; only cli.serve imports it
-    cli          control.client, columns, printable; the offline verbs assembly, config, doctor, planning, topology;
-                 key proxy.keystore
+    cli          control.client, columns, printable, redaction; the offline verbs assembly, config, doctor, planning,
+                 topology; key proxy.keystore
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies
 them to the proxy's UpstreamTable.

@@ -21,6 +21,7 @@ from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.render import plan_json
 from launcher.planning.rules_zentorch import WEIGHT_PREPACK
+from launcher.redaction import MASK, Redactor, masked_arguments
 from launcher.sizes import format_size
 from launcher.topology.model import Topology
 from launcher.topology.picture import Picture, Seat, make_picture
@@ -78,8 +79,9 @@ class Assembly:
         extra: dict[int, dict[str, Any]] = {}
         for slot in self.plan.slots:
             launch = self.engine.launch(slot, generation=1)
-            extra[slot.id] = {"argv": list(launch.argv), "env": _shown(launch)}
-        return plan_json(self.plan, extra)
+            extra[slot.id] = {"argv": masked_arguments(launch.argv), "env": _shown(launch)}
+        shown: dict[str, Any] = Redactor().tree(plan_json(self.plan, extra))
+        return shown
 
 
 def run_dir(config: Config) -> Path:
@@ -164,7 +166,7 @@ def _seat(slot: Slot, config: Config) -> Seat:
 
 
 def _shown(launch: Launch) -> dict[str, str]:
-    return {name: "<secret>" if name in launch.secrets else value for name, value in launch.env.items()}
+    return {name: MASK if name in launch.secrets else value for name, value in launch.env.items()}
 
 
 def read_profiles(config: Config) -> dict[str, ModelProfile]:

@@ -13,6 +13,7 @@ from launcher.assembly import Assembly
 from launcher.config.schema import Config
 from launcher.engines.base import Launch
 from launcher.planning.plan import Slot
+from launcher.redaction import masked_arguments
 
 
 class Step(StrEnum):
@@ -105,8 +106,8 @@ def _placement(was: Slot, will: Slot) -> Iterator[str]:
 
 def _launch(was: Launch, will: Launch) -> Iterator[str]:
     """What differs in the command and its environment; values of secrets are never shown."""
-    gone = [word for word in was.argv if word not in will.argv]
-    come = [word for word in will.argv if word not in was.argv]
+    gone = [shown for word, shown in _shown(was) if word not in will.argv]
+    come = [shown for word, shown in _shown(will) if word not in was.argv]
     if gone or come or was.argv != will.argv:
         yield f"arguments: {' '.join(gone) or '(order)'} becomes {' '.join(come) or '(nothing)'}"
     for name in sorted(was.env.keys() | will.env.keys()):
@@ -114,6 +115,11 @@ def _launch(was: Launch, will: Launch) -> Iterator[str]:
         if a != b and not name.startswith("VLLM_CPU_OMP_THREADS_BIND"):
             secret = name in was.secrets | will.secrets
             yield f"{name} changes" if secret else f"{name}: {a or '(unset)'} becomes {b or '(unset)'}"
+
+
+def _shown(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Each argument, and how it may be shown."""
+    return zip(launch.argv, masked_arguments(launch.argv), strict=True)
 
 
 def _aliases(config: Config) -> dict[str, set[str]]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import launcher
 from launcher.assembly import Assembly
@@ -24,6 +24,9 @@ from launcher.redaction import Redactor
 from launcher.reloader import Reloader, Reread
 from launcher.status import Status, slot_status
 from launcher.verbs import check_request, event_of
+
+# Known by value, the latest first: those of a configuration, and of some before it.
+MAX_SECRETS: Final = 256
 
 
 class OnCall:
@@ -50,6 +53,7 @@ class OnCall:
         self._stopping = stopping
         self._drift = drift
         self._since = time.time()
+        self._secrets: dict[str, None] = {}
         self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
 
     @property
@@ -147,7 +151,11 @@ class OnCall:
     async def redactor(self) -> Redactor:
         """What masks every secret that is known here."""
         values, _ = await asyncio.to_thread(secret_values, self.assembly.config, os.environ)
-        return Redactor(values)
+        # Those that were known stay so: a file may be unreadable for want of descriptors, and a reload leaves log lines.
+        self._secrets = dict.fromkeys((*values, *self._secrets))
+        while len(self._secrets) > MAX_SECRETS:
+            self._secrets.popitem()
+        return Redactor(self._secrets)
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot."""

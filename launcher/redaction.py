@@ -1,6 +1,7 @@
-"""Secrets kept out of what leaves the host: by name, by form, and those that are known by value. Pure.
+"""What is secret, decided in one place: by name, by form, and those that are known by value. Pure.
 
-Used where configuration, log lines and pages are shown to others: `bundle`, `GET /v1/config`, `?redact=1`, the audit.
+Whatever shows configuration, environments, arguments, log lines or pages to others asks here: `plan`, the control
+socket, `bundle`, `doctor`, the audit, errors, and what goes into a unit's properties, which every user may read.
 It rather masks a word too many than one too few.
 """
 
@@ -10,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 MASK: Final = "<redacted>"
 
@@ -17,7 +19,8 @@ MASK: Final = "<redacted>"
 MIN_SECRET: Final = 4
 
 _SECRET_NAME: Final = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTHORIZATION|COOKIE|BEARER",
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTHORIZATION|COOKIE|BEARER"
+    r"|_PASS$|_PWD$",
     re.IGNORECASE,
 )
 # Names that match and are no secrets.
@@ -25,14 +28,18 @@ _PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TO
 
 # What a name in running text must look like. "max_tokens", "tokenizer", "token_ids" and "hf_token_file" are no secrets.
 _NO_FILE: Final = r"(?![\w.-]*[_-](?:file|path)\b)[\w.-]*"
-_WORDS: Final = r"[\w.-]*(?:secret(?!s_file)|passw(?:or)?d|passphrase|credential)" + _NO_FILE
+_WORDS: Final = (
+    r"[\w.-]*(?:secret(?!s_file)|passw(?:or)?d|passphrase|credential|_(?:pass|pwd)(?![\w.-]))" + _NO_FILE
+)
 _KEYS: Final = (
     r"[\w.-]*(?:token(?!s|i[zs]|_?ids?\b|_type|_timeout)|api[_-]?keys?|access[_-]?key|private[_-]?key)"
     + _NO_FILE
 )
 _NAME: Final = rf"(?:{_WORDS}|{_KEYS})"
+# An ellipsis stands for a value, and so may errors of ours: "engine.env.HF_TOKEN: not text".
+_NONE: Final = r"""(?!["']\.\.\.["']|not text\b)"""
 _VALUE: Final = (
-    r"""(?:\\["'][^"'\\\n]*|\[[^\]\n]*\]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
+    _NONE + r"""(?:\\["'][^"'\\\n]*|\[[^\]\n]*\]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
 )
 # Behind a word such as "token" a count is no secret, and null is none.
 _NUMBER: Final = r"(?!(?:\d+(?:\.\d+)?|null|None|true|false|True|False)(?![\w.-]))"
@@ -55,8 +62,18 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     # NAME=value, "name": "value", name: [..]
     (re.compile(rf"""(?i)(?<![\w/-])({_WORDS})(\\?["']?\s*[=:]\s*){_VALUE}"""), rf"\1\2{MASK}"),
     (re.compile(rf"""(?i)(?<![\w/-])({_KEYS})(\\?["']?\s*[=:]\s*){_NUMBER}{_VALUE}"""), rf"\1\2{MASK}"),
-    # https://user:password@host
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:\"']*:[^\s/@\"']+@", re.IGNORECASE), rf"\1{MASK}@"),
+    # https://user:password@host and https://token@host; a password with a slash or an @ of its own, too.
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/\"'?#]+@", re.IGNORECASE), rf"\1{MASK}@"),
+    (
+        re.compile(
+            r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:\"']*:(?!\d{1,5}(?:[/?#]|\b(?!@)))[^\s@\"']+@", re.IGNORECASE
+        ),
+        rf"\1{MASK}@",
+    ),
+    # http_proxy=user:password@host: curl and requests take a proxy without a scheme.
+    (re.compile(r"""(?i)(\w*_proxy(?:\\?["'])?\s*[=:]\s*(?:\\?["'])?)(?![a-z][a-z0-9+.-]*://)[^\s@"',]+@"""), rf"\1{MASK}@"),
+    # Signed URLs: Azure's, AWS's, Google's.
+    (re.compile(r"""(?i)([?&](?:sig|signature|[\w-]+-signature)=)[^\s&"']+"""), rf"\1{MASK}"),
     # Keys with a form of their own: Hugging Face, OpenAI, ours, GitHub, AWS, Slack, JSON web tokens.
     (
         re.compile(
@@ -71,6 +88,39 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds what must never be printed."""
     return _SECRET_NAME.search(name) is not None and name not in _PLAIN
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must never be printed: by its name, or for what stands in its value."""
+    return bool(value) and (is_secret_name(name) or secret_parts(name, value) != [])
+
+
+def secret_parts(name: str, value: str) -> list[str]:
+    """What of a variable's value is secret: all under a secret name, else what has the form of a secret."""
+    if is_secret_name(name):
+        return [value]
+    found = [match[1] for match in _USERINFO.finditer(value)]
+    if name.lower().endswith("_proxy") and (bare := _BARE_USERINFO.match(value)) is not None:
+        found.append(bare[1])
+    parts = [part for userinfo in found for part in (userinfo, userinfo.partition(":")[2])]
+    parts += [unquote(part) for part in parts]
+    masked = Redactor().text(f"{name}={value}") != f"{name}={value}"
+    return list(dict.fromkeys(filter(None, parts))) or ([value] if masked else [])
+
+
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line as it may be shown: its words, those that are secret masked."""
+    return [str(word) for word in Redactor().tree(list(arguments))]
+
+
+def secret_arguments(arguments: Sequence[str]) -> list[str]:
+    """What of a command line is secret."""
+    found = []
+    for word, shown in zip(arguments, masked_arguments(arguments), strict=True):
+        if word != shown:
+            name, equals, value = word.partition("=")
+            found += [value] if equals and shown == f"{name}={MASK}" else secret_parts("", word) or [word]
+    return found
 
 
 class Redactor:
@@ -118,6 +168,8 @@ class Redactor:
 
     def _named(self, name: str, value: Any) -> Any:
         if not is_secret_name(name) or name.endswith(("_file", "_path")):
+            if isinstance(value, str) and name.lower().endswith("_proxy"):
+                return self.text(f"{name}={value}").partition("=")[2]  # it may have no scheme
             return self.tree(value)
         if isinstance(value, str) and value:
             self.count += 1
@@ -144,6 +196,8 @@ class Redactor:
         return found
 
 
+_USERINFO: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://([^\s/\"'?#]+|[^\s/@:\"']*:[^\s@\"']+)@")
+_BARE_USERINFO: Final = re.compile(r"([^\s@/]+)@")
 _OPTION: Final = re.compile(rf"--?{_NAME}", re.IGNORECASE)
 
 

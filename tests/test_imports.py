@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"config", "topology", "planning", "engines", "host", *LEAVES},
     "status": {"cpuset", "engines.stack", "instances", "telemetry"},
     "assembly": {"config.schema", "engines", "host", "planning", "topology", *LEAVES},
-    "changes": {"assembly", "config.schema", "engines", "planning.plan"},
+    "changes": {"assembly", "config.schema", "engines", "planning.plan", "redaction"},
     "verbs": {"control.messages", "errors", "instances"},
     "reloader": {"assembly", "changes", "config.schema", "instances", "rollout", "cpuset", "errors"},
     "drift": {"cpuset", "planning.plan", "topology"},
@@ -50,7 +50,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "instances", "planning.plan", "proxy", "telemetry.metrics", *LEAVES,
     },
     # Verbs talk through control.client, but for the offline ones and serve.
-    "cli": {"control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns", "printable"},
+    "cli": {
+        "control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "columns", "printable",
+        "redaction",
+    },
     "cli.serve": {"daemon", "assembly", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.redaction import MASK, MIN_SECRET, Redactor, is_secret_name
+from launcher.redaction import (
+    MASK,
+    MIN_SECRET,
+    Redactor,
+    is_secret,
+    is_secret_name,
+    masked_arguments,
+    secret_arguments,
+    secret_parts,
+)
 
 SECRET = "Tr0ub4dor-and-3"
 
@@ -34,6 +43,15 @@ PLANTED = (
     "PASSWORD={}",
     "client_secret={}&grant=1",
     "https://me:{}@mirror.example/simple",
+    "https://{}@git.example/repository",
+    "https://me:a@{}@mirror.example/simple",
+    "https://me:a/{}@mirror.example/simple",
+    "http_proxy=me:{}@proxy:3128",
+    '{{"HTTPS_PROXY": "me:{}@proxy:3128"}}',
+    "SMTP_PASS={}",
+    "MYSQL_PWD={}",
+    "https://store.example/x?sv=1&sig={}&se=2",
+    "https://bucket.example/x?X-Amz-Signature={}",
     "GET /v1/models?api_key={}&x=1",
     "set=engine.env.HF_TOKEN={}",
 )
@@ -91,6 +109,10 @@ def test_a_secret_is_masked_by_its_form(value: str) -> None:
         "http://127.0.0.1:8000/v1 and unix:/run/x.sock:0",
         "hf_token: None",
         "basic training, bearer of news",
+        "https://huggingface.co/org/model@main and http://127.0.0.1:8000/v1/a@b",
+        "http_proxy=http://proxy.example:3128 no_proxy=localhost",
+        "OLDPWD=/srv BYPASS=1 compass=north",
+        "git@github.com:org/repository, mail somebody@example.org",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -161,3 +183,44 @@ def test_secret_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "OMP_NUM_THREADS", "KEYBOARD"])
 def test_plain_names(name: str) -> None:
     assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("HF_TOKEN", "x", ["x"]),
+        ("https_proxy", "http://me:s3cret@proxy:3128", ["me:s3cret", "s3cret"]),
+        ("HTTPS_PROXY", "me:s3cret@proxy:3128", ["me:s3cret", "s3cret"]),
+        ("INDEX", "https://t0ken@host/x", ["t0ken"]),
+        ("INDEX", "https://me:p%40ss@host/x", ["me:p%40ss", "p%40ss", "me:p@ss", "p@ss"]),
+        ("OPTIONS", "--api-key abcdef", ["--api-key abcdef"]),
+        ("http_proxy", "http://proxy:3128", []),
+        ("HF_HOME", "/srv/hf", []),
+    ],
+)
+def test_what_of_a_variable_is_secret(name: str, value: str, parts: list[str]) -> None:
+    assert secret_parts(name, value) == parts
+    assert is_secret(name, value) == bool(parts)
+
+
+def test_a_proxy_without_a_scheme_in_a_tree() -> None:
+    shown = Redactor().tree({"env": {"https_proxy": "me:hush@proxy:3128", "no_proxy": "localhost"}})
+    assert shown == {"env": {"https_proxy": f"{MASK}@proxy:3128", "no_proxy": "localhost"}}
+
+
+def test_arguments() -> None:
+    words = [
+        "vllm",
+        "serve",
+        "m",
+        "--hf-token",
+        "a1",
+        "--port=80",
+        "--api-key=b2",
+        "--index",
+        "https://u:c3@h/x",
+    ]
+    assert masked_arguments(words) == [
+        "vllm", "serve", "m", "--hf-token", MASK, "--port=80", f"--api-key={MASK}", "--index", f"https://{MASK}@h/x",
+    ]  # fmt: skip
+    assert secret_arguments(words) == ["a1", "b2", "u:c3", "c3"]

@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = module.run(args)
         sys.stdout.flush()
     except LauncherError as error:
-        print(printable_lines(error.message), file=sys.stderr)
-        print(printable_lines(error.remedy), file=sys.stderr)
+        _print_error(error.message)
+        _print_error(error.remedy)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -82,3 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _print_error(text: str) -> None:
+    """Errors quote what was configured and what others wrote; a daemon's go to the journal."""
+    from launcher.redaction import Redactor  # noqa: PLC0415  only here
+
+    print(printable_lines(Redactor().text(text)), file=sys.stderr)

@@ -34,7 +34,7 @@ from launcher.config.shown import secret_values, shown
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 from launcher.printable import printable_lines
-from launcher.redaction import Redactor, is_secret_name
+from launcher.redaction import Redactor, secret_parts
 
 # For one answer of the daemon: a bundle is made when things hang.
 ANSWER_S: Final = 10.0
@@ -132,7 +132,7 @@ def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle
 
 def _config(bundle: Bundle, path: Path) -> Config | None:
     """Learn the secrets that must not come out, as far as this user may read them."""
-    values = [value for name, value in os.environ.items() if is_secret_name(name)]
+    values = [part for name, value in os.environ.items() for part in secret_parts(name, value)]
     unread: list[str] = []
     try:
         config = load_config(path, environ=os.environ)

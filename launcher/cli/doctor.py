@@ -27,8 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
     from launcher.doctor.report import to_json, to_text  # noqa: PLC0415  heavy
     from launcher.doctor.rules import examine  # noqa: PLC0415  heavy
+    from launcher.redaction import Redactor  # noqa: PLC0415  heavy
 
     engine = Engine() if args.config is None else load_config(args.config, environ=os.environ).engine
     report = examine(gather(engine), read_matrix())
-    print(json.dumps(to_json(report), indent=2) if args.json else to_text(report))
+    redactor = Redactor()
+    print(
+        json.dumps(redactor.tree(to_json(report)), indent=2) if args.json else redactor.text(to_text(report))
+    )
     return 1 if report.failed else 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from launcher.cli import machine, options
 from launcher.columns import table
 from launcher.errors import LauncherError, reason
+from launcher.redaction import Redactor
 
 if TYPE_CHECKING:
     from launcher.assembly import Assembly
@@ -78,9 +79,10 @@ def _print_text(args: argparse.Namespace, assembly: Assembly) -> None:
 
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         print(draw(assembly.picture(), width=width, color=color), end="\n\n")
-    print(render.to_text(assembly.plan, assembly.topology))
+    redactor = Redactor()  # findings quote what was configured
+    print(redactor.text(render.to_text(assembly.plan, assembly.topology)))
     for warning in filter(None, (assembly.binding.warning, *assembly.stack.warnings)):
-        print(f"warning: {warning}")
+        print(f"warning: {redactor.text(warning)}")
 
 
 def _print_shell(assembly: Assembly) -> None:

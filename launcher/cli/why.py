@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     cause = slot["last_cause"]
     lines = []
     if cause is not None:
-        found = client.get(f"/slots/{args.slot}/logs?tail={_TAIL}")["lines"]
+        found = client.get(f"/slots/{args.slot}/logs?tail={_TAIL}&redact=1")["lines"]
         lines = [line for line in found if line["generation"] == slot["last_cause_generation"]]
         lines = lines[-args.lines :] if args.lines else []
     if args.json:

@@ -22,6 +22,7 @@ from launcher.config.explain import Tree, explain, origin_of
 from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError, reason
+from launcher.redaction import Redactor
 from launcher.sizes import parse_size
 
 ENV_PREFIX: Final = "NUMA_LAUNCHER_"
@@ -30,10 +31,20 @@ ENV_PREFIX: Final = "NUMA_LAUNCHER_"
 def load_config(
     path: Path | None, *, environ: Mapping[str, str], overrides: Iterable[str] = (), base: Tree | None = None
 ) -> Config:
-    """Read and check the configuration. Raises LauncherError; starts nothing.
+    """Read and check the configuration. Raises LauncherError, secrets masked; starts nothing.
 
     `base` stands in for the file's content where `path` is None.
     """
+    try:
+        return _load(path, environ, overrides, base)
+    except LauncherError as error:  # it quotes what it could not use, and goes to logs
+        text = Redactor().text
+        raise LauncherError(text(error.message), text(error.remedy)) from None
+
+
+def _load(
+    path: Path | None, environ: Mapping[str, str], overrides: Iterable[str], base: Tree | None
+) -> Config:
     tree = _read(path) if path is not None else copy.deepcopy(base or {})
     origins: dict[str, str] = {}  # who said a key: the last one comes last
     for name, value in sorted(environ.items()):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from launcher.config.schema import Config
-from launcher.redaction import Redactor, is_secret_name
+from launcher.redaction import Redactor, secret_arguments, secret_parts
 
 # A token or a PEM file is far smaller; whatever is larger is not read.
 MAX_SECRET_BYTES: Final = 64 * 1024
@@ -24,10 +24,14 @@ def shown(config: Config, redactor: Redactor) -> dict[str, Any]:
 def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Values that must not leave the host, and the secret files that could not be read (their values are missing).
 
-    Those of secret-looking variables, given to the instances or to this process, and the contents of the files
-    that hold a token, a key for another endpoint, or a private key. The file of API keys has none: only hashes.
+    Those of secret-looking variables and arguments, given to the instances or to this process, and the contents of the
+    files that hold a token, a key for another endpoint, or a private key. The file of API keys has none: only hashes.
     """
-    values = [value for name, value in (*environ.items(), *config.engine.env.items()) if is_secret_name(name)]
+    variables = (*environ.items(), *config.engine.env.items())
+    values = [part for name, value in variables for part in secret_parts(name, value)]
+    values += secret_arguments((*config.engine.command, *config.engine.args))
+    if config.proxy.overflow is not None:
+        values += secret_parts("url", config.proxy.overflow.url)
     unread = []
     for path in _files(config):
         try:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from launcher.control.arguments import MAX_SHOWN, deadline, flag, follows, number, slot_of, verb_of
-from launcher.control.messages import REDACT, Request, Verb
+from launcher.control.messages import REDACT, Endpoint, Request, Verb
 from launcher.control.operations import Operations
 from launcher.errors import BusyError, LauncherError, NotFoundError
 from launcher.printable import quoted
 from launcher.redaction import Redactor
 
+READS_ONLY: Final = ContextVar("reads_only", default=True)
+"""Of the request that is being answered: whether its peer may read, and nothing else."""
+# What says nothing of the daemon that its operators may not see as it is: instances' words, and their counters. The rest
+# is masked for everybody: it is pasted into tickets.
+_AS_IT_IS: Final = frozenset({"status", "logs", "metrics"})
 MAX_OVERRIDES: Final = 64
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
@@ -29,6 +35,8 @@ class Answers:
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._followers = 0
+        # One at a time: each such thread may keep the event loop from running for 5 ms (sys.setswitchinterval).
+        self._masking = asyncio.Lock()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -39,13 +47,20 @@ class Answers:
             "verify": self._verify, "act": self.act,
         }  # fmt: skip
 
-    async def redacted(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """With secrets masked, where the request asks for it."""
-        if flag(request, REDACT.name) and isinstance(response, web.Response):
+    async def redacted(
+        self, request: web.Request, response: web.StreamResponse, endpoint: Endpoint | None
+    ) -> web.StreamResponse:
+        """With secrets masked: for those who may only read, where the request asks for it, and what is masked always."""
+        wanted = READS_ONLY.get() or flag(request, REDACT.name)
+        wanted = wanted or (
+            endpoint is not None and endpoint.method == "GET" and endpoint.name not in _AS_IT_IS
+        )
+        if wanted and isinstance(response, web.Response):
             redactor = await self._operations.redactor()
             body = response.body
             assert isinstance(body, bytes)  # noqa: S101  ours are
-            response.body = await asyncio.to_thread(_redacted, redactor, body, response.content_type)
+            async with self._masking:
+                response.body = await asyncio.to_thread(_redacted, redactor, body, response.content_type)
         return response
 
     async def _status(self, _request: web.Request) -> web.Response:
@@ -110,13 +125,15 @@ class Answers:
             return json_answer({"lines": self._operations.log_tail(slot, tail)})
         if self._followers >= MAX_FOLLOWERS:
             raise BusyError(f"cannot follow slot '{slot}': {self._followers} do", "end some of them")
+        redactor = await self._operations.redactor() if READS_ONLY.get() else None
         feed = self._operations.log_follow(slot, tail)
         self._followers += 1
         try:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             async for line in feed:
-                await response.write(msgspec.json.encode(line) + b"\n")
+                shown = line if redactor is None else redactor.tree(line)
+                await response.write(msgspec.json.encode(shown) + b"\n")
         finally:
             self._followers -= 1
         return response

@@ -104,7 +104,10 @@ class Endpoint:
 _FORCE: Final = Option("force", "1", "also where fewer than `supervision.min_ready` instances would be left")
 _TAIL: Final = Option("tail", "100", "how many, counted from the last; at most 100,000")
 REDACT: Final = Option(
-    "redact", "1", "secrets that the daemon knows, and what looks like one, are masked in the answer"
+    "redact",
+    "1",
+    "secrets that the daemon knows, and what looks like one, are masked in the answer; they always are for "
+    "who may only read, and in all but `status`, `metrics` and `logs`",
 )
 """Of every GET whose answer ends."""
 _SLOT: Final = "the slot as it is now, in the form that it has in `status`"

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from launcher.control.answers import Answers, Handler, json_answer
+from launcher.control.answers import READS_ONLY, Answers, Handler, json_answer
 from launcher.control.arguments import MAX_SHOWN, follows, verb_of
 from launcher.control.connections import Counts, Gate
 from launcher.control.messages import ENDPOINTS, PREFIX, REQUEST_S, Endpoint
@@ -36,6 +36,9 @@ LINGER_S: Final = 1.0
 MAX_BODY_BYTES: Final = 64 * 1024
 # Connections that wait to be accepted; a client beyond them waits in connect(2).
 BACKLOG: Final = 128
+# A refusal is logged at most so often for each user; and so many users are remembered.
+REFUSED_S: Final = 60.0
+MAX_REFUSED: Final = 1000
 # A reader that takes nothing of its answer for so long has gone.
 STALL_S: Final = 60.0
 # Errors to HTTP statuses; any other LauncherError is a bad argument.
@@ -60,6 +63,8 @@ class ControlServer:
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._listeners: list[asyncio.AbstractServer] = []
         self._counts = Counts()
+        self._refused: dict[int | None, tuple[float, int]] = {}
+        """By user: when a refusal was logged last, and how many were not since."""
         self._own: tuple[int, int] | None = None
         """The file at `path` that we have made: its device and inode."""
 
@@ -166,9 +171,10 @@ class ControlServer:
         peer = peer_of(request.transport)
         change = request.method not in {"GET", "HEAD"}
         if (refusal := self._refusal(peer, change=change)) is not None:
-            log.warning("refused %s %s of %s", request.method, quoted(request.path), peer)
+            self._say_refused(peer, request)
             return refusal
         assert peer is not None  # noqa: S101  refused above
+        READS_ONLY.set(not self._may_change(peer))
         response: web.StreamResponse | None = None
         why = ""
         try:
@@ -195,7 +201,7 @@ class ControlServer:
             async with asyncio.timeout(within_s):
                 if request.can_read_body:
                     await request.read()  # nothing is read of it, but a body past the limit is refused
-                return await self._answers.redacted(request, await handler(request))
+                return await self._answers.redacted(request, await handler(request), endpoint)
         except TimeoutError:
             raise BusyError(
                 f"cannot answer {request.method} {quoted(request.path)}: it took more than {within_s:g} s",
@@ -220,8 +226,25 @@ class ControlServer:
         resource = request.match_info.route.resource
         return None if resource is None else self._endpoints.get((request.method, resource.canonical))
 
+    def _say_refused(self, peer: Peer | None, request: web.Request) -> None:
+        """Once in a while for each user: nobody who may do nothing fills the journal, or drives others' events out."""
+        uid = None if peer is None else peer.uid
+        now = asyncio.get_running_loop().time()
+        since, more = self._refused.get(uid, (-REFUSED_S, 0))
+        if now - since < REFUSED_S:
+            self._refused[uid] = since, more + 1
+            return
+        if len(self._refused) >= MAX_REFUSED:
+            self._refused.clear()
+        self._refused[uid] = now, 0
+        before = f", and {more} more before" if more else ""
+        log.warning("refused %s %s of %s%s", request.method, quoted(request.path), peer, before)
+
+    def _may_change(self, peer: Peer) -> bool:
+        return may_use(peer, os.geteuid(), self._allowed_group)
+
     def _refusal(self, peer: Peer | None, *, change: bool) -> web.Response | None:
-        if peer is not None and may_use(peer, os.geteuid(), self._allowed_group):
+        if peer is not None and self._may_change(peer):
             return None
         if peer is None or self._readers is None or not may_use(peer, os.geteuid(), self._readers):
             user = "your user" if peer is None else f"user '{peer.user}'"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.engines.base import Launch
-from launcher.redaction import is_secret_name
+from launcher.redaction import MASK, is_secret, is_secret_name, masked_arguments
 
 
 def secret_names(env: Mapping[str, str]) -> frozenset[str]:
-    """Names in `env` whose values must never be printed."""
-    return frozenset(name for name in env if is_secret_name(name))
+    """Names in `env` whose values must never be printed: an http_proxy with a password in it, too."""
+    return frozenset(name for name, value in env.items() if is_secret_name(name) or is_secret(name, value))
 
 
 def shell_lines(launch: Launch, token_file: str | None = None) -> str:
     """The environment and command of one instance, as a person could paste them into a shell.
 
     Its folder for sockets is made first. HF_TOKEN is read from `token_file` by the shell; other secrets are expected in
-    the shell's own environment. Values of secrets never appear.
+    the shell's own environment, those of arguments as SECRET_1, SECRET_2, ... Values of secrets never appear.
     """
     words = [] if launch.scratch is None else [f"mkdir -p {shlex.quote(launch.scratch)} &&"]
     for name, value in launch.own_env.items():
@@ -28,5 +28,18 @@ def shell_lines(launch: Launch, token_file: str | None = None) -> str:
             words.append(f'{name}="$(cat {shlex.quote(token_file)})"')
         else:
             words.append(f'{name}="${{{name}:?set it first}}"')
-    words.append(shlex.join(launch.argv))
+    words.append(" ".join(_shell_words(launch.argv)))
     return " \\\n  ".join(words) + "\n"
+
+
+def _shell_words(argv: Sequence[str]) -> Iterator[str]:
+    count = 0
+    for word, shown in zip(argv, masked_arguments(argv), strict=True):
+        if word == shown:
+            yield shlex.quote(word)
+            continue
+        first, *rest = (shlex.quote(part) if part else "" for part in shown.split(MASK))
+        for part in rest:
+            count += 1
+            first += f'"${{SECRET_{count}:?set it first}}"{part}'
+        yield first

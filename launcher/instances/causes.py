@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from launcher.redaction import Redactor
+
 
 class Retry(StrEnum):
     """Whether a restart can help."""
@@ -38,6 +40,11 @@ class Cause:
     def of_slot(self, slot: int) -> Cause:
         """With a remedy that can be typed as it stands."""
         return replace(self, remedy=self.remedy.replace(" SLOT", f" {slot}"))
+
+    def masked(self, redactor: Redactor) -> Cause:
+        """Without the secrets that an instance printed, or that an error quotes: it is shown to all who may read."""
+        text = redactor.text
+        return replace(self, message=text(self.message), evidence=tuple(map(text, self.evidence)))
 
 
 @dataclass(frozen=True, slots=True)

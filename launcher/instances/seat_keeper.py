@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, assert_never
 
 from launcher.address import Address
@@ -53,6 +54,7 @@ from launcher.instances.ports import (
 from launcher.instances.verify import Verification
 from launcher.instances.watcher import Watcher
 from launcher.planning.plan import Slot
+from launcher.redaction import Redactor
 
 log = logging.getLogger("launcher.instances")
 # What instances print, so that it can be routed on its own: to the journal always, to a terminal when asked.
@@ -124,6 +126,10 @@ class SeatKeeper:
 
     def post(self, event: Event) -> None:
         """Hand an event to the slot's owner."""
+        if isinstance(event, ProcessExited | ProbeFailed):  # what it quotes is shown to all who may read
+            launch = self.life.launch
+            known = () if launch is None else [launch.env.get(name, "") for name in launch.secrets]
+            event = replace(event, cause=event.cause.masked(Redactor(known)))
         self._events.put_nowait(event)
 
     @property

@@ -18,6 +18,7 @@ from launcher.planning.rules_command import COMMAND_RULES
 from launcher.planning.rules_host import HOST_RULES
 from launcher.planning.rules_model import MODEL_RULES
 from launcher.planning.rules_placement import BINDING_RULES, PLACEMENT_RULES
+from launcher.planning.rules_secrets import SECRETS_RULES
 from launcher.planning.rules_zentorch import ZENTORCH_RULES
 from launcher.topology.model import Topology
 
@@ -33,5 +34,9 @@ def lint(
 ) -> tuple[Finding, ...]:
     """Findings of all rules that apply, in the order of the table."""
     subject = Subject(plan, topology, config, profiles, facts)
-    rules = PLACEMENT_RULES + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else COMMAND_RULES)
+    rules = (
+        SECRETS_RULES
+        + PLACEMENT_RULES
+        + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else COMMAND_RULES)
+    )
     return tuple(finding for rule in rules for finding in rule(subject))

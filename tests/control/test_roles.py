@@ -152,7 +152,7 @@ async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pyt
             *as_user(READER), *follow, where, stdout=asyncio.subprocess.PIPE, cwd="/",
         )  # fmt: skip
         assert curl.stdout is not None
-        assert json.loads(await curl.stdout.readline())["text"] == "three"
+        assert json.loads(await curl.stdout.readline())["text"] == "<redacted>"
         held.append(curl)
     _, body = await ask(shared, READER, "GET", "status")
     assert body["error"]["message"] == "cannot use the control socket: too many connections are open"
@@ -163,3 +163,19 @@ async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pyt
     assert (await ask(shared, READER, "GET", "status"))[1]["ready"] == 2
     held[1].terminate()
     await held[1].communicate()
+
+
+async def test_readers_get_no_secret_and_do_not_drive_out_events(
+    shared: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fake's redactor knows "three" as a secret. Who may only read can ask as often as he likes."""
+    caplog.set_level("INFO", "launcher.control")
+    _, body = await ask(shared, READER, "GET", "slots/0/logs")
+    assert [line["text"] for line in body["lines"]] == ["one", "two", "<redacted>"]
+    _, body = await ask(shared, Who(0, 0), "GET", "slots/0/logs")
+    assert body["lines"][-1]["text"] == "three"
+    for _ in range(5):
+        _, body = await ask(shared, READER, "POST", "slots/0/stop")
+        assert "may only read" in body["error"]["message"]
+    said = [record.getMessage() for record in caplog.records if record.name == "launcher.control"]
+    assert len([line for line in said if line.startswith("refused POST /v1/slots/0/stop of Peer(")]) == 1

@@ -43,3 +43,25 @@ def test_printed_lines_run_in_a_shell_and_hold_no_secret(tmp_path: object) -> No
         ["sh", "-c", lines], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
     )
     assert "OTHER_TOKEN: set it first" in unset.stderr
+
+
+def test_a_password_in_a_url_makes_a_variable_secret() -> None:
+    env = {
+        "https_proxy": "http://me:hush@proxy:3128",
+        "no_proxy": "localhost",
+        "INDEX": "https://t0ken@host/",
+    }
+    assert secret_names(env) == {"https_proxy", "INDEX"}
+
+
+def test_secrets_of_arguments_are_asked_of_the_shell() -> None:
+    argv = ("printf", "%s\n", "--hf-token", "hush", "--index=https://u:hush@h/$x", "--port", "80")
+    lines = shell_lines(Launch(argv, {}, frozenset(), UnixAddress("/x")))
+    assert "hush" not in lines
+    environ = {"SECRET_1": "one", "SECRET_2": "u:two", "PATH": "/bin"}
+    done = subprocess.run(["sh", "-c", lines], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout.splitlines() == ["--hf-token", "one", "--index=https://u:two@h/$x", "--port", "80"]
+    unset = subprocess.run(
+        ["sh", "-c", lines], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
+    )
+    assert "SECRET_1: set it first" in unset.stderr

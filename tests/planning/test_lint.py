@@ -176,6 +176,8 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
         ({"args": ("-tp", "2")}, ("violation", "ranks-contradict")),
         ({"args": ("--data-parallel-size=2",)}, ("violation", "ranks-contradict")),
         ({"args": ("--dtype", "float32")}, ("warning", "dtype-contradicts")),
+        ({"args": ("--hf-token", "hush")}, ("warning", "secret-argument")),
+        ({"args": ("--index=https://me:hush@host/",)}, ("warning", "secret-argument")),
         ({"machine": Machine(cores=8, allowed=CpuSet.parse("0-5"))}, ("warning", "cpuset-narrow")),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,

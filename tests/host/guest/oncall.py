@@ -25,6 +25,9 @@ SLOTS = range(4)
 PREFIX = Path("/opt/numa-launcher/venv/bin")
 ENGINE = "/srv/fake_engine.py"
 TOKEN = "hf_thisIsAVeryPrivateToken"
+# Passwords in URLs: of a variable that instances are given, and of one that they inherit.
+PROXY, INHERITED = "Kq7-proxy-password", "Kq7-inherited-password"
+SECRETS = (TOKEN, PROXY, INHERITED)
 READY_S = 900.0
 MEMORY_MAX_MIB = 320
 LOAD = Path("load.jsonl")
@@ -50,6 +53,7 @@ reserve_cores = 0
 kind = "command"
 command = ["{PREFIX}/python", "{ENGINE}", "--uds", "{{uds}}", "--model", "{{name}}", "--allocate", "48", "--children", "1",
   "--token-s", "0.3"]
+env = {{ https_proxy = "http://proxy:{PROXY}@192.0.2.1:3128" }}
 hf_token_file = "/run/credentials/{UNIT}.service/secret_hf-token"
 [proxy]
 access_log = "errors"
@@ -90,6 +94,7 @@ def install() -> None:
     Path(ENGINE).write_bytes(Path("repo/fake_engine.py").read_bytes())
     write_config(CONFIG)
     Path("/etc/numa-launcher/secrets/hf-token").write_text(TOKEN + "\n")
+    Path("/etc/numa-launcher/environment").write_text(f"FTP_PROXY=http://proxy:{INHERITED}@192.0.2.1:3128\n")
     drop_in = Path(f"/etc/systemd/system/{UNIT}.service.d")
     drop_in.mkdir()
     (drop_in / "watchdog.conf").write_text("[Service]\nWatchdogSec=20\nTimeoutAbortSec=3\n")
@@ -193,11 +198,13 @@ def secrets() -> None:
         if path.parent.name != str(os.getpid())
     ]
     units = [f"{UNIT}.service", *(f"{UNIT}-slot{slot}.service" for slot in SLOTS)]
+    shown = sh("systemctl", "show", "--all", *units)["out"]
+    written = "".join(path.read_text() for path in Path("/run/systemd/transient").glob(f"{UNIT}*"))
     note("secrets", {
-        "instance": f"HF_TOKEN={TOKEN}" in environ,
-        "cmdline": any(TOKEN.encode() in word for word in words),
-        "show": TOKEN in sh("systemctl", "show", "--all", *units)["out"],
-        "units": TOKEN in "".join(path.read_text() for path in Path("/run/systemd/transient").glob(f"{UNIT}*")),
+        "instance": all(secret in "".join(environ) for secret in SECRETS),
+        "cmdline": any(secret.encode() in word for word in words for secret in SECRETS),
+        "show": any(secret in shown for secret in SECRETS),
+        "units": any(secret in written for secret in SECRETS),
         "state": [str(path) for path in Path("/run/numa-launcher").rglob("*.env")],
     })  # fmt: skip
 
@@ -286,7 +293,7 @@ def bundle() -> None:
         "made": made,
         "parts": sorted(parts),
         "journal": parts.get("journal.txt", b"").decode(),
-        "secret": [name for name, data in parts.items() if TOKEN.encode() in data],
+        "secret": [name for name, data in parts.items() if any(secret.encode() in data for secret in SECRETS)],
     })  # fmt: skip
 
 

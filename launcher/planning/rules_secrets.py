@@ -1,0 +1,25 @@
+"""Rules on secrets in places that every user of the host may read. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.planning.plan import Finding
+from launcher.planning.rules import Rule, Subject, warning
+from launcher.redaction import secret_arguments
+
+
+def secret_arguments_are_public(subject: Subject) -> Iterator[Finding]:
+    """proc_pid_cmdline(5): arguments may be read by everybody; org.freedesktop.systemd1(5) shows ExecStart= to all."""
+    engine = subject.config.engine
+    for key, words in (("engine.command", engine.command), ("engine.args", engine.args)):
+        if secret_arguments(words):
+            yield warning(
+                "secret-argument",
+                f"{key} holds a secret: every user of this host can read an instance's arguments",
+                "give it in engine.env, which is passed by a file that only root may read, or as hf_token_file",
+            )
+
+
+SECRETS_RULES: Final[tuple[Rule, ...]] = (secret_arguments_are_public,)
