@@ -299,6 +299,8 @@ class FrontDoor:
 
     def opened(self, client: ClientConnection) -> bool:
         """A client connected; False: there are too many."""
+        if self._handshakes is not None:
+            self._handshakes.ended(client)
         if not self._has_room():
             return False
         self._clients.add(client)

@@ -1,25 +1,33 @@
 """TLS connections before their first request: counted from the accept on, their handshakes bounded in time.
 
-`create_server(ssl=...)` tells of a connection when its handshake is done; until then its descriptor would be held
-and counted by nobody. So a connection is accepted plain, and TLS begins on it here (`loop.start_tls`).
+`create_server(ssl=...)` tells of a connection only when its handshake is done; until then nobody could count it or
+refuse it. So connections are accepted here, and each handshake is a task of its own (`loop.connect_accepted_socket`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import logging
+import socket
 import ssl
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Final
 
+# Accepted at most in one turn of the loop; a handshake takes about a millisecond of CPU time.
+ACCEPTS: Final = 8
+# Between two tries to accept while the process lacks descriptors or memory.
+RETRY_S: Final = 1.0
 # Beyond all deadlines of a client's connection, which know whether it still takes its answer.
 TLS_CLOSING_S: Final = 86_400.0
 
-_Steps = Generator[Any, None, asyncio.Transport | None]
+_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LOG = logging.getLogger(__name__)
 
 
 class Handshakes:
-    """Owner of the handshakes under way. `close` ends them."""
+    """Owner of the listening TLS sockets, and of the handshakes under way. `close` ends both."""
 
     def __init__(
         self,
@@ -28,91 +36,73 @@ class Handshakes:
         timeout_s: float,
         has_room: Callable[[], bool],
     ) -> None:
-        """`make` is called for a connection whose handshake is done; `has_room`: may another one be accepted?"""
+        """`make` is called for each connection that `has_room` lets in; the protocol hears of it after its handshake."""
         self._make = make
         self._context = context
         self._timeout_s = timeout_s
         self._has_room = has_room
-        self._waited_for: set[asyncio.Future[None]] = set()
-
-    def accepted(self) -> asyncio.Protocol:
-        """For a connection that has just been accepted."""
-        return _Plain(self)
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Protocol] = set()
 
     def __len__(self) -> int:
-        """How many are under way."""
-        return len(self._waited_for)
+        """How many handshakes are under way."""
+        return len(self._under_way)
+
+    def ended(self, connection: asyncio.Protocol) -> None:
+        """Its handshake, if it had one, is over; its `connection_made` says so before anything else counts it."""
+        self._under_way.discard(connection)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept on a listening socket, and own it."""
+        self._listening.append(sock)
+        self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Give all of them up."""
-        for waiter in self._waited_for:
-            waiter.cancel()
+        """Accept no more, and give the handshakes up."""
+        for sock in self._listening:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        self._listening.clear()
+        for task in self._tasks:
+            task.cancel()
 
-    def begin(self, plain: asyncio.Transport) -> None:
-        """A connection was made: the client speaks next.
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                accepted, _address = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _SHORTAGE:
+                    continue  # that connection's own: accept(2) passes on what the network said of it
+                _LOG.warning("cannot accept a connection: %s; next try in %g s", error.strerror, RETRY_S)
+                self._loop.remove_reader(sock.fileno())
+                self._loop.call_later(RETRY_S, self._accept_again, sock)
+                return
+            if not self._has_room():
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            connection = self._make()
+            self._under_way.add(connection)
+            shaking = self._shake_hands(accepted, connection)
+            task = self._loop.create_task(shaking, name="TLS handshake")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-        `start_tls` takes its first step within this call, without a task: uvloop begins to read once
-        `connection_made` returns, also where it was told to pause (handles/basetransport.pyx, 0.23), and the first
-        bytes are for TLS.
-        """
-        if not self._has_room():
-            plain.abort()
-            return
-        early = _Early()
-        loop = asyncio.get_running_loop()
-        start = loop.start_tls(
-            plain, early, self._context, server_side=True,
-            ssl_handshake_timeout=self._timeout_s, ssl_shutdown_timeout=TLS_CLOSING_S,
-        )  # fmt: skip
-        steps = cast("_Steps", start.__await__())
-        waiter: asyncio.Future[None] = next(steps)  # it has one `await`, for the end of the handshake
-        self._waited_for.add(waiter)
-        waiter.add_done_callback(partial(self._ended, plain, early, steps))
+    def _accept_again(self, sock: socket.socket) -> None:
+        if sock in self._listening:
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
 
-    def _ended(
-        self, plain: asyncio.Transport, early: _Early, steps: _Steps, waiter: asyncio.Future[None]
-    ) -> None:
-        self._waited_for.discard(waiter)
-        secured: asyncio.Transport | None = None
+    async def _shake_hands(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
         try:
-            next(steps)
-        except StopIteration as end:
-            secured = end.value
-        except (OSError, asyncio.CancelledError):
-            pass  # it left, took too long, or speaks no TLS; or we close
-        if secured is None or secured.is_closing() or early.lost:
-            plain.abort()
-            return
-        client = self._make()
-        secured.set_protocol(client)
-        client.connection_made(secured)
-        if early.data and not secured.is_closing():
-            client.data_received(early.data)
-
-
-class _Plain(asyncio.Protocol):
-    """A connection that was accepted, and nothing else."""
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, owner: Handshakes) -> None:
-        self._owner = owner
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._owner.begin(cast("asyncio.Transport", transport))
-
-
-class _Early(asyncio.Protocol):
-    """What a client sends with the last bytes of its handshake, until its own protocol is there."""
-
-    __slots__ = ("data", "lost")
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.lost = False
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.lost = True
+            # It left, took too long (also in silence), or speaks no TLS; ssl.SSLError is an OSError.
+            with contextlib.suppress(OSError):
+                await self._loop.connect_accepted_socket(
+                    lambda: connection, accepted, ssl=self._context,
+                    ssl_handshake_timeout=self._timeout_s, ssl_shutdown_timeout=TLS_CLOSING_S,
+                )  # fmt: skip
+        finally:
+            self.ended(connection)

@@ -22,7 +22,7 @@ ACCEPTS = 8
 
 
 class Listener:
-    """The listening sockets; each connection gets a protocol of `make`, on TCP after `handshakes` where there are."""
+    """The listening sockets; each connection gets a protocol of `make`. TCP sockets are `handshakes`' where there is TLS."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol], handshakes: Handshakes | None = None) -> None:
         self._make = make
@@ -40,15 +40,16 @@ class Listener:
 
     async def take(self, sock: socket.socket) -> None:
         """Serve on a listening socket; in one of systemd's clients queue when we have closed our copy."""
-        loop = asyncio.get_running_loop()
-        for one in (sock, *(sock.dup() for _ in range(ACCEPTS - 1))):
-            if sock.family == socket.AF_UNIX:
-                server = await loop.create_unix_server(self._make, sock=one, backlog=BACKLOG)
-            else:
-                make = self._make if self._handshakes is None else self._handshakes.accepted
-                server = await loop.create_server(make, sock=one, backlog=BACKLOG)
-            self._listening.append(server)
-        self.endpoints.append(endpoint(sock, tls=self._handshakes is not None))
+        secure = sock.family != socket.AF_UNIX and self._handshakes is not None
+        if self._handshakes is not None and secure:
+            sock.setblocking(False)
+            self._handshakes.listen(sock)
+        else:
+            loop = asyncio.get_running_loop()
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            for one in (sock, *(sock.dup() for _ in range(ACCEPTS - 1))):
+                self._listening.append(await create(self._make, sock=one, backlog=BACKLOG))
+        self.endpoints.append(endpoint(sock, tls=secure))
 
     def close(self) -> None:
         """No new connections."""

@@ -67,6 +67,21 @@ async def test_tls_connections_count_before_their_handshake(build: Build, tmp_pa
     assert "\nnuma_launcher_connections 0.0\n" in await house.door.metrics_page()
 
 
+async def test_as_many_tls_clients_as_may_connect(build: Build, tmp_path: Path) -> None:
+    """One that shakes hands is not counted twice."""
+    house, address = await secure_house(build, tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(SOON_S):
+        clients = [await asyncio.open_connection(*address, ssl=context) for _ in range(MOST)]
+        for reader, writer in clients:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+    assert refused(house) == 0
+    for _, writer in clients:
+        writer.close()
+
+
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
 async def test_no_tls_and_half_of_it_end(build: Build, tmp_path: Path, said: bytes) -> None:
     """A client that speaks no TLS is closed at once, one that stops in the middle after `header_timeout_s`."""
