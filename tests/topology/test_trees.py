@@ -27,9 +27,13 @@ def test_tree_agrees_with_hwloc(archive: Path, tree: Callable[[Path], Path]) -> 
     compare(sysfs.read(root), parse_oracle(lstopo(root)))
 
 
-@pytest.mark.parametrize(
-    "archive", [archive for archive in ARCHIVES if (archive.parent / "lstopo.xml").exists()], ids=title
+RECORDED = [pytest.param(one, id=title(one)) for one in ARCHIVES if (one.parent / "lstopo.xml").exists()]
+NONE = pytest.param(
+    None, marks=pytest.mark.skip(reason="no virtual machine is recorded beside this checkout")
 )
+
+
+@pytest.mark.parametrize("archive", RECORDED or [NONE])
 def test_virtual_machine_agrees_with_what_it_recorded(archive: Path, tree: Callable[[Path], Path]) -> None:
     """The VM ran lstopo, lscpu and numactl itself, with its procfs and cgroups at hand."""
     topology = sysfs.read(tree(archive))
