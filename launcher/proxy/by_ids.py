@@ -21,7 +21,6 @@ class ByIds:
     """What a continuation by token ids must bring."""
 
     prompt: list[int]  # of the request that goes to the next instance; its first event must say the same
-    prompt_tokens: int  # of the client's own request
     again: list[int]  # tokens that the next instance says again first
 
 
@@ -35,15 +34,19 @@ class Handed:
 
 
 def hand_over(pieces: list[bytes], tokens: Tokens, held: int, *, certain: bool) -> Handed | None:
-    """None where no token is known to end where a text does. `held`: see held_back."""
+    """None where no token is known to end where a text does. `held`: see held_back.
+
+    An answer that is `certain` may begin again.
+    """
     count = _boundary(pieces, tokens.events, held, certain=certain)
-    if count is None:
+    if count is None and not certain:
         return None
+    count = count or 0
     handed = [token for event in tokens.events[:count] for token in event]
     last = max(number for number, piece in enumerate(pieces, 1) if piece)  # what came behind it is forgotten
     again = [token for event in tokens.events[count:last] for token in event]
-    length = sum(len(part_of(piece)) for piece in pieces[:count]) + held
-    plan = ByIds(tokens.prompt + handed, len(tokens.prompt), again)
+    length = sum(len(part_of(piece)) for piece in pieces[:count]) + held if count else 0
+    plan = ByIds(tokens.prompt + handed, again)
     return Handed(plan, len(handed), text_of(pieces)[length:])
 
 

@@ -23,7 +23,7 @@ text, or fewer. So where a client asks for its usage, its answer is repeated fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -68,6 +68,7 @@ class Continuation:
     body: bytes
     base_tokens: int  # tokens of the answer that are part of the new prompt
     eat: str = ""  # the text that the next instance repeats first
+    prompt_tokens: int | None = None  # of the client's own request, where they are known
     by_ids: ByIds | None = None  # the prompt is given by token ids
     asks_ids: bool = False  # for those of its answer
     only_usage: bool = False  # the text is whole: one token is asked for, just to learn the prompt's length
@@ -117,30 +118,30 @@ class _Planner:
         self._transcript = transcript
         self._server = server
         self._pieces = transcript.pieces()
-        self._tokens = transcript.tokens()
-        if self._tokens is not None and len(self._tokens.events) != len(self._pieces):
-            self._tokens = None
-        if not server.takes_ids or (path == CHAT and not texts_only(request)):
-            self._tokens = None
-        judged = with_defaults(request, server.sampling_defaults)
+        tokens = transcript.tokens()
+        self._tokens = tokens if tokens is not None and len(tokens.events) == len(self._pieces) else None
+        can_take = server.takes_ids and (path != CHAT or texts_only(request))
+        self._given = self._tokens if can_take else None  # to the next instance, as its prompt
+        self._judged = judged = with_defaults(request, server.sampling_defaults)
         self._going_on = any(self._pieces) and transcript.finish_reason is None
         self._certain = field_value(judged, "temperature") == 0
         self._usage = bool((field_value(request, "stream_options") or {}).get("include_usage"))
-        self._why_not = why_not(
-            judged, spoken=self._going_on, by_ids=self._tokens is not None, sent=request.keys()
-        )
 
     def plan(self, *, repeat: bool) -> Continuation | Complete | NotExact:
-        if self._why_not is not None:
-            return NotExact(self._why_not)
+        reason = self._why_not(by_ids=self._given is not None)
+        if reason is not None:
+            return NotExact(reason)
         if self._transcript.finish_reason is not None:
             return self._end()
         if not self._going_on:
             return self._from_start(asks_ids=self._transcript.ids is not None)
         if repeat:
             return self._repeat() if self._certain else NotExact("`temperature` in the request")
-        found = None if self._tokens is None else self._by_ids(self._tokens)
+        found = None if self._given is None else self._by_ids(self._given)
         return self._by_text() if found is None else found
+
+    def _why_not(self, *, by_ids: bool) -> str | None:
+        return why_not(self._judged, spoken=self._going_on, by_ids=by_ids, sent=self._request.keys())
 
     def _from_start(self, eat: str = "", *, asks_ids: bool = False) -> Continuation:
         request = self._request | ({_RETURN_IDS: _TRUE} if asks_ids else {})
@@ -167,23 +168,46 @@ class _Planner:
             return None
         new[_RETURN_IDS] = _TRUE
         ids = msgspec.Raw(msgspec.json.encode(handed.plan.prompt))
-        if self._path == CHAT:  # vLLM 0.32: renderers/online_renderer.py, _reused_prompt_token_ids
+        if self._path == CHAT:  # vllm#48145; vllm#55771 proposes a field of its own for it
             new["kv_transfer_params"] = msgspec.Raw(msgspec.json.encode({"prompt_token_ids": ids}))
         else:
             new["prompt"] = ids
         body = msgspec.json.encode(new)
-        return Continuation(body, handed.count, handed.eat, by_ids=handed.plan, asks_ids=True)
+        return Continuation(
+            body, handed.count, handed.eat,
+            prompt_tokens=len(tokens.prompt), by_ids=handed.plan, asks_ids=True,
+        )  # fmt: skip
 
     def _by_text(self) -> Continuation | NotExact:
         if self._certain and len(self._pieces) <= REPEAT_EVENTS:
             return self._repeat()
-        if self._path == CHAT and not self._server.template_fits and not self._certain:
-            return NotExact("the chat template of the model does not go on with a partial answer")
+        reason = self._why_not_by_text()
+        if reason is not None:
+            return NotExact(reason)
         handed = _hand_over(self._path, self._request, self._pieces, certain=self._certain)
+        counted = self._counted(handed.tokens)
+        if counted is not None:
+            handed = replace(handed, tokens=counted)
         plan = _go_on(self._path, self._request, handed)
-        if not isinstance(plan, Continuation) or not self._miscounts(plan):
+        if not isinstance(plan, Continuation):
             return plan
-        return self._repeat() if self._certain else NotExact(UNCOUNTED)
+        if counted is not None and self._tokens is not None:
+            return replace(plan, prompt_tokens=len(self._tokens.prompt))
+        if self._miscounts(plan):
+            return self._repeat() if self._certain else NotExact(UNCOUNTED)
+        return plan
+
+    def _why_not_by_text(self) -> str | None:
+        if self._path == CHAT and not self._server.template_fits and not self._certain:
+            return "the chat template of the model does not go on with a partial answer"
+        return self._why_not(by_ids=False)
+
+    def _counted(self, events: int) -> int | None:
+        """The tokens of so many events; None where they are not known, or may be more than their text's."""
+        if self._tokens is None or not events or held_back(self._request):
+            return None
+        told = self._tokens.events[:events]
+        return sum(len(event) for event in told) if len(told[-1]) == 1 else None
 
     def _miscounts(self, plan: Continuation) -> bool:
         """Whether the number of tokens that were delivered matters, and is not known."""

@@ -226,9 +226,9 @@ class ContinuationRewriter:
             raise Diverged(f"cannot go on: {self._eat!r} should come again, the end came")
 
     def _add_up(self, usage: dict[str, Any]) -> None:
-        base, by_ids = self._plan.base_tokens, self._plan.by_ids
-        if by_ids is not None:
-            usage["prompt_tokens"] = by_ids.prompt_tokens
+        base, prompt = self._plan.base_tokens, self._plan.prompt_tokens
+        if prompt is not None:
+            usage["prompt_tokens"] = prompt
             usage["completion_tokens"] += base
         elif self._plan.only_usage:  # the client's own prompt, and one token that nobody gets
             usage["completion_tokens"] = base

@@ -16,7 +16,7 @@ from proxy.scripted_engine import Call
 from proxy.test_continuation import reads, whole
 from proxy.token_engine import END_OF_TEXT, FIRST_ID, PROMPT, TokenEngine
 
-from launcher.proxy.continuation import Complete, Continuation, NotExact, plan_continuation
+from launcher.proxy.continuation import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.rewriter import ContinuationRewriter
 from launcher.proxy.transcript import Transcript
 
@@ -167,11 +167,12 @@ async def test_an_instance_that_says_other_tokens_is_on_another_way(house: House
 
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_an_engine_that_does_not_take_ids_goes_on_by_text(house: House, temperature: int) -> None:
-    other = TokenEngine(CHAT, SAID, "two", takes_ids=False)
-    payload, bodies = await ask(
-        house, CHAT, streams(ENGINE, 11), streams(other), streams(other), temperature=temperature
-    )
-    assert whole(events(payload))["text"] == "".join(SAID)
+    other = TokenEngine(CHAT, SAID, "two", takes_ids=False, more_tokens=2)
+    asked = {**USAGE, "temperature": temperature, "max_tokens": 20}
+    payload, bodies = await ask(house, CHAT, streams(ENGINE, 11), streams(other), streams(other), **asked)
+    told = whole(events(payload))
+    assert told["text"] == "".join(SAID)
+    assert told["usage"] == [{"prompt_tokens": 7, "total_tokens": 20, "completion_tokens": 13}]
     assert bodies[2]["continue_final_message"] is True
     assert "return_token_ids" not in bodies[2]
 
@@ -189,6 +190,15 @@ async def test_the_same_at_temperature_0_says_all_of_it_again(house: House) -> N
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
     assert told["usage"][0] == {"prompt_tokens": 7, "total_tokens": 20, "completion_tokens": 13}
+
+
+async def test_a_template_of_its_own_goes_on_by_ids_and_not_by_text(house: House) -> None:
+    asked = {"temperature": 1, "chat_template": "{{ messages }}"}
+    payload, _ = await ask(house, CHAT, streams(ENGINE, 9), streams(ENGINE), **asked)
+    assert whole(events(payload))["text"] == "".join(SAID)
+    merged = TokenEngine(CHAT, SAID, merged=frozenset({7}))  # no token is known to end where the text does
+    payload, _ = await ask(house, CHAT, streams(merged, 8), **asked)
+    assert b"[DONE]" not in payload
 
 
 # --- what the server sets by itself -----------------------------------------------------------
@@ -281,7 +291,7 @@ def live_through(
         passed += [transcript.feed(payload) for payload in joined]
         if cut is None:
             break
-        found = plan_continuation(engine.path, body, transcript)
+        found = plan_continuation(engine.path, body, transcript, Server(one_token_events=False))
         if isinstance(found, Complete):
             passed.append(found.tail)
             break

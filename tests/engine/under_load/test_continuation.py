@@ -45,11 +45,14 @@ class Answer:
 
 
 def request(number: int) -> tuple[str, dict[str, Any]]:
-    """Chats and plain completions in turn."""
+    """Chats and plain completions in turn; half of them leave temperature and penalty to the server's defaults."""
+    asked = dict(COMMON)
+    if number % 4 >= 2:
+        del asked["temperature"], asked["repetition_penalty"]
     if number % 2:
-        return "/v1/completions", COMMON | {"prompt": f"Core {number} of socket {number * 7} said: "}
+        return "/v1/completions", asked | {"prompt": f"Core {number} of socket {number * 7} said: "}
     question = f"What does core {number} of socket {number * 5} say?"
-    return "/v1/chat/completions", COMMON | {"messages": [{"role": "user", "content": question}]}
+    return "/v1/chat/completions", asked | {"messages": [{"role": "user", "content": question}]}
 
 
 class Clients:
@@ -139,4 +142,5 @@ def test_cut_streams_go_on_on_the_other_instance_word_for_word(daemon: DaemonPro
     assert all(len(answer.ids) == 1 for answer in cut)
     assert requests["failed"] == before["requests"]["failed"]
     why = eventually(lambda: daemon.slot(0)["last_cause"], what="a cause")
-    assert why["name"] == "killed-by-operator"
+    # On a busy machine a probe may find the instance gone before its exit is seen.
+    assert why["name"] in {"killed-by-operator", "unhealthy"}
