@@ -31,6 +31,12 @@ def check_proxy(config: Config, origin_of: Callable[[str], str]) -> None:
                 'write "https://host" or "https://host:port", without a path, or "*"',
             )
     _check_trusted(proxy.trusted_proxies, origin_of)
+    if proxy.upload_max_bytes < proxy.max_body_bytes:
+        raise LauncherError(
+            f"cannot use {origin_of('proxy.upload_max_bytes')}: proxy.upload_max_bytes = {proxy.upload_max_bytes} is "
+            f"less than max_body_bytes = {proxy.max_body_bytes}",
+            "let it hold one body of max_body_bytes at least",
+        )
     if proxy.overflow is not None:
         _check_overflow(proxy.overflow, {model.name for model in config.models}, origin_of)
 

@@ -252,6 +252,16 @@ class Proxy(Section, frozen=True):
     max_body_bytes: Annotated[PositiveInt, Meta(description="Larger request bodies get 413.")] = (
         64 * 1024 * 1024
     )
+    upload_max_bytes: Annotated[
+        PositiveInt,
+        Meta(
+            description="Memory for request bodies of more than 64 KiB while they are received, all clients together. "
+            "At least max_body_bytes."
+        ),
+    ] = 512 * 1024 * 1024
+    upload_wait_s: Annotated[
+        Seconds, Meta(description="Longest wait of a body for this memory, unread; then 503.")
+    ] = 30.0
     max_connections: Annotated[
         PositiveInt, Meta(description="Clients connected at once; more are closed.")
     ] = 16384

@@ -20,7 +20,7 @@ from launcher.config.schema import Model, Proxy
 from launcher.printable import quoted
 from launcher.proxy import report
 from launcher.proxy.application import Application, InProcess, Sources
-from launcher.proxy.client import ClientConnection, too_large
+from launcher.proxy.client import ClientConnection
 from launcher.proxy.cors import Cors
 from launcher.proxy.desk import Desk
 from launcher.proxy.exchange import Exchange
@@ -40,6 +40,8 @@ from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, sp
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.template_check import TemplateChecks
 from launcher.proxy.tls import ServerTls
+from launcher.proxy.upload_memory import FREE_BYTES, UploadMemory
+from launcher.proxy.uploads import too_large
 from launcher.telemetry import metrics
 from launcher.telemetry.recent import Quantiles
 
@@ -107,6 +109,8 @@ class FrontDoor:
         self.keepalive_s = proxy.client_keepalive_s
         self.stall_timeout_s = proxy.client_stall_timeout_s
         self.max_body_bytes = proxy.max_body_bytes
+        self.upload_wait_s = proxy.upload_wait_s
+        self.upload_memory = UploadMemory(proxy.upload_max_bytes, proxy.max_body_bytes)
 
     # --- the daemon's side ---------------------------------------------------------------------
 
@@ -261,7 +265,7 @@ class FrontDoor:
                 for u in sorted(fleet.table, key=lambda u: u.key)
             ],
             values=lambda: {
-                **report.values(self.desk, self._keys, self._connections),
+                **report.values(self.desk, self._keys, self.upload_memory, self._connections),
                 **self._more_values(),
             },
             timings=self.desk.timings,
@@ -344,20 +348,28 @@ class FrontDoor:
                 raise _no_method(path, found)
             if found is None:
                 raise _no_route(path)
-            if path not in OPEN_PATHS and self._keys.required:
-                key = head.get(b"authorization"), head.get(b"x-api-key")
-                relay.key = self._keys.check(*key, exchange.started)
-                exchange.key = None if relay.key is None else relay.key.name
-            self.desk.accept(relay)
-            if self.closing and found.route.kind not in GATHERED:
-                raise unavailable("the server is shutting down", self.desk.fleet.retry_after_s(), close=True)
-            if head.length is not None and head.length > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
+            self._let_in(relay, head, found)
         except Refusal as refusal:
             relay.refuse(refusal)
         except Exception:
             relay.fault()
         return relay
+
+    def _let_in(self, relay: Relay, head: RequestHead, found: Match) -> None:
+        """All that can be judged before the body is read. Raises Refusal."""
+        exchange, gathered = relay.exchange, found.route.kind in GATHERED
+        if exchange.path not in OPEN_PATHS and self._keys.required:
+            key = head.get(b"authorization"), head.get(b"x-api-key")
+            relay.key = self._keys.check(*key, exchange.started)
+            exchange.key = None if relay.key is None else relay.key.name
+        self.desk.accept(relay)
+        if self.closing and not gathered:
+            raise unavailable("the server is shutting down", self.desk.fleet.retry_after_s(), close=True)
+        if head.length is not None and head.length > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        if relay.key is not None and not gathered:
+            large = head.chunked or (head.length or 0) > FREE_BYTES
+            relay.grant = relay.key.limits.begin(exchange.started, large=large)
 
     def _allow_origin(self, relay: Relay, head: RequestHead) -> bool:
         """Note what a browser's page is told; True when it only asked, and was answered."""

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, cast
 
+from launcher.proxy import uploads
 from launcher.proxy.exchange import Exchange
 from launcher.proxy.forwarded import UNIX, peer_name
-from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead, head_end, parse_request
+from launcher.proxy.http1 import RequestHead, head_end, parse_request
 from launcher.proxy.openai import Refusal
+from launcher.proxy.uploads import Upload, start
 
 LINGER_S = 2.0  # for the rest of a body that was refused, once the client's side has all of the answer
 WRITE_HIGH_BYTES = 65536  # what may wait for a slow client before its instance is paused
@@ -29,20 +31,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger(__name__)
 
 
-class Request(Protocol):
+class Request(uploads.Request, Protocol):
     """One request's life, as its connection sees it."""
 
-    done: bool  # answered, or given up
     exchange: Exchange
-
-    def start(self, body: bytes | bytearray) -> None:
-        """The request is whole."""
-
-    def refuse(self, refusal: Refusal) -> None:
-        """It never will be."""
-
-    def fault(self) -> None:
-        """One of these raised: called within the `except`, it ends the request all the same."""
 
     def client_gone(self) -> None:
         """Nobody waits for the answer any more."""
@@ -54,15 +46,12 @@ class Request(Protocol):
         """They are not any more."""
 
 
-class Door(Protocol):
+class Door(uploads.Limits, Protocol):
     """Where requests go."""
 
     header_timeout_s: float
-    body_timeout_s: float
-    body_min_bytes_per_s: int
     keepalive_s: float
     stall_timeout_s: float  # for a client that takes nothing of its answer
-    max_body_bytes: int
     closing: bool
 
     def opened(self, client: ClientConnection) -> bool:
@@ -89,8 +78,8 @@ class ClientConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_body", "_body_at", "_body_paid", "_buffer", "_deadline", "_decoder", "_door", "_left", "_loop", "_moved_at",
-        "_paused_reading", "_request", "_scanned", "_served", "_state", "_transport", "_unsent", "paused", "peer", "write",
+        "_buffer", "_deadline", "_door", "_loop", "_moved_at", "_paused_reading", "_request", "_scanned", "_served",
+        "_state", "_transport", "_unsent", "_upload", "paused", "peer", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door) -> None:
@@ -103,11 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self._scanned = 0
         self._request: Request | None = None
-        self._body = bytearray()
-        self._body_at = 0.0  # loop time of its last piece
-        self._body_paid = 0.0  # loop time up to which its bytes suffice for the least rate
-        self._left = 0  # of a body with a length
-        self._decoder: ChunkedDecoder | None = None
+        self._upload: Upload | None = None  # the present request's body, while it comes
         self._paused_reading = False
         self._served = "-"  # id of the latest request
         self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
@@ -131,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._state = _State.LINGER
         self._buffer = b""
         self._door.closed(self)
+        self._drop_upload()
         request, self._request = self._request, None
         if request is not None and not request.done:
             try:
@@ -155,12 +141,12 @@ class ClientConnection(asyncio.Protocol):
                 self._deadline = None
             self._read()
         elif state is _State.BODY:
-            self._take(data)
+            if self._upload is not None:
+                self._upload.take(data)
         elif state is _State.BUSY:
             self._buffer += data
-            if len(self._buffer) > AHEAD_BYTES and not self._paused_reading:
-                self._paused_reading = True
-                self._transport.pause_reading()
+            if len(self._buffer) > AHEAD_BYTES:
+                self.pause_reading()
 
     def _read(self) -> None:
         """Requests out of the buffer, as far as they are whole and nothing is being answered."""
@@ -194,50 +180,38 @@ class ClientConnection(asyncio.Protocol):
             return
         self._request = request
         if here:
-            _start(request, rest[:length] if length != len(rest) else rest)
+            start(request, rest[:length] if length != len(rest) else rest)
             return
-        self._body = bytearray()
-        self._body_paid = self._loop.time()
-        self._left = length
-        self._decoder = ChunkedDecoder() if head.chunked else None
+        self._upload = Upload(self, request, head, self._door)
         if head.expect_continue and not rest:
             self._transport.write(_CONTINUE)
-        self._take(rest)
+        self._upload.begin(rest)
 
-    def _take(self, data: bytes) -> None:
-        """A piece of a body."""
-        now = self._loop.time()
-        # Each byte pays for its share of a second, and for none in advance: neither drops nor a large beginning keep a
-        # connection for ever.
-        self._body_at = now
-        self._body_paid = min(now, self._body_paid + len(data) / self._door.body_min_bytes_per_s)
-        self._deadline = self._body_paid + self._door.body_timeout_s
-        request = self._request
-        if request is None:
-            return
-        decoder = self._decoder
-        if decoder is None:
-            rest = data[self._left :]
-            self._body += data[: self._left] if rest else data
-            self._left -= len(data) - len(rest)
-            whole = self._left == 0
-        else:
-            try:
-                self._body += decoder.feed(data)
-            except BadFraming as error:
-                request.refuse(Refusal(400, f"cannot read the body: {error}", code="bad_framing", close=True))
-                return
-            rest, whole = decoder.rest, decoder.ended
-            if len(self._body) > self._door.max_body_bytes:
-                request.refuse(too_large(self._door.max_body_bytes))
-                return
-        if whole:
-            body, self._body = self._body, bytearray()
-            self._decoder = None
-            self._state = _State.BUSY
-            self._deadline = None
-            self._buffer = rest
-            _start(request, body)
+    def body_ended(self, rest: bytes) -> None:
+        """The present request's body is whole."""
+        self._upload = None
+        self._state = _State.BUSY
+        self._buffer = rest
+        if len(rest) <= AHEAD_BYTES:
+            self.resume_reading()  # else its client could not be seen to leave
+
+    def _drop_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.drop()
+            self._upload = None
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if not self._paused_reading and not self._transport.is_closing():
+            self._paused_reading = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._paused_reading:
+            self._paused_reading = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     # --- what it gets ------------------------------------------------------------------------------
 
@@ -270,9 +244,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._paused_reading and not self._transport.is_closing():
-            self._paused_reading = False
-            self._transport.resume_reading()
+        self.resume_reading()
         if self._state is _State.HEAD and self._buffer:
             self._deadline = None
             self._read()
@@ -281,14 +253,12 @@ class ClientConnection(asyncio.Protocol):
         """No further request. Unread input would reset the connection under the answer: linger takes it."""
         self._state = _State.LINGER
         self._buffer = b""
-        self._body = bytearray()
+        self._drop_upload()
         if not linger:
             self._transport.close()
             return
         self._deadline = self._loop.time() + LINGER_S
-        if self._paused_reading:
-            self._paused_reading = False
-            self._transport.resume_reading()
+        self.resume_reading()
         if not self._transport.can_write_eof():
             self._transport.close()
             return
@@ -301,6 +271,7 @@ class ClientConnection(asyncio.Protocol):
         """Close without a clean end."""
         self._request = None
         self._state = _State.LINGER
+        self._drop_upload()
         self._transport.abort()
 
     @property
@@ -335,6 +306,10 @@ class ClientConnection(asyncio.Protocol):
 
     def tick(self, now: float) -> None:
         """Give up what took too long."""
+        if self._upload is not None:
+            if now >= self._upload.deadline and self._request is not None:
+                self._request.refuse(self._upload.late(now))
+            return
         if self._deadline is None or now < self._deadline:
             return
         self._deadline = None
@@ -343,15 +318,8 @@ class ClientConnection(asyncio.Protocol):
             self._door.turn_away(
                 self, Refusal(408, "the request's head did not come in time", code="timeout", close=True)
             )
-        elif self._state is _State.BODY and self._request is not None:
-            self._request.refuse(Refusal(408, self._body_is_late(), code="timeout", close=True))
         else:
             self._out_of_time(now)
-
-    def _body_is_late(self) -> str:
-        if self._body_paid == self._body_at:
-            return f"no byte of the body came for {self._door.body_timeout_s:g} s"
-        return f"fewer than {self._door.body_min_bytes_per_s} a second of the body came for {self._door.body_timeout_s:g} s"
 
     def _out_of_time(self, now: float) -> None:
         """Nothing more is awaited of the client; but while it takes of its answer, it gets all of it."""
@@ -365,15 +333,3 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = now
         else:
             self.give_up()
-
-
-def _start(request: Request, body: bytes | bytearray) -> None:
-    try:
-        request.start(body)
-    except Exception:
-        request.fault()
-
-
-def too_large(limit: int) -> Refusal:
-    """413."""
-    return Refusal(413, f"the request body is larger than {limit} bytes", code="too_large", close=True)

@@ -74,6 +74,11 @@ _JUDGED: Mapping[str, Callable[[Any], bool]] = {
 """Field -> whether its value is harmless; `null` always is. A field of neither table never is."""
 
 
+_LONG = frozenset({"messages", "prompt", "documents", "metadata", "logit_bias", "allowed_token_ids"})
+LONG_BYTES = 65536
+"""Other fields say what they say in less; a longer value may take seconds to decode."""
+
+
 def field_value(request: Raws, key: str) -> Any:
     """A field's value; None where there is none."""
     return msgspec.json.decode(request[key]) if key in request else None
@@ -96,6 +101,9 @@ def why_not(
     `by_ids`: the next instance is given tokens, so no template and no tokenizer has a say. `sent`: the fields of the
     client's own request, where `request` has the server's defaults, too (`with_defaults`).
     """
+    for key in request.keys() - _LONG if spoken else ():
+        if memoryview(request[key]).nbytes > LONG_BYTES:
+            return f"a long `{key}` in the request"
     prompt = field_value(request, "prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return "several prompts"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.config.schema import Policy, Proxy
 from launcher.proxy.continuation import CHAT, COMPLETIONS
-from launcher.proxy.forms import peek_form
+from launcher.proxy.forms import FormReader
+from launcher.proxy.json_reader import JsonReader
 from launcher.proxy.moves import Moves, unavailable
 from launcher.proxy.openai import MAX_PRIORITY, Names, Peek, Refusal, peek_json
+from launcher.proxy.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.routes import GATHERED, Kind, Match
 from launcher.proxy.scheduling.demand import Demand, Ticket
-from launcher.proxy.scheduling.prefixes import MEDIA_BYTES, fingerprint, without_media
+from launcher.proxy.scheduling.prefixes import fingerprint
 from launcher.proxy.token_ids import MOST_BODY_BYTES, asked_for
 from launcher.proxy.transcript import Transcript
+from launcher.proxy.uploads import LARGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,11 +29,32 @@ if TYPE_CHECKING:
     from launcher.proxy.own_pages import OwnPages
     from launcher.proxy.relay import Relay
 
-# What follows a route that computes no prompt: a tokenizer's or a template's work (vLLM 0.32, entrypoints/serve).
-NO_PREFILL = ("/tokenize", "/detokenize", "/count_tokens", "/render", "/derender")
+TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
+LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's own (entrypoints/generate/base/serving.py, 0.32)
 
+_NO_PROMPT = Prompt()
 _PROMPTS = logging.getLogger("launcher.prompts")
+
+
+class BodyReader(Protocol):
+    """Reads a body as it grows. Both raise Refusal."""
+
+    def feed(self, body: bytes | bytearray) -> bool:
+        """Look at the next step of all that has come; True: there is no more to look at."""
+
+    def peek(self, body: bytes | bytearray) -> Peek:
+        """What the whole of it says."""
+
+
+class _Unread:
+    """For routes whose bodies say nothing that must be known."""
+
+    def feed(self, _body: bytes | bytearray) -> bool:
+        return True
+
+    def peek(self, _body: bytes | bytearray) -> Peek:
+        return Peek()
 
 
 class Intake:
@@ -60,20 +84,20 @@ class Intake:
                 raise unavailable("the server is starting", self._fleet.retry_after_s())
             self.pages.begin(relay, found)
             return
-        peek = self._peek(kind, relay)
+        peek = self._peek(found, relay)
         if kind in {Kind.JSON, Kind.FORM}:
             self._resolve(exchange, peek.model)
         streamed = peek.stream and found.route.streams
-        computes = kind in {Kind.JSON, Kind.FORM} and not exchange.path.endswith(NO_PREFILL)
-        prompt, media = without_media(memoryview(peek.prompt)) if computes else (b"", False)
-        if relay.key is not None:
+        computes = bool(found.route.prompt) or kind is Kind.FORM
+        prompt = read_prompt(peek.prompt, peek.media) if peek.prompt else _NO_PROMPT
+        if relay.grant is not None:
             size = 0
-            if computes:
-                size = MEDIA_BYTES if kind is Kind.FORM else len(prompt or without_media(relay.body)[0])
+            if computes:  # without a prompt that we know: an image alone, or what the instance refuses
+                size = prompt.size or min(len(relay.body), MEDIA_BYTES)
             self._take_from_key(relay, peek, size)
         stored = found.item if kind is Kind.STORED else peek.previous_response_id
         demand = self._demand(relay, peek, prompt, stored, computes=computes, streamed=streamed)
-        relay.prompt_bytes = 0 if media else len(prompt) + len(peek.tools)
+        relay.prompt_bytes = 0 if prompt.media else prompt.size + len(peek.tools)
         relay.first_byte_timeout_s = self._first_byte_timeout_s(demand)
         wait = self._proxy.queue_timeout_s
         if not self._fleet.table.ready(exchange.model):
@@ -103,8 +127,8 @@ class Intake:
 
     def _take_from_key(self, relay: Relay, peek: Peek, size: int) -> None:
         """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed. Raises Refusal."""
-        key, exchange, scheduler = relay.key, relay.exchange, self._fleet.scheduler
-        if key is None:
+        grant, exchange, scheduler = relay.grant, relay.exchange, self._fleet.scheduler
+        if grant is None:
             return
         tokens = 0
         if size:
@@ -114,7 +138,7 @@ class Intake:
             names = (exchange.adapter,)
         elif exchange.model is not None:
             names = self._names.all_of(exchange.model)
-        relay.grant = key.limits.admit(names, self._clock(), tokens)
+        grant.charge(names, self._clock(), tokens)
 
     def _first_byte_timeout_s(self, demand: Demand) -> float:
         """An answer that is not streamed comes whole, so it takes as long as all of it."""
@@ -123,29 +147,42 @@ class Intake:
         more = self._proxy.first_token_timeout_per_1k_s * demand.prompt_tokens / 1000
         return self._proxy.first_token_timeout_s + more
 
-    def _peek(self, kind: Kind, relay: Relay) -> Peek:
-        if self._proxy.log_prompts and relay.body:
-            request_id = relay.exchange.request_id
-            text = bytes(relay.body).decode("utf-8", "backslashreplace")
-            _PROMPTS.debug("%s %s", request_id, text, extra={"request_id": request_id})
-        if kind is Kind.JSON:
-            return peek_json(relay.body)
-        if kind is Kind.FORM:
-            return peek_form(relay.body, ", ".join(relay.head.all(b"content-type")))
-        return Peek()
+    def reader(self, relay: Relay) -> BodyReader:
+        """What reads a large body as it comes. Raises Refusal."""
+        route = None if relay.found is None else relay.found.route
+        if route is not None and route.kind is Kind.JSON:
+            return JsonReader(route.prompt)
+        if route is not None and route.kind is Kind.FORM:
+            # A second field would be another form; joined they are none.
+            return FormReader(", ".join(relay.head.all(b"content-type")))
+        return _Unread()
+
+    def _peek(self, found: Match, relay: Relay) -> Peek:
+        kind, body = found.route.kind, relay.body
+        if self._proxy.log_prompts and body:
+            self._log_prompt(relay)
+        if kind is Kind.JSON and len(body) <= LARGE_BYTES:
+            return peek_json(body, found.route.prompt)
+        return (relay.reader or self.reader(relay)).peek(body)
+
+    def _log_prompt(self, relay: Relay) -> None:
+        request_id, size = relay.exchange.request_id, len(relay.body)
+        text = bytes(relay.body[:LOGGED_BYTES]).decode("utf-8", "backslashreplace")
+        more = f" ... ({size} bytes)" if size > LOGGED_BYTES else ""
+        _PROMPTS.debug("%s %s%s", request_id, text, more, extra={"request_id": request_id})
 
     def _demand(
-        self, relay: Relay, peek: Peek, prompt: bytes | memoryview, stored: str | None, *,
-        computes: bool, streamed: bool,
-    ) -> Demand:  # fmt: skip
+        self, relay: Relay, peek: Peek, prompt: Prompt, stored: str | None, *, computes: bool, streamed: bool
+    ) -> Demand:
         scheduler = self._fleet.scheduler
-        tools, adapter = bytes(peek.tools), relay.exchange.adapter
+        tools, adapter = bytes(peek.tools[:TOOLS_BYTES]), relay.exchange.adapter
+        size, salt = prompt.size, hash((tools, adapter)) if tools or adapter else 0
         return Demand(
             model=relay.exchange.model,
-            prompt_tokens=scheduler.prompt_tokens(len(prompt) + len(tools)) if prompt else 0,
+            prompt_tokens=scheduler.prompt_tokens(size + len(peek.tools)) if size else 0,
             output_tokens=scheduler.output_tokens(peek.max_tokens, peek.n) if computes else 0,
             max_tokens=peek.max_tokens,
-            prefix=fingerprint(prompt, hash((tools, adapter)) if tools or adapter else 0) if prompt else (),
+            prefix=fingerprint(prompt.text, salt) if size else (),
             body_bytes=len(relay.body),
             session=self._session(relay, peek),
             key=relay.exchange.key,

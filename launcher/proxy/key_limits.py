@@ -103,12 +103,31 @@ class KeyLimits:
         """Whether it may use the model that has these names (its own and aliases)."""
         return not self._models or not self._models.isdisjoint(names)
 
-    def admit(self, names: tuple[str, ...], now: float, tokens: int = 0) -> Grant:
-        """Take one request of about `tokens` tokens for the model of these names; () where there is none.
+    def begin(self, now: float, *, large: bool = False) -> Grant:
+        """Take one request, before its body is read. Raises Refusal: 429 with the seconds to wait.
 
-        Raises Refusal: 403 for a model that is not the key's, 429 with the seconds to wait.
+        `large`: reading it is refused while no token is left. What it needs is not known yet, so it may have to wait
+        again; a small one is told once, by `charge`.
         """
+        most = self.record.concurrency
+        if most is not None and self.in_flight >= most:
+            raise self._too_many(Limit.CONCURRENCY, most, self._mean_s / most)
+        if self._requests is not None:
+            self._requests.refill(now)
+            if wait := self._requests.wait_s(1):
+                raise self._too_many(Limit.REQUESTS, self._requests.per_minute, wait)
+        if self._tokens is not None and large:
+            self._tokens.refill(now)
+            if wait := self._tokens.wait_s(1):
+                raise self._too_many(Limit.TOKENS, self._tokens.per_minute, wait)
+        if self._requests is not None:
+            self._requests.level -= 1
+        self.in_flight += 1
+        return Grant(self, self.sums, now)
+
+    def _charge(self, grant: Grant, names: tuple[str, ...], now: float, tokens: int) -> None:
         if names and not self.allows(*names):
+            self._take_back()
             self.sums.refused[Limit.MODEL] += 1
             raise Refusal(
                 403,
@@ -117,27 +136,25 @@ class KeyLimits:
                 param="model",
                 code="model_not_allowed",
             )
-        most = self.record.concurrency
-        if most is not None and self.in_flight >= most:
-            raise self._too_many(Limit.CONCURRENCY, most, self._mean_s / most)
-        if self._requests is not None:
-            self._requests.refill(now)
-            if wait := self._requests.wait_s(1):
-                raise self._too_many(Limit.REQUESTS, self._requests.per_minute, wait)
         if self._tokens is not None:
             self._tokens.refill(now)
             if wait := self._tokens.wait_s(max(tokens, 1)):
+                self._take_back()
                 raise self._too_many(Limit.TOKENS, self._tokens.per_minute, wait)
             self._tokens.level -= tokens
+        grant.charged = tokens
+        grant.admitted = True
+
+    def _take_back(self) -> None:
+        """A request that ran into another limit is none of the minute's."""
         if self._requests is not None:
-            self._requests.level -= 1
-        self.in_flight += 1
-        return Grant(self, self.sums, tokens, now)
+            self._requests.level = min(self._requests.per_minute, self._requests.level + 1)
 
     def _end(self, grant: Grant, tokens: int, now: float) -> None:
         self.in_flight -= 1
         grant.sums.tokens += tokens
-        self._mean_s += MEAN_WEIGHT * (max(0.0, now - grant.started) - self._mean_s)
+        if grant.admitted:
+            self._mean_s += MEAN_WEIGHT * (max(0.0, now - grant.started) - self._mean_s)
         if self._tokens is not None:
             self._tokens.refill(now)
             self._tokens.level = min(self._tokens.per_minute, self._tokens.level + grant.charged - tokens)
@@ -161,13 +178,21 @@ class KeyLimits:
 
 @dataclass(slots=True)
 class Grant:
-    """One admitted request of a key, from `admit` to `finish`."""
+    """One request of a key, from `begin` to `finish`."""
 
     limits: KeyLimits
     sums: KeySums  # of the key's name at that time
-    charged: int
     started: float
+    charged: int = 0  # tokens
+    admitted: bool = False  # `charge` found nothing against it
     ended: bool = False
+
+    def charge(self, names: tuple[str, ...], now: float, tokens: int) -> None:
+        """Its body is here: about `tokens` tokens, for the model of these names; () where there is none.
+
+        Raises Refusal: 403 for a model that is not the key's, 429 with the seconds to wait. `finish` is due all the same.
+        """
+        self.limits._charge(self, names, now, tokens)
 
     def finish(self, tokens: int, now: float) -> None:
         """It has ended, whichever way, and took this many tokens; a second call does nothing."""

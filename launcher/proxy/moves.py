@@ -31,6 +31,9 @@ MAX_ROUNDS = 3  # over instances that gave no answer at all
 ROUND_PAUSE_S = 0.25  # for the supervisor to see which of them are gone
 PARKED_PAUSE_S = 1.0  # the same once they can't be reached for longer
 MAX_CONTINUED = 8  # times that one stream goes on elsewhere
+MAX_REWRITTEN_BYTES = (
+    8 << 20
+)  # of a request that goes on elsewhere, or out: made anew in one go, in up to 40 ms
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
 
 
@@ -109,6 +112,8 @@ class Moves:
         local_only = relay.key is not None and not relay.key.may_overflow
         exchange = relay.exchange
         if self.overflow is None or relay.delivery.started or exchange.adapter is not None:
+            return False
+        if len(relay.body) > MAX_REWRITTEN_BYTES:
             return False
         if not self.overflow.takes(exchange.path, exchange.model, local_only=local_only):
             return False
@@ -209,7 +214,7 @@ class Moves:
         transcript, exchange, ticket = relay.transcript, relay.exchange, relay.ticket
         if transcript is None or ticket is None or self._fleet.over is not None:
             return False
-        if exchange.continued >= MAX_CONTINUED:
+        if exchange.continued >= MAX_CONTINUED or len(relay.body) > MAX_REWRITTEN_BYTES:
             return False
         if repeat:
             transcript.forget_ids()

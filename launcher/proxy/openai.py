@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -14,6 +16,7 @@ from launcher.printable import quoted
 JSON = "application/json"
 MAX_PRIORITY = 1000  # either way
 _NOTHING = Raw(b"")
+_NAME_BYTES = 4096  # of a session's name
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding foreign JSON raises
 REPLY_PREFIX_BYTES = 65536  # the id of a stored response is in its first event or near its object's head
 
@@ -27,33 +30,49 @@ class Peek:
     stream: bool = False
     n: int = 1  # answers asked for
     max_tokens: int | None = None  # of each answer
-    prompt: memoryview | bytes = b""  # raw JSON of messages, prompt or input; a view into the body
+    prompt: Mapping[str, memoryview] = field(default_factory=dict)  # raw JSON of the route's prompt; views
     tools: memoryview | bytes = b""  # raw JSON; the templates put it before the messages
     cache_key: str | None = None  # prompt_cache_key, else user
     priority: int = 0
+    media: Mapping[str, list[tuple[int, int]]] | None = (
+        None  # where the prompt has some, if it was looked for
+    )
 
 
 class _Body(msgspec.Struct):
+    """Raw values are not decoded: what a value of another kind costs to build, no limit bounds."""
+
     model: str | None = None
     previous_response_id: str | None = None
-    stream: object = None
-    n: object = None
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
-    messages: Raw = _NOTHING
-    prompt: Raw = _NOTHING
-    input: Raw = _NOTHING
+    stream: Raw = _NOTHING
+    n: Raw = _NOTHING
+    max_tokens: Raw = _NOTHING
+    max_completion_tokens: Raw = _NOTHING
+    max_output_tokens: Raw = _NOTHING
     tools: Raw = _NOTHING
-    prompt_cache_key: object = None
-    user: object = None
-    priority: object = None
+    prompt_cache_key: Raw = _NOTHING
+    user: Raw = _NOTHING
+    priority: Raw = _NOTHING
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+@cache
+def _decoder(prompt: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Reads a body whose prompt is in these fields."""
+    fields = [(name, Raw, _NOTHING) for name in prompt if name not in _Body.__struct_fields__]
+    return msgspec.json.Decoder(msgspec.defstruct("Body", fields, bases=(_Body,)))
+
+
+def known_fields(prompt: tuple[str, ...]) -> frozenset[str]:
+    """The names that `peek_json` looks for."""
+    return frozenset((*_Body.__struct_fields__, *prompt))
+
+
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+# Anthropic's `input_tokens` are those that no cache had (vLLM 0.32, anthropic/serving.py).
+_CACHE_READ = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
+_CACHE_CREATED = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
 _BEGINS = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _REPLY_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
@@ -112,39 +131,60 @@ def error_event_of(path: str, body: bytes, status: int) -> bytes:
     return error_event(path, message, type_, status)
 
 
-def peek_json(body: bytes | bytearray) -> Peek:
+def peek_json(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) -> Peek:
     """One pass over a JSON object. Raises Refusal: not JSON, no object, or `model` is no text.
 
-    A field of a wrong type is the instance's to refuse; here it counts as absent.
+    `prompt`: the fields that the route's prompt is in. A field of a wrong type is the instance's to refuse; here it
+    counts as absent.
     """
     try:
-        found = _DECODER.decode(body)
+        found = _decoder(prompt).decode(body)
     except msgspec.ValidationError as error:
         raise Refusal(400, f"cannot read the request: {error}", code="invalid_request") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"cannot parse the request body as JSON: {error}", code="invalid_json") from None
+        raise invalid_json(str(error)) from None
     except RecursionError:
-        raise Refusal(400, "cannot parse the request body: nested too deeply", code="invalid_json") from None
-    most = next(
-        (
-            value
-            for value in (found.max_completion_tokens, found.max_tokens, found.max_output_tokens)
-            if type(value) is int and value > 0
-        ),
-        None,
-    )
-    key = found.prompt_cache_key or found.user
+        raise invalid_json("nested too deeply") from None
+    stream, n, priority, key = found.stream, found.n, found.priority, found.prompt_cache_key or found.user
     return Peek(
         found.model or None,
         found.previous_response_id or None,
-        found.stream is True,
-        found.n if type(found.n) is int and found.n > 0 else 1,
-        most,
-        memoryview(found.messages or found.prompt or found.input),
+        stream is not _NOTHING and bytes(stream) == b"true",
+        1 if n is _NOTHING else _integer(n) or 1,
+        _integer(found.max_completion_tokens)
+        or _integer(found.max_tokens)
+        or _integer(found.max_output_tokens),
+        {name: memoryview(raw) for name in prompt if (raw := getattr(found, name)) is not _NOTHING},
         memoryview(found.tools),
-        key if isinstance(key, str) else None,
-        max(-MAX_PRIORITY, min(MAX_PRIORITY, found.priority)) if type(found.priority) is int else 0,
+        None if key is _NOTHING else _text(found.prompt_cache_key) or _text(found.user) or None,
+        0 if priority is _NOTHING else _priority(priority),
     )
+
+
+def _integer(raw: Raw) -> int | None:
+    """None where it is none, or not above 0."""
+    if raw is _NOTHING:
+        return None
+    text = bytes(raw)
+    return int(text) or None if text.isdigit() and len(text) < 20 else None
+
+
+def _priority(raw: Raw) -> int:
+    text = bytes(raw)
+    negative = text[:1] == b"-"
+    value = min(MAX_PRIORITY, _integer(Raw(text[negative:])) or 0)
+    return -value if negative else value
+
+
+def _text(raw: Raw) -> str | None:
+    """None where it is none, or longer than any name."""
+    text = bytes(raw)
+    return msgspec.json.decode(text, type=str) if text[:1] == b'"' and len(text) < _NAME_BYTES else None
+
+
+def invalid_json(why: str) -> Refusal:
+    """400."""
+    return Refusal(400, f"cannot parse the request body as JSON: {why}", code="invalid_json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +244,11 @@ def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
     if prompt is None:
         return None
     completion, cached = _COMPLETION_TOKENS.search(data, at), _CACHED_TOKENS.search(data, at)
-    return int(prompt[1]), int(completion[1]) if completion else 0, int(cached[1]) if cached else None
+    tokens = int(prompt[1])
+    if b"_input_tokens" in data:
+        cached, created = _CACHE_READ.search(data, at), _CACHE_CREATED.search(data, at)
+        tokens += (int(cached[1]) if cached else 0) + (int(created[1]) if created else 0)
+    return tokens, int(completion[1]) if completion else 0, int(cached[1]) if cached else None
 
 
 def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from launcher.proxy.application import Page
     from launcher.proxy.desk import Desk
+    from launcher.proxy.intake import BodyReader
     from launcher.proxy.key_limits import Grant
     from launcher.proxy.keys import KeyEntry
     from launcher.proxy.links import Link
@@ -64,7 +65,7 @@ class Relay:
 
     __slots__ = (
         "_client", "_comment_at", "_desk", "attempt", "body", "committed", "deaths", "delivery", "done", "events",
-        "exchange", "first_byte_timeout_s", "forwarded", "found", "grant", "head", "key", "page", "prompt_bytes",
+        "exchange", "first_byte_timeout_s", "forwarded", "found", "grant", "head", "key", "page", "prompt_bytes", "reader",
         "rest", "setbacks", "stalled_at", "ticket", "transcript", "usage",
     )  # fmt: skip
 
@@ -78,6 +79,7 @@ class Relay:
         self.exchange = exchange
         self.delivery = Delivery(client, head, exchange)
         self.body: bytes | bytearray = b""
+        self.reader: BodyReader | None = None  # of a large body
         self.key: KeyEntry | None = None
         self.forwarded = b""  # field lines of a trusted proxy, for the instance
         self.done = False
@@ -130,6 +132,17 @@ class Relay:
             self._desk.admit(self)
         except Refusal as refusal:
             self.refuse(refusal)
+
+    def received(self, body: bytearray) -> bool:
+        """Look at the next step of a large body; True: there is no more to see of what has come."""
+        try:
+            if self.reader is None:
+                self.reader = self._desk.intake.reader(self)
+            return self.reader.feed(body)
+        except Refusal as refusal:
+            refusal.close = True
+            self.refuse(refusal)
+            return False
 
     def client_gone(self) -> None:
         """Nobody waits for the answer any more: the instance stops working on it."""

@@ -17,6 +17,7 @@ from launcher.telemetry import metrics
 if TYPE_CHECKING:
     from launcher.proxy.desk import Desk
     from launcher.proxy.keys import Keys
+    from launcher.proxy.upload_memory import UploadMemory
 
 
 def stats(desk: Desk) -> dict[str, object]:
@@ -43,7 +44,7 @@ def stats(desk: Desk) -> dict[str, object]:
     }
 
 
-def values(desk: Desk, keys: Keys, connections: int) -> metrics.Values:
+def values(desk: Desk, keys: Keys, uploads: UploadMemory, connections: int) -> metrics.Values:
     """The sums as the values of telemetry.metrics.TABLE."""
     tally, fleet, scheduler = desk.tally, desk.fleet, desk.fleet.scheduler
     rows = list(fleet.table)
@@ -86,6 +87,9 @@ def values(desk: Desk, keys: Keys, connections: int) -> metrics.Values:
         },
         metrics.PARKED: {(name,): 0 if counts[name] else waiting[name] for name in names},
         metrics.CONTINUED: {(how,): tally.cut[how] for how in ("continued", "unfit", "failed")},
+        metrics.UPLOAD_BYTES: {(): uploads.used},
+        metrics.UPLOADS_WAITING: {(): uploads.waiting},
+        metrics.UPLOADS_REFUSED: {(): uploads.refused},
         metrics.CONNECTIONS: {(): connections},
         metrics.CONNECTIONS_REFUSED: {(): tally.connections_refused},
         **of_keys(keys, (outcome.value for outcome in Outcome)),

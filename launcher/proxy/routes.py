@@ -40,6 +40,7 @@ class Route:
     kind: Kind
     streams: bool = False  # it answers with an event stream where that is asked for
     ends_in_done: bool = False  # which ends in `data: [DONE]`
+    prompt: tuple[str, ...] = ()  # JSON: the fields that are computed, in the template's order; (): none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class NoMethod:
 
 _GET = ("GET", "HEAD")
 _POST = ("POST",)
+_CHAT = ("messages",)
+# Of the four ways to say it one is used (vLLM 0.32, entrypoints/pooling/scoring/protocol.py).
+_SCORED = ("queries", "text_1", "data_1", "documents", "items", "text_2", "data_2")
 
 ROUTES: tuple[Route, ...] = (
     Route("/health", _GET, Kind.HEALTH),
@@ -66,37 +70,43 @@ ROUTES: tuple[Route, ...] = (
     Route("/version", _GET, Kind.ANY),
     Route("/tokenizer_info", _GET, Kind.ANY),
     Route("/v1/models", _GET, Kind.MODELS),
-    Route("/v1/chat/completions", _POST, Kind.JSON, streams=True, ends_in_done=True),
-    Route("/v1/completions", _POST, Kind.JSON, streams=True, ends_in_done=True),
+    Route("/v1/chat/completions", _POST, Kind.JSON, streams=True, ends_in_done=True, prompt=_CHAT),
+    Route("/v1/completions", _POST, Kind.JSON, streams=True, ends_in_done=True, prompt=("prompt",)),
     Route("/v1/audio/transcriptions", _POST, Kind.FORM, streams=True, ends_in_done=True),
     Route("/v1/audio/translations", _POST, Kind.FORM, streams=True, ends_in_done=True),
-    Route("/v1/responses", _POST, Kind.JSON, streams=True),
-    Route("/v1/messages", _POST, Kind.JSON, streams=True),
+    Route("/v1/responses", _POST, Kind.JSON, streams=True, prompt=("instructions", "input")),
+    Route("/v1/messages", _POST, Kind.JSON, streams=True, prompt=("system", "messages")),
+    *(
+        Route(path, _POST, Kind.JSON, prompt=prompt)
+        for path, prompt in (
+            ("/v1/chat/completions/batch", _CHAT),
+            ("/v1/embeddings", ("messages", "input")),
+            ("/v1/score", _SCORED),
+            ("/score", _SCORED),
+            ("/v1/rerank", ("query", "documents")),
+            ("/v2/rerank", ("query", "documents")),
+            ("/rerank", ("query", "documents")),
+            ("/v1/systemone", ("instructions", "state", "questions")),
+            ("/v2/embed", ("texts", "inputs")),
+            ("/cohere/v2/chat", ("documents", "messages")),
+            ("/classify", ("messages", "input")),
+            ("/pooling", ("messages", "input", "data")),
+            ("/generative_scoring", ("query", "items")),
+            ("/inference/v1/generate", ("token_ids",)),
+        )
+    ),
+    # A tokenizer's or a template's work (vLLM 0.32, entrypoints/serve and scale_out): no prompt is computed.
     *(
         Route(path, _POST, Kind.JSON)
         for path in (
-            "/v1/chat/completions/batch",
             "/v1/chat/completions/render",
             "/v1/chat/completions/derender",
             "/v1/completions/render",
             "/v1/completions/derender",
             "/v1/messages/count_tokens",
             "/v1/messages/render",
-            "/v1/embeddings",
-            "/v1/score",
-            "/v1/rerank",
-            "/v1/systemone",
-            "/v2/rerank",
-            "/v2/embed",
-            "/cohere/v2/chat",
-            "/rerank",
-            "/score",
-            "/classify",
-            "/pooling",
-            "/generative_scoring",
             "/tokenize",
             "/detokenize",
-            "/inference/v1/generate",
         )
     ),
 )

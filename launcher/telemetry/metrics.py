@@ -61,6 +61,9 @@ KEY_TOKENS = "numa_launcher_key_tokens"
 OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
 OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
 OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
+UPLOAD_BYTES = "numa_launcher_upload_bytes"
+UPLOADS_WAITING = "numa_launcher_uploads_waiting"
+UPLOADS_REFUSED = "numa_launcher_uploads_refused"
 CONNECTIONS = "numa_launcher_connections"
 CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 
@@ -156,6 +159,17 @@ TABLE: tuple[Spec, ...] = (
     ),
     Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the external endpoint."),
     Spec(CONNECTIONS, MetricKind.GAUGE, "Clients that are connected."),
+    Spec(
+        UPLOAD_BYTES,
+        MetricKind.GAUGE,
+        "Memory taken by request bodies of more than 64 KiB while they are received.",
+    ),
+    Spec(UPLOADS_WAITING, MetricKind.GAUGE, "Request bodies that are not read for want of that memory."),
+    Spec(
+        UPLOADS_REFUSED,
+        MetricKind.COUNTER,
+        "Requests that got 503 because their bodies waited for it in vain.",
+    ),
     Spec(CONNECTIONS_REFUSED, MetricKind.COUNTER, "Connections closed at once: too many clients."),
 )
 

@@ -92,7 +92,7 @@ def _said(data: bytes) -> str:
 def check_peek(body: bytes) -> bool:
     """A body that is taken says the same to Python's parser, or is none to it; whether it was taken."""
     try:
-        peek = peek_json(body)
+        peek = peek_json(body, ("prompt", "messages"))
     except Refusal:
         return False
     try:
@@ -101,9 +101,9 @@ def check_peek(body: bytes) -> bool:
         return False
     assert peek.model == (said.get("model") or None)
     assert peek.stream == (said.get("stream") is True)
-    for kept, names in ((peek.prompt, ("messages", "prompt", "input")), (peek.tools, ("tools",))):
-        value = next((said[name] for name in names if name in said), None)
-        assert (json.loads(bytes(kept)) if kept else None) == value
+    for name in ("prompt", "messages", "tools"):
+        kept = peek.tools if name == "tools" else peek.prompt.get(name, b"")
+        assert (json.loads(bytes(kept)) if kept else None) == said.get(name)
     return True
 
 

@@ -123,9 +123,10 @@ async def test_a_keys_limits(build: Build, tmp_path: Path) -> None:
     status, retry = await ask("m")
     assert status == 429
     assert int(retry or 0) >= 1
-    assert (await ask("other"))[0] == 403
+    assert (await ask("other"))[0] == 429  # no body is read for it
     go.set()
     assert (await first)[0] == 200
+    assert (await ask("other"))[0] == 403
     assert (await ask("m"))[0] == 200
     assert house.balanced()
 
@@ -327,3 +328,54 @@ async def test_overflow_takes_what_has_no_room(
     go.set()
     assert {task[0] for task in await asyncio.gather(*inside)} == {200}
     assert house.balanced()
+
+
+WORDS = "word " * 4000
+PROMPTS = [
+    ("/v1/completions", {"messages": "x", "prompt": WORDS}),
+    ("/v1/completions", {"input": "x", "prompt": WORDS}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}], "prompt": "x", "input": "x"}),
+    ("/v1/responses", {"messages": "x", "prompt": {"id": "x"}, "input": "x", "instructions": WORDS}),
+    ("/v1/messages", {"messages": [], "system": WORDS, "prompt": "x"}),
+    ("/v1/embeddings", {"input": WORDS, "prompt": "x"}),
+    ("/v1/rerank", {"messages": "x", "query": "x", "documents": [WORDS]}),
+    ("/v1/score", {"messages": "x", "text_1": "x", "text_2": [WORDS]}),
+    ("/pooling", {"prompt": "x", "data": WORDS}),
+    ("/inference/v1/generate", {"prompt": "x", "token_ids": [12345] * 3000}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), PROMPTS)
+async def test_a_key_is_charged_for_what_the_route_computes(
+    build: Build, tmp_path: Path, path: str, fields: dict[str, object]
+) -> None:
+    """By estimate, when the request is admitted, whatever other fields it has."""
+    key = new_key(tmp_path / "keys", "app", tokens_per_minute=8000)
+    house = await build(api_keys_file=str(tmp_path / "keys"))
+    engine = await house.engine(0)
+    head = {"Authorization": f"Bearer {key}"}
+    held = asyncio.Semaphore(0)
+
+    async def script(call: Call) -> None:
+        await held.acquire()
+        await answer_chat(call)
+
+    engine.script = script
+    body = json.dumps({"model": "m", "max_tokens": 10, **fields})
+    first = asyncio.create_task(house.client.post(path, data=body, headers=head).__aenter__())
+    await until(lambda: len(engine.calls) == 1)
+    async with house.client.post(path, data=body, headers=head) as answer:
+        assert answer.status == 429
+    held.release()
+    assert (await first).status == 200
+    first.result().release()
+
+
+async def test_a_tokenizers_work_costs_a_key_nothing(build: Build, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "app", tokens_per_minute=10)
+    house = await build(api_keys_file=str(tmp_path / "keys"))
+    await house.engine(0)
+    body = json.dumps({"model": "m", "prompt": WORDS})
+    for path in ("/tokenize", "/v1/completions/render"):
+        async with house.client.post(path, data=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+            assert answer.status == 200

@@ -103,7 +103,7 @@ def test_changes_are_seen_within_a_second(path: Path) -> None:
     ann, record = make("ann", requests_per_minute=2)
     put(path, record)
     keys = Keys(str(path))
-    entry(keys, f"Bearer {ann}", now=10.0).limits.admit((), 10.0)
+    entry(keys, f"Bearer {ann}", now=10.0).limits.begin(10.0)
     bob, bob_record = make("bob")
     put(path, record, bob_record)
     refused(keys, f"Bearer {bob}", now=10.9)
@@ -124,7 +124,8 @@ def test_a_request_ends_under_the_name_that_it_began_under(path: Path) -> None:
     keys = Keys(str(path))
     before = entry(keys, f"Bearer {ann}")
     before.sums.accepted += 1
-    grant = before.limits.admit((), 0.0, 10)
+    grant = before.limits.begin(0.0)
+    grant.charge((), 0.0, 10)
     put(path, msgspec.structs.replace(record, name="bea"))
     after = entry(keys, f"Bearer {ann}", now=2.0)
     assert (after.name, after.limits.in_flight) == ("bea", 1)  # it is the same key

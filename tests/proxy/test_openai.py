@@ -99,6 +99,14 @@ def test_the_id_of_a_stored_response() -> None:
         ),
         (b'event: message_delta\ndata: {"usage":{"input_tokens":1,"output_tokens":2}}\n\n', (1, 2, None)),
         (b'event: message_delta\ndata: {"usage":{"output_tokens":2}}\n\n', None),
+        (
+            b'{"type":"message","usage":{"input_tokens":1,"output_tokens":2,"cache_read_input_tokens":128}}',
+            (129, 2, 128),
+        ),
+        (
+            b'{"usage":{"cache_creation_input_tokens":64,"cache_read_input_tokens":0,"input_tokens":1,"output_tokens":2}}',
+            (65, 2, 0),
+        ),
         (b'{"choices":[{"text":"\\"usage\\":{\\"prompt_tokens\\":3}"}]}', None),
         (b"{}", None),
     ],

@@ -9,6 +9,8 @@ from launcher.proxy.http1.fields import FIELD, ODD, TOKEN, VALUE
 
 MAX_SIZE_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8192
+MANY_CHUNKS = 4096  # after so many, the mean size of a request's chunks counts
+MIN_MEAN_CHUNK_BYTES = 64  # of a request; each chunk costs as much time as 1 KiB of data
 MAX_EXCESS_BYTES = 16384  # of size lines beyond 16 bytes + 2 x their chunk's size; Go's rule, CVE-2023-39326
 
 # RFC 9112 7.1.1; the space around ";" and "=" is that of the errata's BWS.
@@ -36,9 +38,24 @@ class BadFraming(Exception):  # noqa: N818 - the peer's fault, not ours
 class ChunkedDecoder:
     """One body. `feed` it as it comes; trailers are judged and left out (RFC 9112 7.1.2 allows that)."""
 
-    __slots__ = ("_excess", "_left", "_pending", "_state", "_trailer_bytes", "ended", "rest")
+    __slots__ = (
+        "_chunks",
+        "_excess",
+        "_left",
+        "_mean",
+        "_passed",
+        "_pending",
+        "_state",
+        "_trailer_bytes",
+        "ended",
+        "rest",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, min_mean: int = 0) -> None:
+        """`min_mean`: bytes that chunks must have on average once there are MANY_CHUNKS of them; 0: any."""
+        self._mean = min_mean
+        self._chunks = 0  # but for those that came alone, whole, in one read
+        self._passed = 0  # their bytes
         self.ended = False  # the last chunk and its trailers have come
         self.rest = b""  # what came after the end
         self._pending = b""  # of a line that is not whole yet
@@ -82,7 +99,10 @@ class ChunkedDecoder:
                 self._state = _State.CRLF
                 continue
             if self._state is _State.SIZE:
+                before = len(payload)
                 at = _whole_chunks(buffer, at, payload)
+                if self._mean and (whole := payload[before:]):
+                    self._judge_mean(len(whole), sum(map(len, whole)))
             end = self._line(buffer, at)
             if end < 0:
                 break
@@ -133,6 +153,14 @@ class ChunkedDecoder:
         self._excess = max(0, self._excess + len(line) - 16 - 2 * self._left)
         if self._excess > MAX_EXCESS_BYTES:
             raise BadFraming("there are more chunk extensions than data")
+        if self._mean and self._left:
+            self._judge_mean(1, self._left)
+
+    def _judge_mean(self, chunks: int, size: int) -> None:
+        self._chunks += chunks
+        self._passed += size
+        if self._chunks > MANY_CHUNKS and self._passed < self._chunks * self._mean:
+            raise BadFraming(f"its chunks have less than {self._mean} bytes on average")
 
     def _trailer(self, line: bytes) -> None:
         if line == b"\r\n":
@@ -144,8 +172,11 @@ class ChunkedDecoder:
 
 
 def _whole_chunks(buffer: bytes, at: int, payload: list[bytes]) -> int:
-    """Take chunks without extensions that are there from size to CRLF; where the first other thing begins."""
-    while (line := _PLAIN.match(buffer, at)) is not None:
+    """Take chunks without extensions that are there from size to CRLF, up to MANY_CHUNKS; where it stopped."""
+    for _ in range(MANY_CHUNKS):
+        line = _PLAIN.match(buffer, at)
+        if line is None:
+            break
         start = line.end()
         end = start + int(line[1], 16)
         if end == start or buffer[end : end + 2] != b"\r\n":

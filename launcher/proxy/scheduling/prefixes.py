@@ -7,53 +7,12 @@ the same with blocks of bytes of the JSON text as it was sent.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 
 BLOCK_BYTES = 512  # about one vLLM block on CPU: 128 tokens of 4 bytes
 LEAST_CAPACITY = 16  # blocks of an instance's cache, where it is learned
 MOST_CAPACITY = 262_144  # 32 million tokens
 MAX_BLOCKS = 4096  # 2 MiB of text is longer than any context
-MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
-_MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
-
-_MEDIA = re.compile(
-    rb';base64,|"data"\s*:\s*"'
-)  # a data URL (RFC 2397); OpenAI's input_audio, Anthropic's source
-_SIGNS = (re.compile(b";base64,"), re.compile(b'"data"'))  # found ten times as fast
-_QUOTE = re.compile(b'"')
-
-
-def without_media(raw: bytes | bytearray | memoryview) -> tuple[bytes | memoryview, bool]:
-    """A prompt's raw JSON text, with MEDIA_BYTES in place of each image or sound in base64; whether it has any.
-
-    How many tokens those are depends on the model, not on their bytes. Nothing large is copied.
-    """
-    text = memoryview(raw)
-    if not any(sign.search(text) for sign in _SIGNS):
-        return text, False
-    parts: list[bytes | memoryview] = []
-    at, found = 0, False
-    while (mark := _MEDIA.search(text, at)) is not None:
-        start = mark.end()
-        quote = _QUOTE.search(text, start)
-        if quote is None:
-            break
-        end = quote.start()
-        if end - start > MEDIA_BYTES:
-            found = True
-            parts += text[at:start], _stand_in(text, start, end)
-        else:
-            parts.append(text[at:end])
-        at = end
-    return (b"".join((*parts, text[at:])), True) if found else (text, False)
-
-
-def _stand_in(text: memoryview, start: int, end: int) -> bytes:
-    """The same for the same medium."""
-    ends = text[start : start + _MEDIA_ENDS].tobytes(), text[max(start, end - _MEDIA_ENDS) : end].tobytes()
-    name = b"%+020d" % hash((end - start, *ends))
-    return (name * (MEDIA_BYTES // len(name) + 1))[:MEDIA_BYTES]
 
 
 def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,12 +9,10 @@ from launcher.proxy.scheduling.prefixes import (
     BLOCK_BYTES,
     LEAST_CAPACITY,
     MAX_BLOCKS,
-    MEDIA_BYTES,
     MOST_CAPACITY,
     Ghosts,
     PrefixStore,
     fingerprint,
-    without_media,
 )
 
 
@@ -109,46 +106,3 @@ def test_capacity_is_learned_within_bounds() -> None:
     assert store.capacity == LEAST_CAPACITY
     store.resize(1e9)
     assert store.capacity == MOST_CAPACITY
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b'[{"image_url":{"url":"data:image/png;base64,', b'"}},{"text":"what is it?"}]'),
-        (b'[{"input_audio":{"format":"wav","data": "', b'"}}]'),
-        (b'[{"source":{"type":"base64","data":"', b'"}}]'),
-    ],
-)
-def test_a_medium_counts_for_no_more_than_it_is_worth(before: bytes, after: bytes) -> None:
-    def prompt(medium: bytes) -> bytes:
-        return before + medium + after
-
-    some, same, other = (without_media(prompt(char * 10**6)) for char in (b"A", b"A", b"B"))
-    assert some == same != other
-    assert some[1]
-    assert len(some[0]) == len(before) + MEDIA_BYTES + len(after)
-    assert some[0].startswith(before)
-    assert some[0].endswith(after)
-    longer = without_media(prompt(b"A" * (10**6 + 1)))
-    assert longer != some
-    small = prompt(b"A" * MEDIA_BYTES)
-    assert without_media(memoryview(small)) == (small, False)
-    two, found = without_media(prompt(b"A" * 10**6) + prompt(b"A" * 10**5))
-    assert found
-    assert two.startswith(some[0])
-    assert len(two) == 2 * len(some[0])
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b'[";base64,', b'["a \\"data\\": \\"' + b"x" * 9999 + b'"]', b'{"data":"']
-)
-def test_text_stays_as_it_is(text: bytes) -> None:
-    assert without_media(text) == (text, False)
-
-
-def test_nothing_large_is_copied() -> None:
-    text = b'[{"content":"' + b"words and more " * 1000 + b'"}]'
-    same, found = without_media(text)
-    assert not found
-    assert isinstance(same, memoryview)
-    assert same.obj is text

@@ -1,0 +1,104 @@
+"""Memory for the request bodies that are being received, over all clients: a bound, and a rule that ends.
+
+A body takes memory in steps, before it is read. Up to FREE_BYTES of each are not counted. A step comes from the pool
+(the whole less `largest`) as long as nobody who came earlier waits. When the pool is used up, bodies wait unread,
+and one of them at a time, the earliest, takes what it needs from the rest. As `largest` bytes hold any body, that one
+never waits for memory again: its client sends all of it or is given up, and all that it had goes to the next. So
+somebody can always go on, however many bodies stopped half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FREE_BYTES = 65536  # of each body: most requests are smaller, and wait for nobody
+STEP_BYTES = 1 << 20
+MAX_WAITING = 256  # each holds what was read with its head, 256 KiB at most
+
+
+class UploadMemory:
+    """The bound. Owned by the event loop."""
+
+    def __init__(self, total: int, largest: int) -> None:
+        """`total` bytes, of which `largest`, the size of the largest body, are lent to one body at a time."""
+        self._pool = max(0, total - largest)
+        self._pooled = 0  # taken from the pool
+        self._waiting: dict[Share, None] = {}
+        self._favoured: Share | None = None
+        self._number = 0
+        self.used = 0  # bytes
+        self.refused = 0  # bodies that waited in vain
+
+    @property
+    def waiting(self) -> int:
+        """Bodies that are not read for want of memory."""
+        return len(self._waiting)
+
+    def share(self, on_granted: Callable[[], None]) -> Share:
+        """A body begins to need memory; `on_granted` is called when it has waited for it and may be read on."""
+        self._number += 1
+        return Share(self, self._number, on_granted)
+
+    def ask(self, share: Share) -> bool:
+        """One step more. False: it has to wait."""
+        if not self._may_go_on(share):
+            self._waiting[share] = None
+            return False
+        self._grant(share)
+        return True
+
+    def _may_go_on(self, share: Share) -> bool:
+        if share is self._favoured:
+            return True
+        if any(other.number < share.number for other in self._waiting):
+            return False
+        if self._pooled + STEP_BYTES <= self._pool:
+            return True
+        if self._favoured is None:
+            self._favoured = share
+            return True
+        return False
+
+    def _grant(self, share: Share) -> None:
+        share.granted += STEP_BYTES
+        self.used += STEP_BYTES
+        if share is not self._favoured:
+            share.pooled += STEP_BYTES
+            self._pooled += STEP_BYTES
+
+    def give_back(self, share: Share) -> None:
+        """All that it had; those who wait go on."""
+        self._waiting.pop(share, None)
+        self.used -= share.granted
+        self._pooled -= share.pooled
+        share.granted = share.pooled = 0
+        if share is self._favoured:
+            self._favoured = None
+        while self._waiting:
+            first = min(self._waiting, key=lambda waiting: waiting.number)
+            if not self._may_go_on(first):
+                break
+            del self._waiting[first]
+            self._grant(first)
+            first.on_granted()
+
+
+class Share:
+    """One body's part of it."""
+
+    __slots__ = ("_memory", "granted", "number", "on_granted", "pooled")
+
+    def __init__(self, memory: UploadMemory, number: int, on_granted: Callable[[], None]) -> None:
+        self._memory = memory
+        self.number = number  # the earlier the smaller
+        self.on_granted = on_granted
+        self.granted = 0  # bytes
+        self.pooled = 0  # of these from the pool
+
+    def ask(self) -> bool:
+        """One step more. False: wait for `on_granted`."""
+        return self._memory.ask(self)
+
+    def give_back(self) -> None:
+        """The body is whole, or nobody wants it any more. A second call does nothing."""
+        self._memory.give_back(self)
