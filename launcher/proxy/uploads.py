@@ -18,7 +18,7 @@ from launcher.proxy.upload_memory import FREE_BYTES, MAX_WAITING, Share, UploadM
 # A larger body is looked at as it comes, a smaller one when it is whole: 30 ms for the worst.
 LARGE_BYTES = 1 << 20
 READ_BYTES = 262_144  # what one read may bring (uvloop)
-CHUNKED_BYTES = 65536  # of a chunked body in one turn: 5 ms for the smallest chunks
+CHUNKED_BYTES = 32_768  # of a chunked body in one turn: 10 ms for the smallest chunks
 RETRY_AFTER_S = 5  # when there is no memory for a body
 
 

@@ -9,7 +9,7 @@ from launcher.proxy.http1.fields import FIELD, ODD, TOKEN, VALUE
 
 MAX_SIZE_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8192
-MANY_CHUNKS = 4096  # after so many, the mean size of a request's chunks counts
+MANY_CHUNKS = 16384  # after so many, the mean size of a request's chunks counts
 MIN_MEAN_CHUNK_BYTES = 64  # of a request; each chunk costs as much time as 1 KiB of data
 MAX_EXCESS_BYTES = 16384  # of size lines beyond 16 bytes + 2 x their chunk's size; Go's rule, CVE-2023-39326
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder
+from launcher.proxy.http1.chunks import MANY_CHUNKS, MIN_MEAN_CHUNK_BYTES
 
 
 def read(data: bytes, step: int) -> tuple[bytes, ChunkedDecoder]:
@@ -96,3 +97,21 @@ def test_boundaries() -> None:
 def test_what_is_no_chunked_body(data: bytes, step: int) -> None:
     with pytest.raises(BadFraming):
         read(data, step)
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;a=b\r\nx\r\n"])
+def test_a_request_of_tiny_chunks_alone_ends(chunk: bytes) -> None:
+    reader = ChunkedDecoder(MIN_MEAN_CHUNK_BYTES)
+    assert reader.feed(chunk * MANY_CHUNKS) == b"x" * MANY_CHUNKS  # some are nobody's harm
+    with pytest.raises(BadFraming):
+        reader.feed(chunk * 2)
+    assert (
+        len(ChunkedDecoder().feed(chunk * 2 * MANY_CHUNKS)) == 2 * MANY_CHUNKS
+    )  # an instance's may be small
+
+
+def test_a_large_chunk_that_comes_in_drops_is_none_of_them() -> None:
+    reader = ChunkedDecoder(MIN_MEAN_CHUNK_BYTES)
+    reader.feed(b"fffff\r\n")
+    for _ in range(2 * MANY_CHUNKS):
+        assert reader.feed(b"x") == b"x"
