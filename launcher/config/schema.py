@@ -309,8 +309,24 @@ class Proxy(Section, frozen=True):
     client_keepalive_s: Annotated[
         Seconds, Meta(description="How long an idle client connection is kept.")
     ] = 75.0
+    slow_client_buffer_bytes: Annotated[
+        NonNegativeInt,
+        Meta(
+            description="Kept of answers for clients that take them slowly, so that instances are free; an eighth for one. "
+            "Beyond, an instance waits for its client."
+        ),
+    ] = 256 * 1024 * 1024
+    client_min_bytes_per_s: Annotated[
+        PositiveInt, Meta(description="What a client that is behind with its answer must take of it.")
+    ] = 1000
+    client_grace_s: Annotated[
+        Seconds,
+        Meta(
+            description="A client may take less so long while others wait for its instance, or that memory is full."
+        ),
+    ] = 10.0
     client_stall_timeout_s: Annotated[
-        Seconds, Meta(description="A client that takes nothing of its answer this long has gone.")
+        Seconds, Meta(description="A client may take less so long in all other cases; then it has gone.")
     ] = 300.0
     access_log: Annotated[
         Literal["all", "errors", "off"], Meta(description="Requests that get a line in the log.")

@@ -108,6 +108,7 @@ class FrontDoor:
         self.body_min_bytes_per_s = proxy.body_min_bytes_per_s
         self.keepalive_s = proxy.client_keepalive_s
         self.stall_timeout_s = proxy.client_stall_timeout_s
+        self.min_bytes_per_s = proxy.client_min_bytes_per_s
         self.max_body_bytes = proxy.max_body_bytes
         self.upload_wait_s = proxy.upload_wait_s
         self.upload_memory = UploadMemory(proxy.upload_max_bytes, proxy.max_body_bytes)
@@ -328,6 +329,15 @@ class FrontDoor:
     def closed(self, client: ClientConnection) -> None:
         """A client has gone."""
         self._clients.discard(client)
+        self.desk.slow_clients.remove(client)
+
+    def fell_behind(self, client: ClientConnection) -> None:
+        """Its buffers are full."""
+        self.desk.slow_clients.add(client)
+
+    def caught_up(self, client: ClientConnection) -> None:
+        """They are not any more."""
+        self.desk.slow_clients.remove(client)
 
     def begin(self, client: ClientConnection, head: RequestHead) -> Relay:
         """A request has begun; it may be answered at once."""
@@ -412,6 +422,7 @@ def _tick_interval(proxy: Proxy) -> float:
         proxy.keepalive_comment_s,
         proxy.hung_timeout_s,
         proxy.client_stall_timeout_s,
+        proxy.client_grace_s,
         proxy.client_keepalive_s,
     )
     return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))

@@ -125,6 +125,8 @@ class Attempt:
         """A piece of it."""
         self._reads += 1
         self.quick = None
+        if self._relay.delivery.full:
+            self._relay.client_paused()  # what is usual is not looked at: the clock does, and it comes in drops
         tracker = self.tracker
         if tracker is None:
             self._plain_part(payload, raw)

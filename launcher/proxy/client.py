@@ -21,6 +21,7 @@ from launcher.proxy.exchange import Exchange
 from launcher.proxy.forwarded import UNIX, peer_name
 from launcher.proxy.http1 import RequestHead, head_end, parse_request
 from launcher.proxy.openai import Refusal
+from launcher.proxy.slow_clients import Answering, Pace
 from launcher.proxy.uploads import Upload, start
 
 LINGER_S = 2.0  # for the rest of a body that was refused, once the client's side has all of the answer
@@ -31,7 +32,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger(__name__)
 
 
-class Request(uploads.Request, Protocol):
+class Request(uploads.Request, Answering, Protocol):
     """One request's life, as its connection sees it."""
 
     exchange: Exchange
@@ -39,11 +40,8 @@ class Request(uploads.Request, Protocol):
     def client_gone(self) -> None:
         """Nobody waits for the answer any more."""
 
-    def client_paused(self) -> None:
-        """The client's buffers are full."""
-
-    def client_resumed(self) -> None:
-        """They are not any more."""
+    def give_up(self, why: str) -> None:
+        """Its client is too slow: it gets no more."""
 
 
 class Door(uploads.Limits, Protocol):
@@ -51,7 +49,8 @@ class Door(uploads.Limits, Protocol):
 
     header_timeout_s: float
     keepalive_s: float
-    stall_timeout_s: float  # for a client that takes nothing of its answer
+    stall_timeout_s: float  # for a client that takes its answer more slowly than
+    min_bytes_per_s: int
     closing: bool
 
     def opened(self, client: ClientConnection) -> bool:
@@ -59,6 +58,12 @@ class Door(uploads.Limits, Protocol):
 
     def closed(self, client: ClientConnection) -> None:
         """A client has gone."""
+
+    def fell_behind(self, client: ClientConnection) -> None:
+        """Its buffers are full."""
+
+    def caught_up(self, client: ClientConnection) -> None:
+        """They are not any more."""
 
     def begin(self, client: ClientConnection, head: RequestHead) -> Request:
         """A request has begun; it may be answered at once."""
@@ -78,7 +83,7 @@ class ClientConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_buffer", "_deadline", "_door", "_loop", "_moved_at", "_paused_reading", "_request", "_scanned", "_served",
+        "_buffer", "_deadline", "_door", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
         "_state", "_transport", "_unsent", "_upload", "paused", "peer", "write",
     )  # fmt: skip
 
@@ -96,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
         self._paused_reading = False
         self._served = "-"  # id of the latest request
         self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
-        self._moved_at = 0.0  # when it took the last of them
+        self._pace: Pace | None = None  # how fast it takes them
         self.paused = False
         self.peer = UNIX  # the address of the other side
 
@@ -133,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read on."""
         state = self._state
-        if state is _State.HEAD:
+        if state is _State.HEAD and not self.paused:
             if self._buffer:
                 self._buffer += data
             else:
@@ -143,14 +148,14 @@ class ClientConnection(asyncio.Protocol):
         elif state is _State.BODY:
             if self._upload is not None:
                 self._upload.take(data)
-        elif state is _State.BUSY:
+        elif state is not _State.LINGER:  # no further request before the answer to the last one was taken
             self._buffer += data
             if len(self._buffer) > AHEAD_BYTES:
                 self.pause_reading()
 
     def _read(self) -> None:
         """Requests out of the buffer, as far as they are whole and nothing is being answered."""
-        while self._state is _State.HEAD and self._buffer:
+        while self._state is _State.HEAD and self._buffer and not self.paused:
             try:
                 end = head_end(self._buffer, 0, self._scanned)
                 if end < 0:
@@ -218,14 +223,18 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Its buffers are full."""
         self.paused = True
+        self._door.fell_behind(self)
         if self._request is not None:
             self._request.client_paused()
 
     def resume_writing(self) -> None:
         """There is room again."""
         self.paused = False
+        self._door.caught_up(self)
         if self._request is not None:
             self._request.client_resumed()
+        elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
+            self._loop.call_soon(self._next)
 
     @property
     def body_missing(self) -> bool:
@@ -240,10 +249,12 @@ class ClientConnection(asyncio.Protocol):
             return
         self._state = _State.HEAD
         self._deadline = self._loop.time() + self._door.keepalive_s
-        if self._buffer or self._paused_reading:
+        if (self._buffer or self._paused_reading) and not self.paused:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
+        if self.paused:
+            return
         self.resume_reading()
         if self._state is _State.HEAD and self._buffer:
             self._deadline = None
@@ -275,6 +286,27 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     @property
+    def answering(self) -> Request | None:
+        """The present request; None when all of the answer was written."""
+        return self._request
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that were written and wait in this process."""
+        return self._transport.get_write_buffer_size()
+
+    def drop(self, why: str) -> None:
+        """Close at once; the log and the request's record say why."""
+        request = self._request
+        if request is None:
+            self.give_up(why)
+            return
+        try:
+            request.give_up(why)
+        except Exception:
+            request.fault()
+
+    @property
     def unsent(self) -> int:
         """Bytes that were written and the client's side has not taken: the transport's, and the kernel's.
 
@@ -288,12 +320,12 @@ class ClientConnection(asyncio.Protocol):
         except (OSError, ValueError):  # it is closed
             return size
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "the connection is closed") -> None:
         """Close at once. What the client has not taken is lost, which the log tells: its answer counts as given."""
         if unsent := self.unsent:
             _LOG.info(
-                "request %s: its client has not taken the last %d bytes of the answer; the connection is closed",
-                self._served, unsent, extra={"request_id": self._served, "unsent": unsent},
+                "request %s: its client has not taken the last %d bytes of the answer; %s",
+                self._served, unsent, why, extra={"request_id": self._served, "unsent": unsent},
             )  # fmt: skip
         self.abort()
 
@@ -313,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
         if self._deadline is None or now < self._deadline:
             return
         self._deadline = None
-        if self._state is _State.HEAD and self._buffer:
+        if self._state is _State.HEAD and self._buffer and not self.paused:
             self._buffer = b""
             self._door.turn_away(
                 self, Refusal(408, "the request's head did not come in time", code="timeout", close=True)
@@ -322,14 +354,15 @@ class ClientConnection(asyncio.Protocol):
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
-        """Nothing more is awaited of the client; but while it takes of its answer, it gets all of it."""
-        unsent = self.unsent
-        if unsent != self._unsent:
-            self._unsent, self._moved_at = unsent, now
-            self._deadline = now  # look again at the next tick
-            if not unsent:
-                self._deadline += LINGER_S if self._state is _State.LINGER else self._door.keepalive_s
-        elif unsent and now - self._moved_at < self._door.stall_timeout_s:
-            self._deadline = now
-        else:
+        """Nothing more is awaited of the client; but while it takes its answer fast enough, it gets all of it."""
+        unsent, before = self.unsent, self._unsent
+        self._unsent = unsent
+        self._deadline = now  # look again at the next tick
+        if not unsent and not before:
+            self.give_up()
+        elif not unsent:
+            self._deadline += LINGER_S if self._state is _State.LINGER else self._door.keepalive_s
+        elif not before or self._pace is None:
+            self._pace = Pace(self._door.min_bytes_per_s, now)
+        elif self._pace.late_s(now, before - unsent) > self._door.stall_timeout_s:
             self.give_up()

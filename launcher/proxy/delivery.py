@@ -14,6 +14,7 @@ from typing import Protocol
 from launcher.proxy.exchange import Exchange
 from launcher.proxy.http1 import RequestHead, ResponseHead, client_head
 from launcher.proxy.openai import JSON, Refusal, error_event
+from launcher.proxy.slow_clients import SlowClient
 from launcher.proxy.sse import EventTracker
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -22,7 +23,7 @@ _NO_BODY = frozenset({204, 304})
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class Client(Protocol):
+class Client(SlowClient, Protocol):
     """The connection as an answer sees it."""
 
     paused: bool  # its buffers are full

@@ -18,6 +18,7 @@ from launcher.proxy.moves import Moves, setbacks_of
 from launcher.proxy.openai import Names
 from launcher.proxy.routes import GATHERED
 from launcher.proxy.scheduling.policies import Pick
+from launcher.proxy.slow_clients import SlowClients
 from launcher.telemetry.metrics import Timings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Desk:
         self.on_quiet: Callable[[], None] = lambda: None  # no request is in flight any more
         self.idle_timeout_s = proxy.idle_timeout_s
         self.comment_interval_s = proxy.keepalive_comment_s
-        self.client_stall_timeout_s = proxy.client_stall_timeout_s
+        self.slow_clients = SlowClients(proxy, self.now)
         self._access_log = proxy.access_log
         names = tuple(dict.fromkeys(model.name for model in models))
         aliases = {alias: model.name for model in models for alias in model.aliases}
@@ -178,6 +179,7 @@ class Desk:
                     scheduler.progress(relay.ticket, reads)
             except Exception:  # the clock goes on for the others
                 relay.fault()
+        self.slow_clients.tick(now, self.fleet.models_waited_for)
         for relay in self.fleet.expired(now):
             self.moves.expired(relay, now)
         self.fleet.tick(now)

@@ -181,6 +181,10 @@ class Fleet:
         """Requests in the queue."""
         return len(self._waiting)
 
+    def models_waited_for(self) -> set[str | None]:
+        """The models that requests in the queue want; None: any."""
+        return {ticket.demand.model for ticket in self._waiting}
+
     @property
     def queued(self) -> Iterable[Relay]:
         """The relays that wait."""

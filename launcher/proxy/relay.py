@@ -99,7 +99,7 @@ class Relay:
         self.setbacks: Setbacks | None = None
         self.deaths = 0  # instances that died with it before its first byte
         # Its client.
-        self.stalled_at: float | None = None  # since when the client takes nothing
+        self.stalled_at: float | None = None  # since when its instance waits for the client
         self._comment_at: float | None = None  # when a stream that waits gets a sign of life
 
     @property
@@ -156,16 +156,42 @@ class Relay:
         self._end(Outcome.COMPLETED if whole else Outcome.CLIENT_ABORTED)
 
     def client_paused(self) -> None:
-        """The client takes no more for now: nor do we."""
-        self.stalled_at = self._desk.now()
+        """The client takes no more for now: the rest is kept for it, and where there is no room its instance waits."""
+        if self.stalled_at is None:
+            if self._desk.slow_clients.has_room(self._client):
+                return
+            self.stalled_at = self._desk.now()
         if self.attempt is not None:
             self.attempt.pause()
 
     def client_resumed(self) -> None:
-        """It takes more."""
+        """It takes more, or there is room for the rest."""
+        if self.stalled_at is None:
+            return
         self.stalled_at = None
         if self.attempt is not None:
             self.attempt.resume(self._desk.now())
+
+    @property
+    def written(self) -> int:
+        """Bytes of its answer that its connection was given."""
+        return self.exchange.bytes_out + (0 if self.attempt is None else self.attempt.taken[1])
+
+    @property
+    def holds(self) -> str | None:
+        """The model of the instance that waits for the client; None while none does."""
+        if self.stalled_at is None:
+            return None
+        target = None if self.attempt is None else self.attempt.target
+        return "" if target is None else target.upstream.model  # no request waits for ""
+
+    def give_up(self, why: str) -> None:
+        """Its client is too slow: it gets no more, and the instance is free."""
+        if self.done:
+            return
+        self.exchange.reason = why
+        self.delivery.abort()
+        self.client_gone()
 
     # --- the scheduler's side ----------------------------------------------------------------------
 
@@ -485,14 +511,10 @@ class Relay:
         attempt, desk = self.attempt, self._desk
         if attempt is None:
             return 0
-        if self.stalled_at is None:
-            reads = attempt.watch(now, self.first_byte_timeout_s, desk.idle_timeout_s)
-            return reads if self.attempt is attempt else 0
-        if now - self.stalled_at > desk.client_stall_timeout_s:
-            self.exchange.reason = "the client takes nothing"
-            self.delivery.abort()
-            self.client_gone()
-        return 0
+        if self.stalled_at is not None:
+            return 0
+        reads = attempt.watch(now, self.first_byte_timeout_s, desk.idle_timeout_s)
+        return reads if self.attempt is attempt else 0
 
     def _plan_comment(self, now: float) -> None:
         if self._comment_at is None and self.streamed:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from launcher.printable import MAX_LINE, quoted
+from launcher.proxy import slow_clients
 from launcher.proxy.exchange import Exchange, Outcome
 from launcher.proxy.scheduling.upstreams import Upstream
 from launcher.proxy.values import of_keys, of_overflow
@@ -92,6 +93,11 @@ def values(desk: Desk, keys: Keys, uploads: UploadMemory, connections: int) -> m
         metrics.UPLOADS_REFUSED: {(): uploads.refused},
         metrics.CONNECTIONS: {(): connections},
         metrics.CONNECTIONS_REFUSED: {(): tally.connections_refused},
+        metrics.SLOW_CLIENTS: {(): len(desk.slow_clients)},
+        metrics.SLOW_CLIENT_BYTES: {(): desk.slow_clients.bytes},
+        metrics.SLOW_CLIENTS_GIVEN_UP: {
+            (reason,): desk.slow_clients.given_up[reason] for reason in slow_clients.REASONS
+        },
         **of_keys(keys, (outcome.value for outcome in Outcome)),
         **of_overflow(None if desk.application is None else desk.application.overflow),
     }

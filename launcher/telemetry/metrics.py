@@ -66,6 +66,9 @@ UPLOADS_WAITING = "numa_launcher_uploads_waiting"
 UPLOADS_REFUSED = "numa_launcher_uploads_refused"
 CONNECTIONS = "numa_launcher_connections"
 CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
+SLOW_CLIENTS = "numa_launcher_slow_clients"
+SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
+SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
 
 TABLE: tuple[Spec, ...] = (
     Spec(
@@ -171,6 +174,15 @@ TABLE: tuple[Spec, ...] = (
         "Requests that got 503 because their bodies waited for it in vain.",
     ),
     Spec(CONNECTIONS_REFUSED, MetricKind.COUNTER, "Connections closed at once: too many clients."),
+    Spec(SLOW_CLIENTS, MetricKind.GAUGE, "Clients that are behind with their answers."),
+    Spec(SLOW_CLIENT_BYTES, MetricKind.GAUGE, "Bytes of answers that are kept for them."),
+    Spec(
+        SLOW_CLIENTS_GIVEN_UP,
+        MetricKind.COUNTER,
+        "Clients that took less than client_min_bytes_per_s, and were closed: waiting (others waited for the instance), "
+        "memory (slow_client_buffer_bytes was full), timeout (client_stall_timeout_s).",
+        ("reason",),
+    ),
 )
 
 # From a cached answer to a long generation; seconds.

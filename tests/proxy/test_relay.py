@@ -558,7 +558,9 @@ async def test_a_client_that_leaves_at_done_has_got_its_answer(house: House) -> 
     assert house.balanced()
 
 
-async def test_a_slow_client_slows_its_instance_and_nobody_else(house: House) -> None:
+async def test_a_slow_client_slows_its_instance_and_nobody_else(build: Build) -> None:
+    """Where no memory is given to it."""
+    house = await build(slow_client_buffer_bytes=0)
     sent = 0
     piece = event("x" * 60_000)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +17,12 @@ from typing import Any
 import pytest
 from fakes import SOON_S
 from proxy.front_house import Build, House, until
-from proxy.scripted_engine import Call
+from proxy.scripted_engine import DONE, Call, FakeEngine, Script, event
 from proxy.test_tls import certify
 
 from launcher.proxy import app, client, listener
+from launcher.proxy.http1 import ChunkedDecoder
+from launcher.proxy.slow_clients import Pace
 
 ANSWER = b'{"x":"' + b"x" * 1_000_000 + b'"}'
 LISTENERS = ("tcp", "unix", "tls")
@@ -165,3 +169,205 @@ async def test_a_stop_does_not_outlast_its_grace(
         await house.door.stop(0.3)
     assert "has not taken" in caplog.text
     assert await slow.read(0) < len(ANSWER)
+
+
+# --- what they hold of instances, and of memory ----------------------------------------------------
+
+SEQS = 8  # of an engine of `House`
+EVENTS = 40
+EVENT = event("x" * 20_000)
+
+
+async def stream_of_events(call: Call) -> None:
+    """More than the kernel holds of a UNIX socket; to "next" a small answer."""
+    if b"next" in call.body:
+        await call.json({"ok": 1})
+        return
+    await call.start_stream()
+    for _ in range(EVENTS):
+        await call.chunk(EVENT)
+    await call.chunk(DONE)
+    await call.end_stream()
+
+
+async def endless_stream(call: Call) -> None:
+    if b"next" in call.body:
+        await call.json({"ok": 1})
+        return
+    await call.start_stream()
+    while True:
+        await call.chunk(EVENT)
+
+
+def body_of(answer: bytes) -> bytes:
+    return ChunkedDecoder().feed(answer.partition(b"\r\n\r\n")[2])
+
+
+def request_of(user: str, **more: object) -> bytes:
+    body = json.dumps({"model": "m", "messages": [], "user": user, **more}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@dataclass
+class Held:
+    """A front door, an instance that runs SEQS requests, and as many clients that have asked and do not read."""
+
+    house: House
+    engine: FakeEngine
+    clients: list[socket.socket]
+
+    async def next_one(self) -> bytes:
+        """One more request, by a client that reads."""
+        sock = await asyncio.to_thread(connect, self.house.door.endpoint)
+        try:
+            await asyncio.to_thread(sock.sendall, request_of("next"))
+            return await asyncio.to_thread(sock.recv, 65536)
+        finally:
+            sock.close()
+
+    def given_up(self) -> dict[str, int]:
+        return dict(self.house.door.desk.slow_clients.given_up)
+
+
+async def held(
+    build: Build, folder: Path, script: Script, asks: str = "slow", count: int = SEQS, **settings: object
+) -> Held:
+    house = await build(listen=(f"unix:{folder / 'front.sock'}",), **settings)
+    engine = await house.engine(0, script)
+    clients = []
+    for _ in range(count):
+        sock = await asyncio.to_thread(connect, house.door.endpoint)
+        house.stack.callback(sock.close)
+        await asyncio.to_thread(sock.sendall, request_of(asks, stream=True))
+        clients.append(sock)
+    await until(lambda: len(engine.calls) == min(count, SEQS))
+    return Held(house, engine, clients)
+
+
+async def test_instances_are_free_while_clients_do_not_read(build: Build, tmp_path: Path) -> None:
+    """The rest of their answers is kept for them, and they get all of it, byte for byte."""
+    made = await held(build, tmp_path, stream_of_events)
+    async with asyncio.timeout(SOON_S):
+        assert (await made.next_one()).startswith(b"HTTP/1.1 200 ")
+    await until(lambda: made.house.sums()["completed"] == SEQS + 1)
+    assert made.house.door.desk.slow_clients.bytes > 0
+    assert "\nnuma_launcher_slow_clients 8.0\n" in await made.house.door.metrics_page()
+    for sock in made.clients:
+        got = b""
+        while not got.endswith(b"\r\n0\r\n\r\n"):
+            got += await asyncio.to_thread(sock.recv, 1 << 20)
+        assert body_of(got) == EVENT * EVENTS + DONE
+    await until(lambda: not made.house.door.desk.slow_clients.bytes)
+    assert made.given_up() == {}
+
+
+@pytest.mark.parametrize("drop_s", [None, 0.01], ids=["nothing", "drops"])
+@pytest.mark.parametrize("buffer", [0, 1 << 20], ids=["no buffer", "full buffer"])
+async def test_who_holds_up_an_instance_is_given_up_when_others_wait(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, buffer: int, drop_s: float | None
+) -> None:
+    caplog.set_level(logging.INFO, "launcher.access")
+    made = await held(
+        build, tmp_path, endless_stream, slow_client_buffer_bytes=buffer, client_grace_s=0.5,
+        client_min_bytes_per_s=10_000,
+    )  # fmt: skip
+    stop = threading.Event()
+
+    def trickle(sock: socket.socket) -> None:
+        with suppress(OSError):
+            while drop_s is not None and not stop.wait(drop_s) and sock.recv(1):
+                pass
+
+    readers = [threading.Thread(target=trickle, args=(sock,)) for sock in made.clients]
+    for reader in readers:
+        reader.start()
+    try:
+        async with asyncio.timeout(SOON_S):
+            assert (await made.next_one()).startswith(b"HTTP/1.1 200 ")
+    finally:
+        stop.set()
+    for sock in made.clients:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    for reader in readers:
+        reader.join(SOON_S)
+    assert made.given_up().get("waiting", 0) + made.given_up().get("memory", 0) > 0
+    assert "timeout" not in made.given_up()
+    assert made.house.balanced()
+    assert made.house.suspects == []
+    lines = [record.getMessage() for record in caplog.records if record.name == "launcher.access"]
+    assert any("its client took fewer than 10000 bytes a second for 0.5 s while " in line for line in lines)
+
+
+async def test_nobody_is_given_up_while_nobody_waits(build: Build, tmp_path: Path) -> None:
+    made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=0, client_grace_s=0.1)
+    await asyncio.sleep(0.6)
+    assert made.given_up() == {}
+    assert made.house.sums()["in_flight"] == SEQS
+
+
+async def test_a_slow_client_above_the_rate_gets_all_of_its_answer_while_others_wait(
+    build: Build, tmp_path: Path
+) -> None:
+    made = await held(
+        build, tmp_path, stream_of_events, slow_client_buffer_bytes=0, client_grace_s=0.5,
+        client_min_bytes_per_s=20_000,
+    )  # fmt: skip
+    waiting = asyncio.create_task(made.next_one())
+    slow, *others = made.clients
+    got = b""
+    async with asyncio.timeout(SOON_S):
+        while not got.endswith(b"\r\n0\r\n\r\n"):  # 200,000 bytes a second at most, 4 s for all of it
+            got += await asyncio.to_thread(slow.recv, 10_000)
+            await asyncio.sleep(0.05)
+        assert (await waiting).startswith(b"HTTP/1.1 200 ")
+    assert body_of(got) == EVENT * EVENTS + DONE
+    assert len(others) >= made.given_up()["waiting"] > 0
+
+
+async def test_the_memory_for_slow_clients_is_bounded(build: Build, tmp_path: Path) -> None:
+    """Who takes nothing of it is given up when it is full; the instance waits until then."""
+    most = 1 << 20
+    made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=most, client_grace_s=60.0)
+    slow = made.house.door.desk.slow_clients
+    await until(lambda: slow.bytes > most / 4)
+    for _ in range(30):
+        await asyncio.sleep(0.02)
+        assert slow.bytes < 2 * most
+    assert sum(client.buffered for client in made.house.door._clients) < 2 * most
+    assert made.given_up() == {}
+
+
+async def test_no_further_request_is_begun_for_a_client_that_does_not_read(
+    build: Build, tmp_path: Path
+) -> None:
+    """Else one connection would hold an answer for each of the requests that it sent ahead."""
+
+    async def large(call: Call) -> None:
+        await call.json({"x": "x" * 900_000})
+
+    house = await build(listen=(f"unix:{tmp_path / 'front.sock'}",))
+    engine = await house.engine(0, large)
+    sock = await asyncio.to_thread(connect, house.door.endpoint)
+    house.stack.callback(sock.close)
+    asks = 20
+    await asyncio.to_thread(sock.sendall, request_of("ahead") * asks)
+    await until(lambda: house.sums()["completed"] == 1)
+    await asyncio.sleep(0.2)
+    assert len(engine.calls) == 1
+    got = 0
+    async with asyncio.timeout(SOON_S):
+        while got < asks * 900_000:
+            got += len(await asyncio.to_thread(sock.recv, 1 << 20))
+    assert len(engine.calls) == asks
+
+
+def test_pace_has_no_credit() -> None:
+    """What moved fast pays for no silence after it."""
+    pace = Pace(100, 0.0)
+    assert pace.late_s(10.0, 1_000_000) == 0.0
+    assert pace.late_s(15.0, 0) == 5.0
+    assert pace.late_s(20.0, 250) == 7.5
+    assert pace.late_s(20.0, -50) == 7.5  # what was written anew is no progress, and no harm
+    assert pace.late_s(30.0, 1_000) == 7.5
