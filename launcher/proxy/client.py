@@ -280,6 +280,8 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close without a clean end."""
+        if self.paused:
+            self._door.caught_up(self)
         self._request = None
         self._state = _State.LINGER
         self._drop_upload()
@@ -355,6 +357,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _out_of_time(self, now: float) -> None:
         """Nothing more is awaited of the client; but while it takes its answer fast enough, it gets all of it."""
+        if self.paused:  # it is behind: slow_clients judges that
+            self._deadline = now
+            return
         unsent, before = self.unsent, self._unsent
         self._unsent = unsent
         self._deadline = now  # look again at the next tick
