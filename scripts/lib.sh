@@ -58,7 +58,8 @@ quietly() {
   local log=$1 what=$2 status=0 began=$SECONDS
   shift 2
   printf '    %s ' "$what"
-  (trap - ERR INT TERM; while sleep 5 >/dev/null 2>&1; do printf '.'; done) &
+  # It ends with us where we are killed, and holds no lock of ours (scripts/install: 9).
+  (trap - ERR INT TERM EXIT; while sleep 5 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do printf '.'; done) 9>&- &
   heartbeat=$!
   printf '\n$ %s\n' "$*" >>"$log"
   "$@" >>"$log" 2>&1 </dev/null || status=$?

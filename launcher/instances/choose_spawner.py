@@ -114,7 +114,7 @@ def _must_be_units(config: Config, root: Path) -> bool:
 
 
 def as_instances_user(spawner: Spawner, config: Config) -> tuple[str, ...]:
-    """A command that runs the one after it as the instances' user, in their sandbox; empty where that is our own user."""
+    """A command that runs the one after it as the instances' user, in their sandbox; empty where they are our children."""
     return as_user(frame_of(config)) if isinstance(spawner, SystemdSpawner) else ()
 
 

@@ -55,7 +55,7 @@ _OWN: Final = frozenset(
 class CompileCaches:
     """Implements ports.Caches for engines that compile into TORCHINDUCTOR_CACHE_DIR and VLLM_CACHE_ROOT.
 
-    `become` is a command that runs the command after it as the instances' user; empty where that is our own user.
+    `become` is a command that runs the command after it as the instances' user; empty where they are our children.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, become: tuple[str, ...] = ()) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -125,15 +126,19 @@ def _load(path: Path) -> dict[int, Record]:
     return {record.slot: record for record in found.instances}
 
 
-def digest(launch: Launch) -> str:
+def digest(launch: Launch, prefix: str = sys.prefix) -> str:
     """A name for what an instance is started with: command, environment without secrets, kind of address.
 
     A loopback port is chosen anew for each launch, so its number does not count; nor does a secret's
-    value: a new token does not make a loaded model another one.
+    value: a new token does not make a loaded model another one. Nor does the folder of the release that we run from
+    (scripts/releases.sh; `prefix` is our environment): a new one with the same versions is no reason to load a model anew.
     """
     port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
     argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]
     env = {name: value for name, value in sorted(launch.env.items()) if name not in launch.secrets}
     where = launch.address.path if isinstance(launch.address, UnixAddress) else "tcp"
     text = json.dumps([argv, env, sorted(launch.secrets), where])
+    release = Path(prefix).parent
+    if release.parent.name == "releases":
+        text = text.replace(f"{release}/", f"{release.parent.parent}/")
     return hashlib.sha256(text.encode()).hexdigest()[:32]

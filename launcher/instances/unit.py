@@ -165,14 +165,14 @@ def properties(
 
 def as_user(frame: Frame) -> tuple[str, ...]:
     """systemd-run(1), to be followed by a command: it runs as the instances' user in their sandbox, in a unit of its
-    own, with our input and output. Empty where that user is root."""
-    if frame.user is None:
-        return ()
-    sandbox = [f"--property={name}={_TEXT.get(value, value)}" for name, _, value in SANDBOX]
+    own, with our input and output."""
+    user = (f"--uid={frame.user}", f"--gid={frame.user}")
+    sandbox = (f"--property={name}={_TEXT.get(value, value)}" for name, _, value in SANDBOX)
     return (
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", "--service-type=exec", f"--slice={frame.slice}"),
-        *(f"--uid={frame.user}", f"--gid={frame.user}", "--property=UMask=0007", "--property=RuntimeMaxSec=10min"),
-        *(f"--description={frame.prefix}: compile caches", *sandbox, "--"),
+        *(f"--description={frame.prefix}: compile caches", "--property=UMask=0007", "--property=RuntimeMaxSec=10min"),
+        *(() if frame.user is None else (*user, *sandbox)),
+        "--",
     )  # fmt: skip
 
 

@@ -90,3 +90,18 @@ def test_nothing_is_written_where_everybody_may_replace_it(tmp_path: Path) -> No
     assert list(folder.iterdir()) == []
     folder.chmod(0o1777)
     write_private(folder / "file", b"x")
+
+
+def test_another_release_of_the_same_versions_starts_the_same(tmp_path: Path) -> None:
+    """What an upgrade of numa-launcher alone leaves running; and what the layout before releases has started."""
+
+    def of(venv: str, version: str = "0.32.0") -> str:
+        env = {"VLLM_CACHE_ROOT": f"/var/cache/vllm{version}/slot0/vllm", "LD_PRELOAD": f"{venv}/lib/x.so"}
+        argv = ("numactl", "--membind=0", f"{venv}/bin/vllm", "serve", "/m")
+        return digest(Launch(argv, env, frozenset(), UnixAddress("/run/s")), venv)
+
+    opt = "/opt/numa-launcher"
+    same = {of(f"{opt}/releases/0.1-a/venv"), of(f"{opt}/releases/0.2-b/venv"), of(f"{opt}/venv")}
+    assert len(same) == 1
+    assert of(f"{opt}/releases/0.2-b/venv", "0.33.0") not in same
+    assert of("/srv/venv") not in same

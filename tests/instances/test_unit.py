@@ -59,7 +59,9 @@ def test_what_is_done_for_the_instances_is_done_in_their_sandbox() -> None:
     assert {"--uid=nl", "--gid=nl", "--slice=nl.slice", "--wait", "--pipe", "--property=NoNewPrivileges=yes",
             "--property=CapabilityBoundingSet=", "--property=ProtectSystem=full"} <= {*words}  # fmt: skip
     assert len([word for word in words if word.startswith("--property=")]) == len(SANDBOX) + 2
-    assert as_user(Frame()) == ()
+    of_root = as_user(Frame())
+    assert of_root[0] == "systemd-run"
+    assert not [word for word in of_root if "id=" in word or "NoNewPrivileges" in word]
 
 
 def test_limits_are_set_where_they_are_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""scripts/install and scripts/uninstall, as far as they go without being root; tests/host/test_oncall.py installs."""
+"""What scripts/install and scripts/uninstall say; tests/integration and tests/host run them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> 
     [
         (("--wheel",), "unknown argument '--wheel'"),
         (("--wheels",), "--wheels needs a folder"),
+        (("--keep", "0"), "--keep needs a number from 1 to 99, not '0'"),
+        (("--keep",), "--keep needs a number from 1 to 99, not ''"),
+        (("--root", "/nowhere"), "--root needs a folder, not '/nowhere'"),
         (("--wheels", "/nowhere"), "there is no wheel of numa-launcher in '/nowhere'"),
     ],
 )
@@ -64,7 +67,7 @@ def test_uninstall_takes_what_install_puts() -> None:
                  *(f"/usr/local/share/{file}" for file in SHELL_FILES.values())):  # fmt: skip
         assert path in done.stdout
     assert {path.name for path in (ROOT / "configs" / "shell").iterdir()} == SHELL_FILES.keys()
-    installs = (ROOT / "scripts" / "install").read_text()
+    installs = (ROOT / "scripts" / "releases.sh").read_text()
     for file, where in SHELL_FILES.items():
-        assert f"  {file}:{where}\n" in installs
+        assert f'"configs/shell/{file}:$share/{where}"\n' in installs
     assert {path.name for path in (ROOT / "systemd").iterdir()} == {*UNITS, "sysusers.conf", "tmpfiles.conf"}

@@ -22,7 +22,7 @@ from notes import ask, facts, note, request, sh, status, until
 
 UNIT = "numa-launcher"
 SLOTS = range(4)
-PREFIX = Path("/opt/numa-launcher/venv/bin")
+PREFIX = Path("/opt/numa-launcher/current/venv/bin")
 ENGINE = "/srv/fake_engine.py"
 TOKEN = "hf_thisIsAVeryPrivateToken"
 # Passwords in URLs: of a variable that instances are given, and of one that they inherit.
