@@ -14,6 +14,8 @@ from launcher.proxy.chunk_sizes import CHUNK_SIZES, LINE_BYTES, NEVER, SIZE_LINE
 
 Quick = Callable[[bytes], bool]
 
+_NOTHING: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -53,6 +55,8 @@ def quick_with_ids(frame: Frame, kept: Kept, write: Callable[[bytes], None], mov
         heads[size] = head = b"%x\r\n" % (len(prefix) + size + len(client_end) - 2) + prefix
         return head
 
+    several = _several_of(frame, heads, head_of)
+
     def quick(raw: bytes) -> bool:
         nonlocal prefix
         size = len(raw)
@@ -73,13 +77,13 @@ def quick_with_ids(frame: Frame, kept: Kept, write: Callable[[bytes], None], mov
             size = len(piece)
             out = (heads.get(size) or head_of(size)) + piece + client_end
         else:
-            found = [] if prefix is NEVER else _several(raw, frame)
-            if not found:
+            pieces, notes, outs = _NOTHING if prefix is NEVER else several(raw)
+            if not pieces:
                 return False
-            keep(b"".join([piece for piece, _ in found]))
-            note(b"".join([told for _, told in found]))
-            out = b"".join([head_of(len(piece)) + piece + client_end for piece, _ in found])
-            moved[0] += len(found)
+            keep(b"".join(pieces))
+            note(b"".join(notes))
+            out = b"".join(outs)
+            moved[0] += len(pieces)
         moved[1] += len(out)
         write(out)
         if len(text) > limit:
@@ -91,21 +95,38 @@ def quick_with_ids(frame: Frame, kept: Kept, write: Callable[[bytes], None], mov
     return quick
 
 
-def _several(raw: bytes, frame: Frame) -> list[tuple[bytes, bytes]]:
-    """Text and ids of several chunks in one read; none unless all are whole and ordinary."""
+def _several_of(
+    frame: Frame, heads: dict[int, bytes], head_of: Callable[[int], bytes]
+) -> Callable[[bytes], tuple[list[bytes], list[bytes], list[bytes]]]:
+    """A function: of several chunks in one read the texts, the ids, and the client's bytes."""
     prefix, until, end = frame.prefix, frame.until, frame.after + b"\r\n"
+    client_end = frame.suffix[1:] + b"\r\n"
     skip, between, tail = len(prefix), len(until), 1 - len(end)
-    size, at = len(raw), 0
-    found: list[tuple[bytes, bytes]] = []
-    while at < size:
-        event = raw.find(b"\n", at, at + LINE_BYTES) + 1
-        till = at + CHUNK_SIZES.get(raw[at:event], size + 1)
-        if till > size or not raw.startswith(prefix, event) or not raw.endswith(end, event + skip, till):
-            return []
-        cut = raw.find(b'"', event + skip, till) + 1
-        told = raw[cut + between : till + tail]
-        if not raw.startswith(until, cut) or told.find(b"]") != len(told) - 1:
-            return []
-        found.append((raw[event + skip : cut], told))
-        at = till
-    return found
+
+    def several(raw: bytes) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Nothing unless all are whole and ordinary."""
+        size, at = len(raw), 0
+        pieces: list[bytes] = []
+        notes: list[bytes] = []
+        outs: list[bytes] = []
+        while at < size:
+            event = raw.find(b"\n", at, at + LINE_BYTES) + 1
+            till = at + CHUNK_SIZES.get(raw[at:event], size + 1)
+            start = event + skip
+            cut = raw.find(b'"', start, till) + 1
+            told = raw[cut + between : till + tail]
+            if (
+                till > size
+                or not raw.startswith(prefix, event)
+                or not raw.endswith(end, start, till)
+                or not raw.startswith(until, cut)
+                or told.find(b"]") != len(told) - 1
+            ):
+                return _NOTHING
+            pieces.append(raw[start:cut])
+            notes.append(told)
+            outs += heads.get(cut - start) or head_of(cut - start), pieces[-1], client_end
+            at = till
+        return pieces, notes, outs
+
+    return several
