@@ -14,6 +14,8 @@ the relay reaches as one more upstream, through a socket pair.
     P  http1         HTTP/1.1 in bytes: heads, chunks, what passes from one side to the other
     P  routes        the allow-list: what an application may call, and how
     P  openai        what we must know of a request, and error bodies in OpenAI's form
+    P  forms         the same of a form;  json_reader  of a large body, as it comes
+    P  prompts       how long a prompt is, and how it begins
     P  sse           where events end, error events, [DONE]
     P  scheduling    the queue, the table of instances, the policies, what is learned of both
     P  transcript    what a client has been told so far; continuation, handover, rewriter: the rest from elsewhere
@@ -22,6 +24,7 @@ the relay reaches as one more upstream, through a socket pair.
     P  cors          whose pages may call;  server_timing  where the time went, for the client
     E  listener      listening sockets;  tls  their certificates
     E  client        one client's connection
+    E  uploads       a request's body while it is received;  upload_memory (P)  the memory of all of them
     E  links         connections to one instance
     E  relay         one request: its body, the instance that is asked, what its client has got, its end
     E  attempt       one asking of one instance: what comes back, and whether it is any use

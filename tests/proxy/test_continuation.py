@@ -344,6 +344,14 @@ def test_what_an_answer_hangs_on_besides_its_text_forbids_it(field: dict[str, An
     assert plan(**field) == NotExact(f"`{next(reversed(field))}` in the request")
 
 
+@pytest.mark.parametrize("kind", [[{}], {"x": 1}, "x", 1.5])
+def test_a_field_that_takes_long_to_read_forbids_it(kind: object) -> None:
+    """Instances take fields that they don't know, of any size; here they are read at once, while all others wait."""
+    found = plan(odd_field=[kind] * 100_000)
+    assert isinstance(found, NotExact)
+    assert "long" in found.reason
+
+
 def test_a_seed_matters_only_where_there_is_chance() -> None:
     assert plan(seed=3, temperature=1) == NotExact("`seed` in the request")
     assert isinstance(plan(seed=3), Continuation)

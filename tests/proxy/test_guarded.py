@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import ssl
 import subprocess
@@ -17,6 +18,7 @@ from proxy.scripted_engine import DONE, Call, answer_chat
 from launcher.config.schema import Model, Overflow, Proxy
 from launcher.proxy import keyfile, keystore
 from launcher.proxy.app import FrontDoor
+from launcher.proxy.moves import MAX_REWRITTEN_BYTES
 
 
 def new_key(path: Path, name: str, **fields: object) -> str:
@@ -313,6 +315,13 @@ async def test_overflow_takes_what_has_no_room(
     inside = [asyncio.create_task(ask(local)) for _ in range(8)]
     await until(lambda: len(engine.calls) == 8)
     assert (await ask(local))[0] == 429
+    assert seen == []
+    large = json.dumps({"model": "m", "messages": [], "pad": "x" * MAX_REWRITTEN_BYTES})
+    head = {"Authorization": f"Bearer {free}"}
+    async with house.client.post(
+        "/v1/chat/completions", data=io.BytesIO(large.encode()), headers=head
+    ) as answer:
+        assert answer.status == 429  # it would be made anew in one go
     assert seen == []
     status, body, by = await ask(free)
     assert (status, by) == (200, "overflow")
