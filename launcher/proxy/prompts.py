@@ -16,14 +16,14 @@ TEXT_BYTES = BLOCK_BYTES * MAX_BLOCKS  # what a fingerprint is made of
 MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
 _MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
 _SURE_BYTES = 1024  # of a medium; a shorter one is not looked at, which bounds the looks at one body
-_MARK_BYTES = 64  # more than any name and the space around its colon
+_MARK_BYTES = 256  # more than any name, the space around its colon and the head of a data URL
 
 # Where vLLM 0.32 takes media from (chat_utils.py, responses/protocol.py, anthropic/protocol.py): a data URL
 # (RFC 2397), OpenAI's input_audio, Anthropic's source.
 _MEDIUM = re.compile(
-    rb'"(?:(?:url|image_url|audio_url|video_url|file_url|file_data)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"data:'
+    rb'"(?:(?:url|image_url|audio_url|video_url|file_url|file_data)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"data:[^",\\]{0,128},'
     rb'|(?:data|file_data|image_embeds|audio_embeds)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")'
-    rb'(?=[^"]{%d})' % _SURE_BYTES
+    rb"(?=[A-Za-z0-9+/=_\\-]{%d})" % _SURE_BYTES  # base64; JSON may escape its slashes
 )
 _QUOTE = re.compile(b'"')
 # The first text of `system` from some agents, with a hash of the request in it (`cch=`); vLLM 0.32 leaves it out

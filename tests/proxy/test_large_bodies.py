@@ -52,7 +52,7 @@ JSONS = {
     "quotation marks": filled(CHAT, b'\\"', CHAT_END),
     "escapes": filled(CHAT, b"\\u00e9", CHAT_END),
     "letters": filled(CHAT, "é".encode(), CHAT_END),
-    "one picture": filled(b'{"model":"m","messages":[{"image_url":{"url":"data:', b"A", b'"}}]}'),
+    "one picture": filled(b'{"model":"m","messages":[{"image_url":{"url":"data:image/png;base64,', b"A", b'"}}]}'),
     "numbers": filled(b'{"model":"m","messages":[0', b",1", b"]}"),
     "small strings": filled(b'{"model":"m","messages":[0', b',""', b"]}"),
     "small arrays": filled(b'{"model":"m","messages":[0', b",[]", b"]}"),

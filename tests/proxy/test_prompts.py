@@ -17,8 +17,8 @@ def prompt_of(**fields: bytes) -> Prompt:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (b'[{"image_url":{"url":"data:', b'"}},{"text":"what is it?"}]'),
-        (b'[{"type":"input_image","image_url": "data:', b'"}]'),
+        (b'[{"image_url":{"url":"data:image/png;base64,', b'"}},{"text":"what is it?"}]'),
+        (b'[{"type":"input_image","image_url": "data:,', b'"}]'),
         (b'[{"input_audio":{"format":"wav","data": "', b'"}}]'),
         (b'[{"source":{"type":"base64","data":"', b'"}}]'),
     ],
@@ -50,6 +50,7 @@ def test_a_medium_counts_for_no_more_than_it_is_worth(before: bytes, after: byte
         b'{"data":"',
         b'{"data":"' + b"x" * 9999,
         b'[{"text":"data:image/png;base64,' + b"x" * 9999 + b'"}]',  # the model reads it as it is
+        b'[{"source":{"type":"text","data":"' + b"some words " * 999 + b'"}}]',
         b'[{"url":"https://' + b"x" * 9999 + b'"}]',
         b'"data:image/png;base64,' + b"x" * 9999 + b'"',
     ],
@@ -91,7 +92,7 @@ def test_what_an_agent_writes_of_each_request_is_no_part_of_the_prompt(line: byt
 
 
 @given(
-    st.lists(st.sampled_from([b'"url":"data:', b'"data" : "', b'"', b"A" * 1500, b"A" * 5000, b"\\", b"x"]), max_size=12),
+    st.lists(st.sampled_from([b'"url":"data:a/b,', b'"data" : "', b'"', b"A" * 1500, b"A" * 5000, b"\\", b"x"]), max_size=12),
     st.integers(1, 4000),
 )  # fmt: skip
 def test_media_are_found_as_they_come(parts: list[bytes], step: int) -> None:
