@@ -92,7 +92,7 @@ def test_what_an_agent_writes_of_each_request_is_no_part_of_the_prompt(line: byt
 
 
 @given(
-    st.lists(st.sampled_from([b'"url":"data:a/b,', b'"data" : "', b'"', b"A" * 1500, b"A" * 5000, b"\\", b"x"]), max_size=12),
+    st.lists(st.sampled_from([b'"url":"data:a/b,', b'"data" : "', b'"', b"A" * 1500, b"A" * 5000, b"\\"]), max_size=12),
     st.integers(1, 4000),
 )  # fmt: skip
 def test_media_are_found_as_they_come(parts: list[bytes], step: int) -> None:
