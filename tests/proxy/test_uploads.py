@@ -10,6 +10,8 @@ import pytest
 from proxy.front_house import Build, House, until
 from proxy.test_guarded import new_key
 
+from launcher.proxy.json_reader import JsonReader
+
 MIB = 1 << 20
 ROUTE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 
@@ -72,6 +74,36 @@ async def test_a_body_that_waits_in_vain_gets_503(build: Build, framing: bytes) 
     assert metric(await page_of(house), "uploads_refused_total") == 1
     holder.close()
     writer.close()
+    await until(lambda: house.door.upload_memory.used == 0)
+    assert house.balanced()
+
+
+async def test_so_many_may_wait(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds what came with its head; the next one is told at once."""
+    monkeypatch.setattr("launcher.proxy.uploads.MAX_WAITING", 2)
+    house = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
+    request = ROUTE + b"Content-Length: 3000000\r\n\r\n"
+    for count in range(3):
+        await house.raw(request)
+        await until(lambda: house.door.upload_memory.waiting == max(0, count))  # noqa: B023
+    reader, _ = await house.raw(request)
+    assert (await answered(reader))[0] == 503
+    assert house.door.upload_memory.waiting == 2
+
+
+async def test_a_fault_in_reading_a_large_body_ends_its_request_alone(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = await build()
+    await house.engine(0)
+    monkeypatch.setattr(JsonReader, "feed", lambda *_: 1 / 0)
+    body = body_of(3 * MIB)
+    reader, writer = await house.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert (await answered(reader))[0] == 502
+    assert "ZeroDivisionError" in caplog.text
+    writer.close()
+    async with house.chat() as answer:
+        assert answer.status == 200
     await until(lambda: house.door.upload_memory.used == 0)
     assert house.balanced()
 
