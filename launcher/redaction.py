@@ -27,62 +27,84 @@ _SECRET_NAME: Final = re.compile(
 _PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TOKEN"})
 
 # What a name in running text must look like. "max_tokens", "tokenizer", "token_ids" and "hf_token_file" are no secrets.
-_NO_FILE: Final = r"(?![\w.-]*[_-](?:file|path)\b)[\w.-]*"
-_WORDS: Final = (
-    r"[\w.-]*(?:secret(?!s_file)|passw(?:or)?d|passphrase|credential|_(?:pass|pwd)(?![\w.-]))" + _NO_FILE
+_WORDS: Final = re.compile(
+    r"secret(?!s_file)|passw(?:or)?d|passphrase|credential|_(?:pass|pwd)$", re.IGNORECASE
 )
-_KEYS: Final = (
-    r"[\w.-]*(?:token(?!s|i[zs]|_?ids?\b|_type|_timeout)|api[_-]?keys?|access[_-]?key|private[_-]?key)"
-    + _NO_FILE
+_KEYS: Final = re.compile(
+    r"token(?!s|[_-]s\b|i[zs]|_?ids?\b|_type|_timeout)|api[_-]?keys?|access[_-]?key|private[_-]?key",
+    re.IGNORECASE,
 )
-_NAME: Final = rf"(?:{_WORDS}|{_KEYS})"
+_FILE: Final = re.compile(r"[_-](?:file|path)\b", re.IGNORECASE)
+# Of a longer one the end counts, which stands before the value.
+_MAX_NAME: Final = 128
+_MAX_URL: Final = 1024
+
+# Every quantifier is possessive or has a bound: what is masked may have been written by somebody who wants it to take long.
+_NAME: Final = re.compile(r"""(?<![\w.-])(?:-[\w.-]++|[\w.-]++(?=\\?["']?\s{0,16}[=:]))""")
+_BEHIND_NAME: Final = re.compile(r"""\\?["']?\s{0,16}[=:]\s{0,16}""")
 # An ellipsis stands for a value, and so may errors of ours: "engine.env.HF_TOKEN: not text".
-_NONE: Final = r"""(?!["']\.\.\.["']|not text\b)"""
-_VALUE: Final = (
-    _NONE + r"""(?:\\["'][^"'\\\n]*|\[[^\]\n]*\]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s,;&"'}\])]+)"""
+_VALUE: Final = re.compile(
+    r"""(?!["']\.\.\.["']|not text\b)"""
+    r"""(?:\\["'][^"'\\\n]*+|\[[^\]\n]{0,4096}+\]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|[^\s,;&"'}\])]++)"""
 )
 # Behind a word such as "token" a count is no secret, and null is none.
-_NUMBER: Final = r"(?!(?:\d+(?:\.\d+)?|null|None|true|false|True|False)(?![\w.-]))"
+_NUMBER: Final = re.compile(r"(?:\d++(?:\.\d++)?|null|None|true|false|True|False)(?![\w.-])")
+# Behind an option: its values, up to the next one.
+_VALUES: Final = re.compile(r"""(=|[\s"',]{1,16})(?!-)[^\s"',\]]++(?:[ \t"',]{1,16}(?!-)[^\s"',\]]++)*+""")
 
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
+    (re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     # Headers, as curl, http.client and our own messages write them: all to the end of the value.
     (
         re.compile(
-            r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token)(\\?["']?\s*[:=,]\s*\\?["']?)[^"'\\\r\n]+"""
+            r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token)(\\?["']?\s{0,16}[:=,]\s{0,16}\\?["']?)[^"'\\\r\n]++"""
         ),
         rf"\1\2{MASK}",
     ),
-    (re.compile(r"\b([Bb]earer|Basic)(\s+)(?!auth)[\w.~+/=:-]{6,}"), rf"\1\2{MASK}"),
-    # --api-key VALUE VALUE, also as the items of a list: up to the next option.
-    (
-        re.compile(rf"""(?i)(--?{_NAME})(=|[\s"',]+)(?!-)[^\s"',\]]+(?:[ \t"',]+(?!-)[^\s"',\]]+)*"""),
-        rf"\1\2{MASK}",
-    ),
-    # NAME=value, "name": "value", name: [..]
-    (re.compile(rf"""(?i)(?<![\w/-])({_WORDS})(\\?["']?\s*[=:]\s*){_VALUE}"""), rf"\1\2{MASK}"),
-    (re.compile(rf"""(?i)(?<![\w/-])({_KEYS})(\\?["']?\s*[=:]\s*){_NUMBER}{_VALUE}"""), rf"\1\2{MASK}"),
+    (re.compile(r"\b([Bb]earer|Basic)(\s{1,16})(?!auth)[\w.~+/=:-]{6,}+"), rf"\1\2{MASK}"),
+)  # fmt: skip
+_FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     # https://user:password@host and https://token@host; a password with a slash or an @ of its own, too.
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/\"'?#]+@", re.IGNORECASE), rf"\1{MASK}@"),
+    (re.compile(rf"(://)[^\s/\"'?#]{{1,{_MAX_URL}}}@"), rf"\1{MASK}@"),
+    (re.compile(rf"(://)[^\s/@:\"']{{0,256}}:(?!\d{{1,5}}(?:[/?#]|\b(?!@)))[^\s@\"':]{{1,{_MAX_URL}}}@"), rf"\1{MASK}@"),
+    # http_proxy=user:password@host: curl and requests take a proxy without a scheme.
     (
         re.compile(
-            r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:\"']*:(?!\d{1,5}(?:[/?#]|\b(?!@)))[^\s@\"']+@", re.IGNORECASE
+            rf"""(?i)(_proxy(?:\\?["'])?\s{{0,16}}[=:]\s{{0,16}}(?:\\?["'])?)(?![a-z][a-z0-9+.-]{{0,24}}://)[^\s@"',]{{1,{_MAX_URL}}}@"""
         ),
         rf"\1{MASK}@",
     ),
-    # http_proxy=user:password@host: curl and requests take a proxy without a scheme.
-    (re.compile(r"""(?i)(\w*_proxy(?:\\?["'])?\s*[=:]\s*(?:\\?["'])?)(?![a-z][a-z0-9+.-]*://)[^\s@"',]+@"""), rf"\1{MASK}@"),
     # Signed URLs: Azure's, AWS's, Google's.
-    (re.compile(r"""(?i)([?&](?:sig|signature|[\w-]+-signature)=)[^\s&"']+"""), rf"\1{MASK}"),
+    (re.compile(r"""(?i)([?&](?:sig|signature|[\w-]{1,32}-signature)=)[^\s&"']++"""), rf"\1{MASK}"),
     # Keys with a form of their own: Hugging Face, OpenAI, ours, GitHub, AWS, Slack, JSON web tokens.
     (
         re.compile(
-            r"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{8,}|\bnl-[a-z2-7]{8}-[a-z2-7]{20,}|\bgh[pousr]_[A-Za-z0-9]{16,}|"
-            r"\bgithub_pat_\w{16,}|\bAKIA[0-9A-Z]{12,}|\bxox[abprs]-[\w-]{8,}|\beyJ[\w-]{6,}\.[\w-]{6,}\.?[\w-]*"
+            r"\bhf_[A-Za-z0-9]{8,}+|\bsk-[A-Za-z0-9_-]{8,}+|\bnl-[a-z2-7]{8}-[a-z2-7]{20,}+|\bgh[pousr]_[A-Za-z0-9]{16,}+|"
+            r"\bgithub_pat_\w{16,}+|\bAKIA[0-9A-Z]{12,}+|\bxox[abprs]-[\w-]{8,}+|\beyJ[\w-]{6,}+\.[\w-]{6,}+\.?[\w-]*+"
         ),
         MASK,
     ),
 )  # fmt: skip
+
+
+def _value_after(text: str, name: str, end: int) -> tuple[int, int] | None:
+    """Where the value stands whose name ends at `end`, if it is a secret's: NAME=value, "name": "value", --name value."""
+    option, name = name.startswith("-"), name.lstrip("-")[-_MAX_NAME:]
+    words, keys = _last(_WORDS, name), _last(_KEYS, name)
+    if not words and not keys:
+        return None
+    if option and (values := _VALUES.match(text, end)) is not None:
+        return values.end(1), values.end()
+    behind = None if option else _BEHIND_NAME.match(text, end)
+    if behind is None or (not words and _NUMBER.match(text, behind.end()) is not None):
+        return None
+    value = _VALUE.match(text, behind.end())
+    return None if value is None else value.span()
+
+
+def _last(pattern: re.Pattern[str], name: str) -> bool:
+    """Whether a word of this kind is in a name, and no word behind it says that a file or a path is meant."""
+    return any(_FILE.search(name, found.end()) is None for found in pattern.finditer(name))
 
 
 def is_secret_name(name: str) -> bool:
@@ -144,7 +166,23 @@ class Redactor:
             text = self._sub(self._known, MASK, text)
         for pattern, mask in _PATTERNS:
             text = self._sub(pattern, mask, text)
+        text = self._named_values(text)
+        for pattern, mask in _FORMS:
+            text = self._sub(pattern, mask, text)
         return text
+
+    def _named_values(self, text: str) -> str:
+        """The values of secret names and options masked. One pass: from name to name, and over what was masked."""
+        parts, done, at = [], 0, 0
+        while (name := _NAME.search(text, at)) is not None:
+            at = name.end()
+            if text[max(0, name.start() - 1) : name.start()] == "/" and not name[0].startswith("-"):
+                continue
+            if (span := _value_after(text, name[0], at)) is not None:
+                parts += [text[done : span[0]], MASK]
+                done = at = span[1]
+                self.count += 1
+        return "".join((*parts, text[done:])) if parts else text
 
     def _sub(self, pattern: re.Pattern[str], mask: str, text: str) -> str:
         text, found = pattern.subn(mask, text)
@@ -185,7 +223,7 @@ class Redactor:
             option = isinstance(item, str) and item.startswith("-")
             if option:
                 name, equals, _ = item.partition("=")
-                hiding = _OPTION.fullmatch(name) is not None
+                hiding = _is_option(name)
                 if hiding and equals:
                     self.count += 1
                     item, hiding = f"{name}={MASK}", False  # noqa: PLW2901
@@ -196,9 +234,15 @@ class Redactor:
         return found
 
 
-_USERINFO: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://([^\s/\"'?#]+|[^\s/@:\"']*:[^\s@\"']+)@")
-_BARE_USERINFO: Final = re.compile(r"([^\s@/]+)@")
-_OPTION: Final = re.compile(rf"--?{_NAME}", re.IGNORECASE)
+_USERINFO: Final = re.compile(
+    rf"://([^\s/\"'?#]{{1,{_MAX_URL}}}|[^\s/@:\"']{{0,256}}:[^\s@\"']{{1,{_MAX_URL}}})@"
+)
+_BARE_USERINFO: Final = re.compile(rf"([^\s@/]{{1,{_MAX_URL}}})@")
+
+
+def _is_option(word: str) -> bool:
+    name = word.lstrip("-")[-_MAX_NAME:]
+    return _last(_WORDS, name) or _last(_KEYS, name)
 
 
 def _written(value: str) -> set[str]:

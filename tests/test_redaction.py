@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -112,6 +113,7 @@ def test_a_secret_is_masked_by_its_form(value: str) -> None:
         "https://huggingface.co/org/model@main and http://127.0.0.1:8000/v1/a@b",
         "http_proxy=http://proxy.example:3128 no_proxy=localhost",
         "OLDPWD=/srv BYPASS=1 compass=north",
+        "fake_engine.py --token-s 0.3 --allocate 48",
         "git@github.com:org/repository, mail somebody@example.org",
     ],
 )  # fmt: skip
@@ -224,3 +226,25 @@ def test_arguments() -> None:
         "vllm", "serve", "m", "--hf-token", MASK, "--port=80", f"--api-key={MASK}", "--index", f"https://{MASK}@h/x",
     ]  # fmt: skip
     assert secret_arguments(words) == ["a1", "b2", "u:c3", "c3"]
+
+
+# What makes a regular expression look at the same characters again and again, as a line of an instance may.
+SLOW = (
+    "a.", "a-", "a+", "--a", "a://b:", "://", "://:", "://a:b", "token.", "token_", "_proxy", "_proxy=", "a_proxy=x",
+    "token:", 'token="', "token=[", "--token ", "--token, ", "secret", "eyJaaaaaa.", "Bearer ", "-----BEGIN ",
+    "authorization", "cookie: ", "?a-", "&sig", '\\"', "api_key: [", "hf_", "github_pat_",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", SLOW)
+def test_no_line_takes_long(unit: str) -> None:
+    """Eight times the text may take at most some ten times as long, not 64 times; counted in the process's own time."""
+
+    def seconds(length: int) -> float:
+        text = (unit * length)[:length] + " end"
+        began = time.process_time()
+        Redactor().text(text)
+        return time.process_time() - began
+
+    short = max(min(seconds(8_192) for _ in range(3)), 0.001)
+    assert min(seconds(65_536) for _ in range(2)) < 30 * short
