@@ -40,9 +40,10 @@ def kv_type(subject: Subject) -> Iterator[Finding]:
 
 
 def tied_embeddings(subject: Subject) -> Iterator[Finding]:
-    """Without prepacking, zentorch_linear_unary repacks the weight that it is given in place, and with tied
+    """Without prepacking, ZenDNN may repack the weight that zentorch_linear_unary is given, in place; with tied
     embeddings that weight is read again as the other of the two (vllm/model_executor/layers/utils.py, 0.32:
-    dispatch_cpu_unquantized_gemm; zentorch 2.13.0.1). Greedy tokens then differ from vLLM's without ZenTorch."""
+    dispatch_cpu_unquantized_gemm keeps a view of it). Greedy tokens then differ from vLLM's without ZenTorch.
+    zentorch 2.13.0.1 on a Zen 5 repacks in place with ZENDNNL_MATMUL_WEIGHT_CACHE=2 and not with its default of 1."""
     if not _uses_zentorch(subject):
         return
     for model, profile in subject.models():

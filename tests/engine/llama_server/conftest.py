@@ -1,0 +1,97 @@
+"""A daemon over two real llama-servers, started by the command that configs/command-engine.toml shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine.llama_server import gguf_file
+from integration.conftest import DaemonProcess
+
+from launcher.engines import tiny_model
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "configs/command-engine.toml"
+VARIABLE = "NUMA_LAUNCHER_TEST_LLAMA_SERVER"
+
+
+def binary() -> Path:
+    """Where the program is looked for."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(VARIABLE) or Path(cache) / "numa-launcher-tests/llama-server")
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> str:
+    """The program; a skip that is counted where nobody has built it."""
+    path = binary()
+    if VARIABLE not in os.environ and not path.exists():
+        pytest.skip(f"no llama-server at {path}: build it with scripts/build-llama-server (8 minutes)")
+    assert os.access(path, os.X_OK), f"{VARIABLE}={path} is no program"
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as vLLM reads it."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny_model.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gguf(model_folder: Path) -> Path:
+    """The same weights and tokenizer as one GGUF file."""
+    file = model_folder.parent / "tiny.gguf"
+    gguf_file.write(model_folder, file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def config(llama_server: str, gguf: Path) -> Callable[..., str]:
+    """The example with the program's path, a small context, and `more` of configuration."""
+
+    def make(more: str = "", instances: int = 2, stall_s: float = 5.0) -> str:
+        command = tomllib.loads(EXAMPLE.read_text())["engine"]["command"]
+        assert command[0] == "llama-server"
+        command = [llama_server, *command[1:]]
+        command[command.index("--ctx-size") + 1] = "16384"
+        return f"""
+[[models]]
+name = "tiny"
+path = {json.dumps(str(gguf))}
+[layout]
+instances_per_socket = {instances}
+reserve_cores = 0
+[engine]
+kind = "command"
+command = {json.dumps(command)}
+[supervision]
+probe_interval_s = 0.5
+backoff_initial_s = 0.2
+stall_timeout_s = {stall_s}
+{more}
+"""
+
+    return make
+
+
+@pytest.fixture
+def start_llama(config: Callable[..., str], tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Start a daemon and wait for its instances; each is ended and must leave nothing."""
+    running: list[DaemonProcess] = []
+
+    def begin(more: str = "", instances: int = 2, stall_s: float = 5.0) -> DaemonProcess:
+        folder = tmp_path / f"d{len(running)}"
+        folder.mkdir()
+        daemon = DaemonProcess(folder, config(more, instances, stall_s))
+        running.append(daemon)
+        daemon.wait_ready(instances)
+        return daemon
+
+    yield begin
+    for daemon in running:
+        daemon.end()

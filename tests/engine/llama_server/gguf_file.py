@@ -1,0 +1,121 @@
+"""A model of ours as one GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), weights as float32."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from safetensors.torch import load_file
+
+ALIGNMENT: Final = 32
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_NORMAL, _CONTROL = 1, 3  # llama_token_type
+_NAMES: Final = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def write(folder: Path, file: Path) -> None:
+    """The Llama that launcher.engines.tiny_model made in `folder`, as `file`."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {
+        _name(name): _values(name, tensor.float().numpy(), config)
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    with file.open("wb") as out:
+        pairs = {**_shape(config), **_tokenizer(folder, config)}
+        out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)))
+        for key, value in pairs.items():
+            _put_string(out, key)
+            _put(out, value)
+        offset = 0
+        for name, values in tensors.items():
+            _put_string(out, name)
+            out.write(struct.pack(f"<I{values.ndim}QIQ", values.ndim, *reversed(values.shape), 0, offset))
+            offset += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
+        for values in tensors.values():
+            out.write(bytes(-out.tell() % ALIGNMENT))
+            out.write(values.tobytes())
+        out.write(bytes(-out.tell() % ALIGNMENT))
+
+
+def _name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.weight"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest]}.weight"
+
+
+def _values(name: str, values: np.ndarray[Any, Any], config: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """llama.cpp rotates neighbours, transformers halves: rows of Q and K change places (convert_hf_to_gguf.py)."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return values
+    n, (rows, columns) = config[heads], values.shape
+    return values.reshape(n, 2, rows // n // 2, columns).swapaxes(1, 2).reshape(rows, columns).copy()
+
+
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.context_length": config["max_position_embeddings"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.attention.head_count": config["num_attention_heads"],
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "llama.rope.dimension_count": config["head_dim"],
+        "llama.rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "llama.vocab_size": config["vocab_size"],
+    }
+
+
+def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    words = sorted(whole["model"]["vocab"].items(), key=lambda item: item[1])
+    special = {token["id"] for token in whole["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [word for word, _ in words],
+        "tokenizer.ggml.token_type": [_CONTROL if i in special else _NORMAL for _, i in words],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in whole["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": config["bos_token_id"],
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        "tokenizer.ggml.padding_token_id": config["pad_token_id"],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
+    }
+
+
+def _put(out: BinaryIO, value: Any) -> None:
+    match value:
+        case bool():
+            out.write(struct.pack("<I?", _BOOL, value))
+        case int():
+            out.write(struct.pack("<II", _U32, value))
+        case float():
+            out.write(struct.pack("<If", _F32, value))
+        case str():
+            out.write(struct.pack("<I", _STRING))
+            _put_string(out, value)
+        case [str(), *_]:
+            out.write(struct.pack("<IIQ", _ARRAY, _STRING, len(value)))
+            for word in value:
+                _put_string(out, word)
+        case _:
+            out.write(struct.pack(f"<IIQ{len(value)}i", _ARRAY, _I32, len(value), *value))
+
+
+def _put_string(out: BinaryIO, text: str) -> None:
+    data = text.encode()
+    out.write(struct.pack("<Q", len(data)) + data)

@@ -1,0 +1,237 @@
+"""Two real llama-servers: placement, answers, connections, restarts under load, a hang, a stop with an open stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from integration.conftest import DaemonProcess, eventually
+from integration.load import Load
+
+from launcher.cpuset import CpuSet
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+Start = Callable[..., DaemonProcess]
+PROMPTS = ([40, 41, 42, 300, 301], [7, 600, 601, 602], [500, 11, 12, 13, 14, 15])
+TOKENS = 32
+
+
+def engine_of(slot: dict[str, Any]) -> psutil.Process:
+    """The llama-server of a slot."""
+    root = psutil.Process(slot["pid"])
+    return next(p for p in (root, *root.children(recursive=True)) if p.name() == "llama-server")
+
+
+def ask(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    """Status and JSON of one request through the endpoint."""
+
+    async def post() -> tuple[int, Any]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{daemon.url}{path}", json=body) as response,
+        ):
+            return response.status, await response.json()
+
+    return asyncio.run(post())
+
+
+def test_every_thread_and_the_weights_are_where_the_plan_says(start_llama: Start) -> None:
+    daemon = start_llama()
+    status, answer = ask(daemon, "/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 8})
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
+    slots = daemon.status()["slots"]
+    assert CpuSet.parse(slots[0]["cpus"]).isdisjoint(CpuSet.parse(slots[1]["cpus"]))
+    for slot in slots:
+        engine = engine_of(slot)
+        threads = str(len(CpuSet.parse(slot["cpus"])))
+        assert engine.cmdline()[engine.cmdline().index("--threads") + 1] == threads
+        for task in Path(f"/proc/{engine.pid}/task").iterdir():
+            line = next(
+                s for s in (task / "status").read_text().splitlines() if s.startswith("Cpus_allowed_list:")
+            )
+            assert CpuSet.parse(line.split(":")[1]) <= CpuSet.parse(slot["cpus"])
+        # --load-mode none: no page of the file is mapped.
+        assert ".gguf" not in Path(f"/proc/{engine.pid}/maps").read_text()
+    verified = json.loads(daemon.cli("verify", "--json").stdout)
+    assert [slot["verified"]["problems"] for slot in verified["slots"]] == [[], []]
+
+
+VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=8,
+              kv_cache_memory_bytes=64 << 20)
+    sampling = SamplingParams(temperature=0, max_tokens=int(sys.argv[2]), ignore_eos=True)
+    prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[3])]
+    print("TOKENS", json.dumps([list(out.outputs[0].token_ids) for out in llm.generate(prompts, sampling)]))
+"""
+
+
+def test_the_same_weights_give_vllms_greedy_tokens(
+    start_llama: Start, model_folder: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "vllm_tokens.py"
+    script.write_text(VLLM)
+    done = subprocess.run(
+        [sys.executable, str(script), str(model_folder), str(TOKENS), json.dumps(PROMPTS)],
+        capture_output=True, text=True, check=False, timeout=900,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = json.loads(next(s for s in done.stdout.splitlines() if s.startswith("TOKENS"))[7:])
+    daemon = start_llama()
+    for slot in (0, 1):
+        found = [
+            daemon.post(
+                slot,
+                "/completion",
+                {
+                    "prompt": ids,
+                    "n_predict": TOKENS,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "return_tokens": True,
+                },
+            )["tokens"]
+            for ids in PROMPTS
+        ]
+        assert found == expected
+
+
+def test_a_model_that_is_not_ours_and_a_prompt_that_is_too_long(start_llama: Start) -> None:
+    daemon = start_llama()
+    # The server would answer to any name.
+    status, error = ask(daemon, "/v1/completions", {"model": "other", "prompt": "Hello", "max_tokens": 1})
+    assert (status, error["error"]["code"]) == (404, "model_not_found")
+    before = daemon.status()
+    for stream in (False, True):
+        body = {"model": "tiny", "prompt": [40] * 5000, "max_tokens": 4, "stream": stream}
+        status, error = ask(daemon, "/v1/completions", body)
+        assert (status, error["error"]["type"]) == (400, "exceed_context_size_error")
+    after = daemon.status()
+    # One try each, no instance blamed.
+    assert after["requests"]["failed"] == before["requests"]["failed"] == 0
+    assert after["ready"] == 2
+    assert [slot["restarts"] for slot in after["slots"]] == [0, 0]
+
+
+def test_connections_that_it_closes_fail_nothing(start_llama: Start) -> None:
+    """cpp-httplib closes a kept connection after 5 s of idleness and after its 100th request."""
+    daemon = start_llama(instances=1)
+
+    async def many() -> list[int]:
+        async with aiohttp.ClientSession() as session:
+
+            async def one() -> int:
+                body = {"model": "tiny", "prompt": "Hello", "max_tokens": 1}
+                async with session.post(f"{daemon.url}/v1/completions", json=body) as response:
+                    await response.read()
+                    return response.status
+
+            found = [await one() for _ in range(250)]
+            for pause in (1.9, 4.9, 5.1, 6.0):
+                await asyncio.sleep(pause)
+                found += [await one(), *await asyncio.gather(*(one() for _ in range(8)))]
+            return found
+
+    assert set(asyncio.run(many())) == {200}
+    status = daemon.status()
+    assert (status["requests"]["failed"], status["requests"]["rejected"]) == (0, 0)
+    assert status["slots"][0]["restarts"] == 0
+    assert "ejected" not in daemon.log.read_text()
+
+
+def test_status_shows_its_own_counters(start_llama: Start) -> None:
+    daemon = start_llama()
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+        eventually(lambda: load.tally.completed >= 50, what="answers")
+        slots = eventually(
+            lambda: [
+                slot
+                for slot in daemon.status()["slots"]
+                if slot["load"] and slot["load"]["generated"] and slot["tokens_per_s"]
+            ],
+            what="counters in status",
+        )
+        assert slots[0]["load"]["steps"] > 0
+        assert not slots[0]["load"]["rounded"]
+    assert load.tally.failures == []
+
+
+def test_restarts_under_load_are_honest(start_llama: Start) -> None:
+    daemon = start_llama()
+    with Load(daemon.url, "tiny", workers=6, max_tokens=60) as load:
+        eventually(lambda: load.tally.completed >= 20, what="answers")
+        for slot in (0, 1, 0):
+            done = daemon.cli("restart", str(slot))
+            assert done.returncode == 0, done.stderr
+            daemon.wait_ready(2)
+        # Killed: what is lost is told or goes on elsewhere, and its socket lies there for the next one.
+        engine_of(daemon.slot(0)).kill()
+        eventually(
+            lambda: daemon.slot(0)["restarts"] >= 1 and daemon.status()["ready"] == 2, what="a restart"
+        )
+        before = load.tally.completed
+        eventually(lambda: load.tally.completed >= before + 20, what="answers")
+    tally = load.tally
+    assert len(tally.failures) == tally.honest, tally.failures
+
+
+def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
+    daemon = start_llama()
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+        eventually(lambda: load.tally.completed >= 20, what="answers")
+        slot = daemon.slot(1)
+        engine_of(slot).send_signal(signal.SIGSTOP)
+        eventually(
+            lambda: daemon.slot(1)["generation"] > slot["generation"], 120, "the hung one to be replaced"
+        )
+        daemon.wait_ready(2)
+    tally = load.tally
+    assert len(tally.failures) == tally.honest, tally.failures
+    assert daemon.slot(1)["last_cause"]["name"] == "hung"
+
+
+def test_a_stop_with_an_open_stream_ends_it_honestly(start_llama: Start) -> None:
+    """llama-server itself says nothing on such a stream after SIGTERM; here it can't, so that nothing depends on how
+    soon it ends by itself."""
+    limits = "drain_timeout_s = 1\nstop_timeout_s = 2\n"
+    daemon = start_llama(limits, instances=1, stall_s=600)
+    engine = engine_of(daemon.slot(0))
+
+    async def stopped() -> bytes:
+        # A seeded sampler can't go on elsewhere; another stream would wait for an instance.
+        body = {
+            "model": "tiny",
+            "prompt": "Hello",
+            "max_tokens": 2000,
+            "stream": True,
+            "ignore_eos": True,
+            "seed": 7,
+        }
+        async with aiohttp.ClientSession() as session:
+            response = await session.post(f"{daemon.url}/v1/completions", json=body)
+            assert b"choices" in await response.content.readuntil(b"\n\n")
+            engine.send_signal(signal.SIGSTOP)
+            stopping = asyncio.create_task(asyncio.to_thread(daemon.cli, "stop", "0", "--force"))
+            rest = await response.content.read()
+            done = await stopping
+            assert done.returncode == 0, done.stderr
+            return rest
+
+    rest = asyncio.run(stopped())
+    assert b'"error"' in rest
+    assert b"[DONE]" not in rest
+    assert daemon.slot(0)["state"] == "stopped"
