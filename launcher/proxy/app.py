@@ -342,15 +342,12 @@ class FrontDoor:
     def begin(self, client: ClientConnection, head: RequestHead) -> Relay:
         """A request has begun; it may be answered at once."""
         path, _query = split_target(head.target)
-        exchange = Exchange(
-            head.sent_id or next(self._ids), head.method, path, self._loop.time(), client.peer
-        )
+        exchange = Exchange(head.sent_id or next(self._ids), head.method, path, self._loop.time())
         found = match(head.method, path)
         well = found if isinstance(found, Match) else None
         relay = Relay(self.desk, client, head, well, exchange)
-        if self._proxies is not None and self._proxies.trusts(client.peer):
-            exchange.client = self._proxies.client_of(head, client.peer)
-            relay.forwarded = appended(head, client.peer)
+        if self._proxies is not None and self._proxies.trusts(peer := client.peer):
+            relay.forwarded = appended(head, peer)
         try:
             if self._cors.enabled and self._allow_origin(relay, head):
                 return relay
@@ -396,7 +393,7 @@ class FrontDoor:
 
     def turn_away(self, client: ClientConnection, refusal: Refusal) -> None:
         """A request that could not be read: answer it and close."""
-        exchange = Exchange(next(self._ids), "-", "-", self._loop.time(), client.peer)
+        exchange = Exchange(next(self._ids), "-", "-", self._loop.time())
         refusal.close = True
         Relay(self.desk, client, _UNREAD, None, exchange).refuse(refusal)
 

@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 from launcher.proxy import uploads
 from launcher.proxy.exchange import Exchange
-from launcher.proxy.forwarded import UNIX, peer_name
+from launcher.proxy.forwarded import peer_name
 from launcher.proxy.http1 import RequestHead, head_end, parse_request
 from launcher.proxy.openai import Refusal
 from launcher.proxy.slow_clients import Answering, Pace
@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_buffer", "_deadline", "_door", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
-        "_state", "_transport", "_unsent", "_upload", "paused", "peer", "write",
+        "_state", "_transport", "_unsent", "_upload", "paused", "write",
     )  # fmt: skip
 
     def __init__(self, door: Door) -> None:
@@ -103,7 +103,6 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
         self._pace: Pace | None = None  # how fast it takes them
         self.paused = False
-        self.peer = UNIX  # the address of the other side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
@@ -113,8 +112,12 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self.peer = peer_name(self._transport.get_extra_info("peername"))
         self._deadline = self._loop.time() + self._door.header_timeout_s
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side."""
+        return peer_name(self._transport.get_extra_info("peername"))
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client has gone."""

@@ -26,7 +26,6 @@ class Exchange:
     method: str
     path: str
     started: float  # loop time, seconds
-    client: str = "-"  # its address, or "unix"; where its peer is a trusted proxy, what that says
     counted: bool = False  # accepted: on an application route
     status: int = 0
     model: str | None = None
@@ -50,7 +49,6 @@ class Exchange:
             "request_id": self.request_id,
             "method": self.method,
             "path": self.path if len(self.path) <= MAX_QUOTED else cut(self.path),
-            "client": self.client,
             "status": self.status,
             "model": self.model,
             "adapter": self.adapter,

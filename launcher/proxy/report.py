@@ -126,7 +126,7 @@ def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) 
     record.__dict__ = {
         **_BLANK,
         "name": log.name,
-        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} client={exchange.client} {took_ms:.1f} ms "
+        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms "
         f"{exchange.outcome} {exchange.request_id}{why}",
         "levelno": level,
         "levelname": logging.getLevelName(level),

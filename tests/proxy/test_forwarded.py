@@ -1,9 +1,8 @@
-"""Whom an instance and the access log take for the client: its own word counts only behind a trusted proxy."""
+"""Whom an instance takes for the client: its own word counts only behind a trusted proxy."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import pytest
@@ -46,31 +45,13 @@ async def ask(house: House, *fields: tuple[str, str], path: str | None = None) -
     return got
 
 
-def client_of(caplog: pytest.LogCaptureFixture) -> object:
-    """The client as the access log has it."""
-    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
-    client: object = record.__dict__["client"]
-    assert f" client={client} " in record.getMessage()
-    return client
-
-
-@pytest.fixture(autouse=True)
-def _access_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "launcher.access")
-
-
 @pytest.mark.parametrize("trusted", [(), ("10.0.0.0/8", "unix")])
-async def test_a_clients_word_of_itself_is_dropped(
-    build: Build, caplog: pytest.LogCaptureFixture, trusted: tuple[str, ...]
-) -> None:
+async def test_a_clients_word_of_itself_is_dropped(build: Build, trusted: tuple[str, ...]) -> None:
     house = await build(trusted_proxies=trusted)
     assert await ask(house, *CLAIMS) == {}
-    assert client_of(caplog) == "127.0.0.1"
 
 
-async def test_a_trusted_proxys_word_goes_on_with_its_own_address(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_trusted_proxys_word_goes_on_with_its_own_address(build: Build) -> None:
     house = await build(trusted_proxies=("127.0.0.0/8",))
     got = await ask(house, *CLAIMS)
     assert got == {
@@ -82,46 +63,24 @@ async def test_a_trusted_proxys_word_goes_on_with_its_own_address(
         "forwarded": ["for=203.0.113.9;proto=https, for=127.0.0.1"],
         "x-real-ip": ["203.0.113.9"],
     }
-    assert client_of(caplog) == "203.0.113.9"
 
 
-@pytest.mark.parametrize(
-    ("fields", "client"),
-    [
-        ((), "127.0.0.1"),
-        ((("X-Forwarded-For", "198.51.100.1, 203.0.113.9"),), "203.0.113.9"),  # the first is the client's own word
-        ((("X-Forwarded-For", "198.51.100.1"), ("X-Forwarded-For", "203.0.113.9")), "203.0.113.9"),
-        ((("X-Forwarded-For", "203.0.113.9, 10.1.2.3"),), "203.0.113.9"),  # two trusted ones in a row
-        ((("X-Forwarded-For", "10.1.2.3"),), "10.1.2.3"),
-        ((("X-Forwarded-For", "203.0.113.9:1234"),), "203.0.113.9"),
-        ((("X-Forwarded-For", "[2001:db8::1]:1234, 10.1.2.3"),), "2001:db8::1"),
-        ((("X-Forwarded-For", "::ffff:203.0.113.9"),), "203.0.113.9"),
-        ((("X-Forwarded-For", "203.0.113.9, nonsense, 10.1.2.3"),), "10.1.2.3"),
-        ((("X-Forwarded-For", "a\tb"),), "127.0.0.1"),
-        ((("Forwarded", 'for="[2001:db8::1]:80";proto=https, for=10.1.2.3'),), "2001:db8::1"),
-        ((("Forwarded", "proto=https;For=203.0.113.9"),), "203.0.113.9"),
-        ((("Forwarded", "for=unknown"),), "127.0.0.1"),
-        ((("X-Real-IP", "203.0.113.9"),), "203.0.113.9"),
-        ((("X-Real-IP", "unix:"),), "127.0.0.1"),
-    ],
-)  # fmt: skip
-async def test_the_access_log_has_the_last_address_that_no_trusted_proxy_has(
-    build: Build, caplog: pytest.LogCaptureFixture, fields: tuple[tuple[str, str], ...], client: str
-) -> None:
-    house = await build(trusted_proxies=("127.0.0.1", "10.0.0.0/8"))
-    await ask(house, *fields)
-    assert client_of(caplog) == client
+async def test_the_access_log_has_no_address(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "launcher.access")
+    house = await build(trusted_proxies=("127.0.0.0/8",))
+    await ask(house, *CLAIMS)
+    (record,) = [record for record in caplog.records if record.name == "launcher.access"]
+    said = f"{record.getMessage()} {record.__dict__}"
+    assert "127.0.0.1" not in said
+    assert "203.0.113.9" not in said
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_proxies_on_a_unix_socket(
-    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: bool
-) -> None:
+async def test_proxies_on_a_unix_socket(build: Build, tmp_path: Path, trusted: bool) -> None:
     path = str(tmp_path / "front.sock")
     house = await build(listen=(f"unix:{path}",), trusted_proxies=("unix",) if trusted else ("127.0.0.1",))
     got = await ask(house, ("X-Forwarded-For", "203.0.113.9"), path=path)
     assert got == ({"x-forwarded-for": ["203.0.113.9"]} if trusted else {})
-    assert client_of(caplog) == ("203.0.113.9" if trusted else "unix")
 
 
 @pytest.mark.parametrize("entry", ["nonsense", "10.0.0.1/8", "10.0.0.0/33", "", "unix:/run/x"])
