@@ -282,6 +282,10 @@ class Daemon:
             }
         }
 
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of an instance's requests for long, and it has room for a question."""
+        return self.door.silent(slot, generation)
+
     # --- systemd ---------------------------------------------------------------------------
 
     async def _report(self) -> None:

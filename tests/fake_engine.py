@@ -7,6 +7,7 @@ that depend on the prompt only. `POST /fault {"kind": ...}` arms a fault:
 
     exit CODE        the process ends at once        unhealthy   /health answers 503
     hang             every answer stops              refuse      completions answer 500
+    lie              completions never answer, /health is well
     cut              streams are cut after 2 events  ignore-term SIGTERM is ignored
     eat MIB          takes so much memory at once
 
@@ -90,13 +91,13 @@ class Engine:
         self.faults.add(kind)
         return web.json_response({"armed": sorted(self.faults)})
 
-    async def _hang(self) -> None:
-        if "hang" in self.faults:
+    async def _hang(self, *also: str) -> None:
+        if self.faults & {"hang", *also}:
             await asyncio.Event().wait()
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
-        await self._hang()
+        await self._hang("lie")
         if "refuse" in self.faults:
             return web.json_response(
                 {"error": {"message": "engine trouble", "type": "internal", "code": 500}}, status=500

@@ -175,9 +175,13 @@ class FakeTraffic:
 
     requests: int = 0
     events: int = 0
+    nothing_comes: bool = False
 
     def in_flight(self, slot: int, generation: int) -> int:
         return self.requests
 
     def relayed(self, slot: int, generation: int) -> int:
         return self.events
+
+    def silent(self, slot: int, generation: int) -> bool:
+        return self.nothing_comes

@@ -278,7 +278,10 @@ class Proxy(Section, frozen=True):
     idle_timeout_s: Annotated[Seconds, Meta(description="Between two reads of an answer.")] = 300.0
     hung_timeout_s: Annotated[
         Seconds,
-        Meta(description="An instance none of whose streams moves this long, while others' do, is hung."),
+        Meta(
+            description="An instance none of whose streams moves this long, while others' do, is hung. One that nothing "
+            "at all comes from this long, though it has requests, is looked at by the supervisor."
+        ),
     ] = 60.0
     keepalive_comment_s: Annotated[
         Seconds,

@@ -53,7 +53,12 @@ A port that answers proves little: an engine that hangs may still answer its hea
 3. **hung** is work in flight and no progress for `stall_timeout_s`: no counter rose, and the front door relayed nothing
    of it. While tasks wait for a cpu {STARVED_PERCENT:.0f} % of the time or more (pressure stall information, some avg60)
    it may take {STARVED_PATIENCE:.0f} times as long; the pressure is part of the evidence. A hung instance is killed and
-   starts again. An engine without these counters is hung only when its health path is silent as well.
+   starts again. An engine without these counters is hung when its health path is silent as well, or when it lies:
+   nothing has come of any of its requests for `proxy.hung_timeout_s` (longer where a long prompt is among them, by
+   `proxy.first_token_timeout_per_1k_s`), and a token that it is asked for beside them does not come in `stall_timeout_s`.
+   A whole answer that takes an hour is no evidence by itself. The token is asked only where `max_num_seqs` leaves room for
+   it; a full instance with siblings gives one waiting request to them first. One that runs one request at a time
+   (`max_num_seqs = 1`) is not asked: `proxy.answer_timeout_s` decides.
 4. An instance that has been idle for `canary_interval_s` is asked for one token. No answer in `stall_timeout_s`: `hung`.
    Refused {UNHEALTHY_AFTER} times: `unhealthy`.
 5. An engine that says that its start has failed and has not ended {DOOMED_S:.0f} s later is ended.

@@ -28,3 +28,7 @@ class NoTraffic:
     def relayed(self, slot: int, generation: int) -> int:  # noqa: ARG002
         """None."""
         return 0
+
+    def silent(self, slot: int, generation: int) -> bool:  # noqa: ARG002
+        """Nobody waits."""
+        return False

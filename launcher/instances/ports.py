@@ -122,6 +122,10 @@ class Traffic(Protocol):
         """Events, or pieces of answers, relayed from there so far."""
         ...
 
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of its requests for long (proxy.hung_timeout_s), and it can take one more at once."""
+        ...
+
 
 class Caches(Protocol):
     """The compile caches of the slots. Blocking: called in a thread."""

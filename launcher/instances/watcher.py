@@ -19,6 +19,7 @@ from launcher.instances.life import Life, Pace
 from launcher.instances.ports import Prober, Traffic
 from launcher.instances.progress import (
     Look,
+    Progress,
     canary_is_due,
     observe,
     patience,
@@ -76,6 +77,7 @@ class Watcher:
         self._refusals = 0
         self._canaries_refused = 0
         self._look_again_at = 0.0
+        self._ask_again_at = 0.0
 
     async def ready(self, address: Address) -> bool | Cause:
         """Health path, then one real completion. False when the life ended before; a cause when it never will be."""
@@ -140,7 +142,29 @@ class Watcher:
             return hung(evidence)
         if self._engine.wants_completion_probe and canary_is_due(progress, now, self._pace.canary_interval_s):
             return await self._canary(address)
+        if self._engine.wants_completion_probe and self._may_lie(progress, look):
+            return await self._canary_beside(address, look)
         return None
+
+    def _may_lie(self, progress: Progress, look: Look) -> bool:
+        """It says that it is well, counts nothing that could be held against it, and gives no answer."""
+        counts = progress.counted is not None and not progress.counted.rounded
+        if counts or not look.responsive or look.at < self._ask_again_at:
+            return False
+        return self._traffic.silent(self._slot.id, self._generation)
+
+    async def _canary_beside(self, address: Address, look: Look) -> Cause | None:
+        """One token beside the requests that it has. Any answer, a refusal too, says that it does not hang."""
+        pressure = self._pressure()
+        limit_s = patience(self._pace.stall_timeout_s, pressure)
+        self._note_look(limit_s)
+        answer = await self._prober.canary(address, self._slot.model.name, limit_s)
+        self._ask_again_at = self._clock() + self._pace.stall_timeout_s
+        if answer is not None or not self._lives():
+            return None
+        still = f"nothing has come of its {look.in_flight} requests (proxy.hung_timeout_s)"
+        said = f"no answer to a completion of one token beside them within {limit_s:.0f} s (canary)"
+        return hung((still, said, pressure_line(pressure)))
 
     async def _canary(self, address: Address) -> Cause | None:
         """One token of an idle instance. It may take as long as a request may stand still."""

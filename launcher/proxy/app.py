@@ -213,6 +213,10 @@ class FrontDoor:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
         return self.desk.fleet.progress(slot, generation)
 
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of an instance's requests for `hung_timeout_s`, and it has room for a question."""
+        return self.desk.fleet.silent(slot, generation)
+
     def stats(self) -> dict[str, object]:
         """The sums, for `status --json`."""
         return report.stats(self.desk)

@@ -39,18 +39,38 @@ _LOG = logging.getLogger(__name__)
 class Target:
     """An upstream, the way to it, and what is asked of it."""
 
-    __slots__ = ("attempts", "left_lately", "link", "reads", "upstream")
+    __slots__ = (
+        "_moved_at", "_seen", "attempts", "left_lately", "link", "made_room", "reads", "silence_told",
+        "upstream",
+    )  # fmt: skip
 
-    def __init__(self, upstream: Upstream, link: Link) -> None:
+    def __init__(self, upstream: Upstream, link: Link, now: float) -> None:
         self.upstream = upstream
         self.link = link
         self.attempts: dict[Attempt, Relay] = {}
         self.reads = 0  # by attempts that have left
+        self._seen = 0  # reads at the last tick
+        self._moved_at = now  # when there were more, or nothing was owed
+        self.silence_told = False
+        self.made_room = False  # in this silence, for the supervisor's question
         self.left_lately: deque[tuple[float, Relay]] = deque()  # because their connections broke, and when
 
     def progress(self) -> int:
         """Reads so far; rises while any of its answers moves."""
         return self.reads + sum(attempt.reads for attempt in self.attempts)
+
+    def silent_s(self, now: float) -> float:
+        """How long nothing has come of any of its requests, streamed or not. Called at each tick."""
+        reads = self.progress()
+        if reads != self._seen or all(attempt.held_back for attempt in self.attempts):
+            self._seen, self._moved_at = reads, now
+            self.silence_told = self.made_room = False
+        return now - self._moved_at
+
+    def largest_prompt(self) -> int:
+        """Tokens of the longest prompt on it."""
+        tickets = (relay.ticket for relay in self.attempts.values())
+        return max((ticket.demand.prompt_tokens for ticket in tickets if ticket is not None), default=0)
 
     def moved_at(self) -> float | None:
         """When the last of its streams moved; None while none flows."""
@@ -71,6 +91,7 @@ class Fleet:
     ) -> None:
         self._connect_timeout_s = proxy.connect_timeout_s
         self._hung_timeout_s = proxy.hung_timeout_s
+        self._prefill_per_1k_s = proxy.first_token_timeout_per_1k_s
         self._eject_s = proxy.eject_s
         self._slow_start_s = proxy.slow_start_s
         self._tally = tally
@@ -104,7 +125,7 @@ class Fleet:
             return
         if known.key not in self._targets:
             link = Link(connector(known.address), self._connect_timeout_s)
-            self._targets[known.key] = Target(known, link)
+            self._targets[known.key] = Target(known, link, self._clock())
         self._seen.add(known.model)
         self._tally.slot(known.slot, known.model)
         self.pump()
@@ -282,16 +303,50 @@ class Fleet:
 
     def tick(self, now: float) -> None:
         """Called a few times a second."""
-        for target in self._targets.values():
+        for target in tuple(self._targets.values()):
             target.forget(now)
             target.link.sweep(now)
         if self.own is not None:
             self.own.sweep(now)
         for target in self._find_hung(now):
             self._give_up(target, now)
+        for target in tuple(self._targets.values()):
+            if target.silent_s(now) > self._hung_timeout_s and not target.made_room:
+                self._on_silence(target, now)
         self.pump()
         for note in self.scheduler.notes():
             _LOG.warning("%s", note)
+
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of its requests for `hung_timeout_s`, and it has room: a token asked of it waits in no line."""
+        target = self._targets.get((slot, generation))
+        if target is None or not target.silence_told:
+            return False
+        return target.upstream.in_flight < target.upstream.max_num_seqs
+
+    def _on_silence(self, target: Target, now: float) -> None:
+        """Told once, and once more with room made. A whole answer may take long: the supervisor finds out if it hangs.
+
+        Where siblings can take them, new requests go there for a while, and one that waits on a full instance makes
+        room for the supervisor's question. An instance that runs one request at a time keeps it.
+        """
+        upstream, requests = target.upstream, len(target.attempts)
+        allowed_s = self._hung_timeout_s + self._prefill_per_1k_s * target.largest_prompt() / 1000
+        if (silent_s := target.silent_s(now)) <= allowed_s:
+            return
+        reason = f"nothing has come of its {requests} requests for {silent_s:.0f} s"
+        others = (u for u in self.table.ready(upstream.model) if u is not upstream and not _is_out(u, now))
+        spare = not upstream.draining and upstream.max_num_seqs > 1 and next(others, None) is not None
+        if spare or not target.silence_told:
+            self._suspect(upstream, reason)
+        target.silence_told, target.made_room = True, spare
+        if not spare:
+            return
+        self.scheduler.eject(upstream.key, now + self._eject_s)
+        self._tally.slot(upstream.slot, upstream.model).ejected += 1
+        waiting = [attempt for attempt, relay in target.attempts.items() if not relay.committed]
+        if waiting and upstream.in_flight >= upstream.max_num_seqs:
+            waiting[-1].broken(reason)
 
     def _find_hung(self, now: float) -> list[Target]:
         """Instances none of whose streams moved for the time set, while some other's did."""

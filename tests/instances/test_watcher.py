@@ -137,3 +137,42 @@ async def test_a_start_that_has_failed_and_does_not_end() -> None:
 
 async def test_a_life_that_ends_while_it_loads() -> None:
     assert await Scene(prober=FakeProber(health=False), until=3).watcher().ready(WHERE) is False
+
+
+async def test_one_that_lies_is_asked_for_a_token_beside_its_requests() -> None:
+    scene = Scene(prober=FakeProber(token=None), traffic=FakeTraffic(requests=3, nothing_comes=True))
+    cause = await scene.failure()
+    assert cause is not None
+    assert cause.name == "hung"
+    assert cause.evidence[0] == "nothing has come of its 3 requests (proxy.hung_timeout_s)"
+    assert "beside them within 60 s" in cause.evidence[1]
+    assert scene.prober.canaries == 1
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_one_that_answers_it_is_left_to_its_work(answer: bool) -> None:
+    """Too busy to take one more is an answer, too."""
+    scene = Scene(
+        prober=FakeProber(token=answer), traffic=FakeTraffic(requests=3, nothing_comes=True), until=100
+    )
+    assert await scene.failure() is None
+    assert 2 <= scene.prober.canaries <= 9, "again after stall_timeout_s"
+
+
+@pytest.mark.parametrize(
+    ("health", "counted"), [(True, COUNTED), (None, None)], ids=["it counts", "it says nothing"]
+)
+async def test_it_is_not_asked_where_something_else_tells(
+    health: bool | None, counted: Counters | None
+) -> None:
+    scene = Scene(
+        prober=FakeProber(counted=counted), traffic=FakeTraffic(requests=3, nothing_comes=True), until=20
+    )
+
+    def move() -> None:
+        scene.traffic.events += 1
+        scene.prober.health = True if scene.looks < 3 else health
+
+    scene.each = move
+    assert await scene.failure() is None
+    assert scene.prober.canaries == 0

@@ -155,7 +155,9 @@ class DaemonProcess:
         eventually(lambda: not self.left_over(), what=f"left over: {self.left_over()}")
 
 
-def fake_config(*arguments: str, instances: int = 2, more: str = "", where: str = "--uds") -> str:
+def fake_config(
+    *arguments: str, instances: int = 2, more: str = "", where: str = "--uds", max_num_seqs: int = 64
+) -> str:
     """A configuration for the fake engine."""
     command = json.dumps(
         [sys.executable, str(FAKE_ENGINE), where, f"{{{where[2:]}}}", "--model", "{name}", *arguments]
@@ -164,6 +166,7 @@ def fake_config(*arguments: str, instances: int = 2, more: str = "", where: str 
 [[models]]
 name = "fake"
 path = "fake"
+max_num_seqs = {max_num_seqs}
 [layout]
 instances_per_socket = {instances}
 [engine]
@@ -184,11 +187,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
         more: str = "",
         where: str = "--uds",
         environ: dict[str, str] | None = None,
+        max_num_seqs: int = 64,
     ) -> DaemonProcess:
         folder = tmp_path / f"d{len(running)}"
         folder.mkdir()
         daemon = DaemonProcess(
-            folder, fake_config(*arguments, instances=instances, more=more, where=where), environ
+            folder,
+            fake_config(*arguments, instances=instances, more=more, where=where, max_num_seqs=max_num_seqs),
+            environ,
         )
         running.append(daemon)
         return daemon

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from integration.conftest import DaemonProcess, eventually
+from integration.conftest import SOON_S, DaemonProcess, eventually
 
 from launcher.instances.watcher import LOOK_AROUND_S
 
@@ -67,3 +70,41 @@ def test_an_exit_during_a_shortage_of_descriptors_is_noticed(start: Start) -> No
         keeper.kill()
         eventually(lambda: len(said(daemon, SHORT)) > before, what="a search that fails")
     eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
+
+
+LYING = QUICK + "\nstall_timeout_s = 3\ncanary_interval_s = 600"
+TOLD_S = {"NUMA_LAUNCHER_PROXY__HUNG_TIMEOUT_S": "2"}
+
+
+def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
+    """One unstreamed completion's status."""
+    body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": tokens}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{daemon.url}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=4 * SOON_S) as answer:
+        answer.read()
+        return int(answer.status)
+
+
+@pytest.mark.parametrize("seats", [64, 2])
+def test_an_engine_that_lies_about_its_health_is_found_by_whole_answers_alone(
+    start: Start, seats: int
+) -> None:
+    """It counts nothing and its health is well; with two seats it is full. Every request is answered in the end."""
+    daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=seats)
+    daemon.wait_ready(2)
+    daemon.post(0, "/fault", {"kind": "lie"})
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(ask, daemon) for _ in range(16)]
+        assert [answer.result() for answer in answers] == [200] * 16
+    eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
+    assert daemon.slot(0)["last_cause"]["name"] == "hung"
+    assert daemon.slot(1)["generation"] == 1
+
+
+def test_a_long_whole_answer_of_an_engine_that_counts_nothing_is_waited_for(start: Start) -> None:
+    daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
+    daemon.wait_ready(2)
+    assert ask(daemon, tokens=120) == 200
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [1, 1]
+    assert daemon.status()["requests"]["retried"] == 0

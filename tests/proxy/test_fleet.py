@@ -129,3 +129,78 @@ async def test_that_failures_ejected_an_instance_is_said_once(
     assert ejections(house, 0) == 1
     assert [suspect[:2] for suspect in house.suspects] == [(0, 1)] * 3
     assert house.balanced()
+
+
+async def lies(call: Call) -> None:
+    """Health is another one's; of a completion nothing comes."""
+    await call.until_left()
+
+
+async def test_silence_is_told_once_whatever_the_requests_are(build: Build) -> None:
+    """There is no sibling: nothing is ejected, and the requests stay."""
+    house = await build(hung_timeout_s=0.1)
+    await house.engine(0, lies)
+    asked = [asyncio.create_task(read(house, stream=stream)) for stream in (False, True)]
+    await until(lambda: bool(house.suspects))
+    await asyncio.sleep(0.3)
+    assert [suspect[:2] for suspect in house.suspects] == [(0, 1)]
+    assert house.suspects[0][2].startswith("nothing has come of its 2 requests for ")
+    assert house.door.silent(0, 1)
+    assert not house.door.silent(0, 2)
+    assert ejections(house, 0) == 0
+    assert house.door.in_flight(0, 1) == 2
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await until(lambda: not house.door.silent(0, 1))
+
+
+async def test_an_instance_that_answers_now_and_then_is_not_silent(build: Build) -> None:
+    house = await build(hung_timeout_s=0.5)
+    go = asyncio.Event()
+
+    async def long(call: Call) -> None:
+        if b'"slow"' in call.body:
+            await go.wait()
+        await answer_chat(call)
+
+    await house.engine(0, long)
+    slow = asyncio.create_task(read(house, user="slow"))
+    await until(lambda: house.door.in_flight(0, 1) == 1)
+    for _ in range(10):
+        await read(house)
+        await asyncio.sleep(0.1)
+    assert house.suspects == []
+    go.set()
+    assert await slow
+
+
+async def test_a_full_silent_instance_gives_one_request_to_a_sibling(build: Build) -> None:
+    """So that the supervisor's question waits in no line; the others stay: their answers may only take long."""
+    house = await build(hung_timeout_s=0.1, eject_s=60.0)
+    await house.engine(0, lies)
+    asked = [asyncio.create_task(read(house)) for _ in range(8)]
+    await until(lambda: house.door.in_flight(0, 1) == 8)
+    await house.engine(1)
+    await until(lambda: house.door.in_flight(0, 1) == 7)
+    assert house.door.silent(0, 1)
+    done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    assert [bool(json.loads(task.result())["choices"]) for task in done] == [True]
+    assert len(rest) == 7
+    assert await read(house), "new ones go to the sibling"
+    assert ejections(house, 0) == 1
+    assert house.door.in_flight(0, 1) == 7
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_long_prompt_is_given_time(build: Build) -> None:
+    house = await build(hung_timeout_s=0.05, first_token_timeout_per_1k_s=1000.0)
+    await house.engine(0, lies)
+    asked = asyncio.create_task(read(house, messages=[{"role": "user", "content": "word " * 4000}]))
+    await until(lambda: house.door.in_flight(0, 1) == 1)
+    await asyncio.sleep(0.3)
+    assert house.suspects == []
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
