@@ -56,10 +56,12 @@ def ask(name: str, kind: str, dice: random.Random) -> Question:
     """A request of a client of that kind."""
     path = COMPLETIONS if kind == "completions" or (kind != "chat" and dice.random() < 0.3) else CHAT
     text = f"Speak of {dice.choice(SUBJECTS)} number {dice.randrange(400)}"
-    body: dict[str, Any] = {"model": "chaos", "temperature": 0, "user": name}
+    body: dict[str, Any] = {"model": "whole" if kind == "whole" else "chaos", "temperature": 0, "user": name}
     body |= {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
     body["max_tokens"] = dice.randint(2, 80)
-    streamed, plain = kind != "unstreamed", kind != "unstreamed"
+    if kind == "whole":
+        body["calm"] = True
+    streamed = plain = kind not in {"unstreamed", "whole"}
     if streamed:
         body["stream"] = True
         if dice.random() < 0.5:
@@ -71,18 +73,18 @@ def ask(name: str, kind: str, dice: random.Random) -> Question:
     return Question(name, kind, path, body, plain, leaves, kind == "slow")
 
 
-KINDS = {"chat": 28, "completions": 14, "unstreamed": 10, "leaver": 5, "slow": 4, "odd": 3}
-"""Clients of each kind, of 64."""
+KINDS = {"chat": 26, "completions": 12, "unstreamed": 8, "whole": 6, "leaver": 5, "slow": 4, "odd": 3}
+"""Clients of each kind, of 64; "whole" are the only ones of a model whose instances therefore hold no stream."""
 
 
 class Client:
     """Asks again and again, one request at a time, until time is over."""
 
-    def __init__(self, number: int, kind: str, seed: int, port: int, results: list[Result]) -> None:
+    def __init__(self, number: int, kind: str, seed: int, path: str, results: list[Result]) -> None:
         self._number = number
         self._kind = kind
         self._dice = random.Random(f"{seed} client {number}")  # noqa: S311 - seeded
-        self._wire = Wire("127.0.0.1", port)
+        self._wire = Wire(path)
         self._results = results
 
     async def run(self, until: float) -> None:
@@ -123,7 +125,7 @@ class Client:
         if answer.status != 200:
             whole = b"".join([piece async for piece in answer.payload()])
             result.outcome = "refused" if answer.status == 429 else "failed"
-            result.detail = f"{answer.status} {whole[:200].decode('utf-8', 'replace')}"
+            result.detail = code_of(whole) if answer.status == 429 else whole[:200].decode("utf-8", "replace")
             return
         reading = Reading(question, result)
         pieces = answer.payload()
@@ -139,6 +141,14 @@ class Client:
         finally:
             await pieces.aclose()
         result.outcome, result.detail = reading.verdict()
+
+
+def code_of(body: bytes) -> str:
+    """Of an error in OpenAI's form; else the body's beginning."""
+    try:
+        return str(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")
 
 
 class Reading:

@@ -1,6 +1,6 @@
 """The daemon on a machine that we invent: `numa-launcher serve`, but for where the topology comes from.
 
-    python -m chaos.eight CONFIG [--cores N]
+    python -m chaos.eight CONFIG [--nodes N]
 
 Nothing is tied to cpus that are not there: neither numactl nor taskset starts the instances.
 """
@@ -27,11 +27,11 @@ from launcher.host import journal
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--cores", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=8)
     args = parser.parse_args()
     config = load_config(args.config, environ=os.environ)
     journal.set_up(config.logging.level, config.logging.format.value)
-    assembly = assemble(config, machine=Machine(cores=args.cores).topology(), cpus_only=True)
+    assembly = assemble(config, machine=Machine(nodes=args.nodes, cores=1).topology(), cpus_only=True)
     binding = Binding(MemPolicy.NONE)
     engine = make_engine(config, assembly.stack, binding, assembly.run_dir)
     assembly = dataclasses.replace(assembly, binding=binding, engine=engine)

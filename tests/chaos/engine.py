@@ -10,6 +10,12 @@ of one, cut, or `torn`: half of one under a length that fits it. Once it streams
 [DONE], as vLLM's when its engine died). For the whole process: `kill` (-9) and `freeze` (every stream
 stops, /health stays well; `frozen` is who comes then). Each fault is written to FILE with the requests it
 hit, before it happens.
+
+SIGUSR1 is a hang that does not end: as `freeze`, but the process stays until somebody ends it. Its /health says 200,
+its /metrics answer, and requests whose clients leave stay on it, as in vLLM when its engine core hangs (vllm#36451).
+As vLLM, it computes on where nobody reads: what was computed waits in memory.
+Engines of slots with an even number have vLLM's counters; those with an odd one have no /metrics.
+`unwatched` is written once when nobody has asked for /health for longer than a supervisor may look away.
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ BEFORE = {"reset": 8, "500": 8, "503": 5, "mute": 2, "nonsense": 4, "slow": 10}
 AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4}
 WHOLE = {"kill": 3, "freeze": 1}
 FREEZE_S = 30.0  # after which a frozen process that nobody ended ends itself
+# Without a question for /health it is not watched: fifty times probe_interval_s (main.CONFIG).
+UNWATCHED_S = 25.0
 SLOW_S = (0.5, 1.5)
 
 
@@ -59,6 +67,11 @@ class Engine:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        slot = Path(args.uds).stem.removeprefix("slot").partition("-")[0]
+        self.has_counters = int(slot) % 2 == 0
+        self.hung = False
+        self.tokens = 0
+        self.looked_at: float | None = None  # when /health was asked last; None before the first time
 
     def note(self, kind: str, *hit: Exchange) -> None:
         """One line per request that a fault hits; whole lines, so that processes may share the file."""
@@ -66,9 +79,9 @@ class Engine:
             line = {"name": one.name, "kind": kind, "at": time.monotonic(), "sent": one.sent}
             os.write(self.log, json.dumps(line | {"engine": self.name}).encode() + b"\n")
 
-    def draw(self) -> str | None:
-        """The fault of one request, mostly none."""
-        if self.random.random() >= self.args.faults:
+    def draw(self, asked: dict[str, Any]) -> str | None:
+        """The fault of one request, mostly none; none for a calm one, which meets the faults of others alone."""
+        if self.hung or "calm" in asked or self.random.random() >= self.args.faults:
             return None
         kinds = BEFORE | AMID | WHOLE
         return self.random.choices(list(kinds), list(kinds.values()))[0]
@@ -83,6 +96,34 @@ class Engine:
         self.note("freeze", *self.open)
         self.thawed.clear()
         asyncio.get_running_loop().call_later(FREEZE_S, os.kill, os.getpid(), signal.SIGKILL)
+
+    def hang(self) -> None:
+        """Compute nothing from here on, and keep looking well."""
+        self.hung = True
+        self.note("hang", Exchange("", "", {}), *self.open)
+        self.thawed.clear()
+
+    async def notice_neglect(self) -> None:
+        """Once. A look that is under way when this process was starved itself is seen in the pause."""
+        while True:
+            await asyncio.sleep(1)
+            if self.looked_at is not None and time.monotonic() - self.looked_at > UNWATCHED_S:
+                seen = self.looked_at
+                await asyncio.sleep(1)
+                if self.looked_at == seen:
+                    self.note("unwatched", Exchange("", "", {}))
+                    return
+
+    def counters(self) -> str:
+        """vLLM's (vllm/v1/metrics/loggers.py), as far as a supervisor reads them."""
+        labels = f'{{engine="0",model_name="{self.args.model}"}}'
+        return "".join(
+            f"vllm:{name}{labels} {float(value)}\n"
+            for name, value in (
+                ("num_requests_running", len(self.open)), ("num_requests_waiting", 0),
+                ("generation_tokens_total", self.tokens), ("iteration_tokens_total_count", self.tokens),
+            )
+        )  # fmt: skip
 
     # --- HTTP ---------------------------------------------------------------------------------
 
@@ -105,6 +146,14 @@ class Engine:
         writer.close()
 
     async def respond(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
+        if path == "/health":
+            self.looked_at = time.monotonic()
+        if path == "/metrics":
+            if self.has_counters:
+                text(writer, self.counters())
+            else:
+                plain(writer, 404, {"detail": "Not Found"})
+            return
         if method == "GET":
             entry = {"id": self.args.model, "object": "model", "created": 0, "owned_by": "chaos"}
             plain(writer, 200, {"object": "list", "data": [entry]} if path == "/v1/models" else {})
@@ -121,7 +170,7 @@ class Engine:
         if not self.thawed.is_set():
             self.note("frozen", exchange)
         try:
-            fault = self.draw()
+            fault = self.draw(asked)
             if fault in BEFORE:
                 await self.fail_before(writer, exchange, fault)
             await self.thawed.wait()
@@ -172,8 +221,10 @@ class Engine:
                 await self.fail_amid(writer, exchange, fault)
             self.send(writer, events.text(text, finish))
             told += 1
+            self.tokens += 1
             exchange.sent += 1
-            await writer.drain()
+            if writer.transport.is_closing():
+                raise Broken
         if (exchange.body.get("stream_options") or {}).get("include_usage"):
             self.send(writer, events.usage(context, told))
         self.send(writer, b"data: [DONE]\n\n")
@@ -214,6 +265,7 @@ class Engine:
         text, finish, usage = language.answer(exchange.path, exchange.body)
         await asyncio.sleep(self.args.token_s * usage["completion_tokens"] / 2)
         await self.thawed.wait()
+        self.tokens += usage["completion_tokens"]
         said: dict[str, Any] = {"text": text}
         if "messages" in exchange.body:
             said = {"message": {"role": "assistant", "content": text}}
@@ -248,6 +300,7 @@ class Events:
         self.chat = "messages" in exchange.body
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         prefix = "chatcmpl" if self.chat else "cmpl"
+        self.pad = {"padding": "x" * int(exchange.body["padding"])} if "padding" in exchange.body else {}
         self.head = {"id": f"{prefix}-{ident}", "object": kind, "created": int(time.time()), "model": model}
 
     def _event(self, **more: Any) -> bytes:
@@ -265,7 +318,8 @@ class Events:
 
     def text(self, text: str, finish: str | None) -> bytes:
         said: dict[str, Any] = {"delta": {"content": text}} if self.chat else {"text": text}
-        return self._event(choices=[{"index": 0, **said, "logprobs": None, "finish_reason": finish}])
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        return self._event(choices=[choice], **self.pad)
 
     def usage(self, context: str, told: int) -> bytes:
         prompt = language.count(context)
@@ -280,15 +334,24 @@ def plain(writer: asyncio.StreamWriter, status: int, payload: dict[str, Any]) ->
     writer.write(head.encode() + body)
 
 
+def text(writer: asyncio.StreamWriter, page: str) -> None:
+    """A whole page of text."""
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(page)}\r\n\r\n"
+    writer.write((head + page).encode())
+
+
 async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM, which ends it at once: vLLM does no better."""
     engine = Engine(args)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_signal_handler(signal.SIGUSR1, engine.hang)
+    neglect = asyncio.create_task(engine.notice_neglect())
     server = await asyncio.start_unix_server(engine.connected, args.uds)
     print("ready", flush=True)
     await stopped.wait()
+    neglect.cancel()
     engine.note("stopped", *engine.open)
     server.close()
 

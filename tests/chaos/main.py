@@ -2,9 +2,14 @@
 
     scripts/chaos [--seconds N] [--seed N] [--faults SHARE] [--json FILE]
 
+Beside them: instances that hang while their health path says 200, with and without vLLM's counters, with streams and with
+unstreamed requests alone; clients that do not read, more of them than there is room for; uploads that never end; TLS
+connections that never shake hands, and others that say nothing; and a daemon that has a tenth of its descriptors left.
+
 Ends with a report, and with exit status 1 when a bound is broken: no request fails before its first byte,
-no answer ends as if whole when it is not, at least 99 % of the cut plain streams go on exactly, accounts
-add up, memory stays flat.
+no answer ends as if whole when it is not, none is refused but by a limit that the documentation states, at least 99 % of the
+cut plain streams go on exactly, accounts add up, memory stays flat, every restart and every hang ends in a ready instance
+in time, every slot is watched, and the control socket and /health answer all along.
 """
 
 from __future__ import annotations
@@ -20,26 +25,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from chaos.actions import Actions
 from chaos.clients import KINDS, Client, Result
+from chaos.hostile import Silent, Unread, Upload
 from chaos.verdict import Fault, judge, readable
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 
 TESTS = Path(__file__).resolve().parents[1]
 INSTANCES = 8
+MAX_NUM_SEQS = 12
+# As many as the instances of their model can run at once.
+UNREAD = 6 * MAX_NUM_SEQS
+# Sent of a body before it drips, or falls silent; the large ones are more than upload_max_bytes together.
+UPLOADS = ((1000, True), (1000, False), (4 << 20, True), (4 << 20, False)) * 3
+SILENT = 80
 READY_S = 180.0
 CONFIG = """
 [[models]]
 name = "chaos"
 path = "chaos"
-max_num_seqs = 32
+max_num_seqs = {seats}
+nodes = [0, 1, 2, 3, 4, 5]
+[[models]]
+name = "whole"
+path = "whole"
+max_num_seqs = {seats}
+nodes = [6, 7]
 [layout]
-instances_per_socket = {instances}
 reserve_cores = 0
 [engine]
 kind = "command"
@@ -47,7 +66,14 @@ command = {command}
 [engine.env]
 PYTHONPATH = "{path}"
 [proxy]
-listen = ["127.0.0.1:{port}"]
+listen = ["127.0.0.1:{port}", "unix:{folder}/p.sock"]
+tls_certificate = "{folder}/tls.pem"
+header_timeout_s = 10
+body_timeout_s = 5
+max_body_bytes = 8388608
+upload_max_bytes = 16777216
+upload_wait_s = 10
+slow_client_buffer_bytes = 16777216
 connect_timeout_s = 2
 first_token_timeout_s = 3
 first_token_timeout_per_1k_s = 1
@@ -61,9 +87,10 @@ access_log = "errors"
 [control]
 socket = "{folder}/c.sock"
 [supervision]
+stall_timeout_s = 5
 probe_interval_s = 0.5
 probe_timeout_s = 3
-drain_timeout_s = 20
+drain_timeout_s = 60
 stop_timeout_s = 2
 backoff_initial_s = 0.2
 backoff_max_s = 0.5
@@ -87,10 +114,12 @@ class Chaos:
             sys.executable, "-m", "chaos.engine", "--uds", "{uds}", "--model", "{name}", "--log", str(self.log),
             "--seed", str(args.seed), "--faults", str(args.faults), "--token-s", str(args.token_s),
         ]  # fmt: skip
+        certify(folder / "tls.pem")
+        self.door = str(folder / "p.sock")
         config = folder / "config.toml"
         config.write_text(
             CONFIG.format(
-                instances=INSTANCES, command=json.dumps(command), path=TESTS, port=self.port, folder=folder
+                seats=MAX_NUM_SEQS, command=json.dumps(command), path=TESTS, port=self.port, folder=folder
             )
         )
         self.daemon_log = folder / "daemon.log"
@@ -101,8 +130,9 @@ class Chaos:
                 env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
             )  # fmt: skip
         self.control = ControlClient(str(folder / "c.sock"))
-        self.restarts = 0
-        self.rss: list[int] = []
+        self.actions = Actions(
+            psutil.Process(self.daemon.pid), self.control, slots=INSTANCES, pause_s=args.pause_s
+        )
         self.results: list[Result] = []
 
     def status(self) -> dict[str, Any]:
@@ -123,18 +153,59 @@ class Chaos:
         async with asyncio.timeout(READY_S):
             while not await asyncio.to_thread(self.ready):  # noqa: ASYNC110 - another process is polled
                 await asyncio.sleep(0.1)
-        until = time.monotonic() + self.args.seconds
-        share = self.args.clients / sum(KINDS.values())
-        kinds = [kind for kind, count in KINDS.items() for _ in range(max(round(count * share), 1))]
+        begun = time.monotonic()
+        until = begun + self.args.seconds
         async with asyncio.TaskGroup() as group:
-            others = [group.create_task(self._restart_all_along()), group.create_task(self._measure())]
-            clients = [
-                group.create_task(Client(number, kind, self.args.seed, self.port, self.results).run(until))
-                for number, kind in enumerate(kinds)
+            others = [
+                group.create_task(work, name=name)
+                for name, work in (
+                    ("restarts", self.actions.restart_all_along()),
+                    ("hangs", self.actions.hang_now_and_then(until)),
+                    ("look", self.actions.look()),
+                    ("health", self.actions.ask_health(self.port)),
+                    ("descriptors", self._descriptors()),
+                )
             ]
+            clients = [group.create_task(work) for work in (*self._usual(until), *self._hostile(until))]
             await asyncio.wait(clients)
             for other in others:
                 other.cancel()
+        return await self._report()
+
+    def _usual(self, until: float) -> list[Coroutine[Any, Any, None]]:
+        share = self.args.clients / sum(KINDS.values())
+        kinds = [kind for kind, count in KINDS.items() for _ in range(max(round(count * share), 1))]
+        return [
+            Client(number, kind, self.args.seed, self.door, self.results).run(until)
+            for number, kind in enumerate(kinds)
+        ]
+
+    def _hostile(self, until: float) -> list[Coroutine[Any, Any, None]]:
+        self.silent = [Silent("TLS", self._over_tcp) for _ in range(SILENT)]
+        self.silent += [Silent("UNIX", self._over_unix) for _ in range(SILENT)]
+        uploads = [
+            Upload(number, self.door, self.results, first=first, drips=drips)
+            for number, (first, drips) in enumerate(UPLOADS)
+        ]
+        unread = [Unread(number, self.door, self.results) for number in range(UNREAD)]
+        early = self.args.seconds / 10
+        return [
+            *(one.run(until) for one in (*self.silent, *uploads)),
+            *(after(early, one.run(until)) for one in unread),
+        ]
+
+    async def _over_tcp(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def _over_unix(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self.door)
+
+    async def _descriptors(self) -> None:
+        """For the last three fifths of the time."""
+        await asyncio.sleep(self.args.seconds / 5)
+        await self.actions.leave_few_descriptors(self.args.seconds / 5)
+
+    async def _report(self) -> dict[str, Any]:
         requests: dict[str, Any] = {}
         for _ in range(100):
             requests = (await asyncio.to_thread(self.status)).get("requests", requests)
@@ -142,33 +213,12 @@ class Chaos:
                 break
             await asyncio.sleep(0.1)
         faults = [Fault(**json.loads(line)) for line in self.log.read_text().splitlines()]
-        report = judge(self.results, faults, requests, self.rss)
-        return report | {"seconds": self.args.seconds, "seed": self.args.seed, "restarts": self.restarts}
-
-    async def _restart_all_along(self) -> None:
-        while True:
-            for slot in range(INSTANCES):
-                with contextlib.suppress(LauncherError):
-                    before = (await asyncio.to_thread(self.status))["slots"][slot]["generation"]
-                    await asyncio.to_thread(self.control.post, f"/slots/{slot}/restart")
-                    self.restarts += 1
-                    await self._back(slot, before)
-                await asyncio.sleep(self.args.pause_s)
-
-    async def _back(self, slot: int, before: int) -> None:
-        deadline = time.monotonic() + READY_S
-        while time.monotonic() < deadline:
-            status = await asyncio.to_thread(self.status)
-            found = status["slots"][slot] if status else None
-            if found and found["generation"] > before and found["state"] == "ready":
-                return
-            await asyncio.sleep(0.2)
-
-    async def _measure(self) -> None:
-        process = psutil.Process(self.daemon.pid)
-        while True:
-            self.rss.append(process.memory_info().rss)
-            await asyncio.sleep(0.5)
+        longest = {
+            kind: round(max(one.longest_s for one in self.silent if one.kind == kind), 1)
+            for kind in ("TLS", "UNIX")
+        }
+        report = judge(self.results, faults, requests, self.actions.notes, longest)
+        return report | {"seconds": self.args.seconds, "seed": self.args.seed}
 
     def end(self) -> None:
         """Stop the daemon and everything below it."""
@@ -184,6 +234,24 @@ class Chaos:
         for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+
+async def after(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """`work`, later."""
+    await asyncio.sleep(seconds)
+    await work
+
+
+def certify(file: Path) -> None:
+    """A certificate that signs itself, and its key."""
+    curve = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", *curve, "-nodes", "-days", "2", "-subj", "/CN=chaos",
+         "-keyout", str(file), "-out", str(file.with_suffix(".chain"))],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with file.open("a") as out:
+        out.write(file.with_suffix(".chain").read_text())
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
+from chaos.actions import Notes
 from chaos.clients import Result
-from chaos.verdict import Fault, judge, readable
+from chaos.verdict import Fault, readable
+from chaos.verdict import judge as judge_all
 
 FLAT = [100 << 20] * 20
+SILENT = {"TLS": 12.0, "UNIX": 12.0}
+
+
+def judge(
+    results: list[Result], faults: list[Fault], requests: dict[str, Any], rss: list[int], **noted: Any
+) -> dict[str, Any]:
+    return judge_all(results, faults, requests, Notes(rss=rss, **noted), SILENT)
 
 
 def result(outcome: str, name: str = "a", arrivals: tuple[float, ...] = ()) -> Result:
@@ -68,3 +77,58 @@ def test_a_fault_before_the_first_word_cuts_no_stream() -> None:
     report = judge([result("exact")], [Fault("a", "kill", 1.0, 0, "x")], sums(accepted=1, completed=1), [])
     assert report["cut_plain_streams"] == 0
     assert report["rss_mib"] is None
+
+
+def hang(*, replaced: bool = True, cause: str = "hung") -> dict[str, Any]:
+    return {
+        "slot": 7,
+        "model": "whole",
+        "counters": False,
+        "replaced": replaced,
+        "took_s": 9.0,
+        "cause": cause,
+    }
+
+
+@pytest.mark.parametrize(
+    ("noted", "named"),
+    [
+        ({"hangs": [hang(replaced=False)]}, "slot 7 (whole, without counters): not replaced after 9.0 s"),
+        ({"hangs": [hang(cause="killed")]}, "slot 7 (whole, without counters): killed after 9.0 s"),
+        (
+            {"failed": ["restart 1: not ready again"]},
+            "planned actions failed: ['restart 1: not ready again']",
+        ),
+        ({"unwatched": ["slot 1 ready: OSError"]}, "not watched: ['slot 1 ready: OSError']"),
+        ({"unanswered": ["no answer"]}, "1 looks without an answer: ['no answer']"),
+        ({"ended_as_hung": {(1, 2), (1, 3)}}, "ended as hung, and was not: ['slot1-3']"),
+    ],
+)
+def test_what_the_daemon_does_not_keep_up(noted: dict[str, Any], named: str) -> None:
+    hung = Fault("", "hang", 1.0, 0, "1 slot1-2")
+    report = judge([result("exact")], [hung], sums(accepted=1, completed=1), FLAT, **noted)
+    assert len(report["broken"]) == 1
+    assert named in report["broken"][0]
+    assert named.partition("[")[0] in readable(report)
+
+
+def test_engines_say_when_nobody_looks_at_them() -> None:
+    blind = Fault("", "unwatched", 1.0, 0, "1 slot1-2")
+    report = judge([result("exact")], [blind], sums(accepted=1, completed=1), FLAT)
+    assert report["broken"] == ["not watched: ['1 slot1-2: nobody asked for /health']"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "detail", "broken"),
+    [("upload", 408, "timeout", 0), ("upload", 503, "no_idea", 1), ("chat", 429, "queue_full", 1)],
+)
+def test_a_refusal_has_a_stated_reason(kind: str, status: int, detail: str, broken: int) -> None:
+    refused = result("refused")
+    refused.kind, refused.status, refused.detail = kind, status, detail
+    report = judge([refused], [], sums(accepted=1, rejected=1), FLAT)
+    assert len(report["broken"]) == broken, report["broken"]
+
+
+def test_a_silent_connection_that_is_kept() -> None:
+    report = judge_all([result("exact")], [], sums(accepted=1, completed=1), Notes(rss=FLAT), {"TLS": 61.0})
+    assert report["broken"] == ["silent connections were kept for {'TLS': 61.0} s"]

@@ -57,8 +57,8 @@ class Answer:
 class Wire:
     """One connection that is opened again when it was closed."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._where = host, port
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = False
@@ -67,7 +67,7 @@ class Wire:
         """Send one request. Raises Dropped when no answer comes."""
         if self._over or self._reader is None or self._reader.at_eof():
             self.close()
-            self._reader, self._writer = await asyncio.open_connection(*self._where, limit=1 << 20)
+            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
         assert self._writer is not None
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         try:

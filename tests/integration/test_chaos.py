@@ -16,3 +16,8 @@ def test_nothing_is_lost_in_two_minutes(tmp_path: Path) -> None:
     assert report["broken"] == [], readable(report)
     assert report["cut_plain_streams"] > 50
     assert report["restarts"] > 10
+    assert {(one["model"], one["counters"]) for one in report["hangs"]} >= {
+        ("chaos", False),
+        ("whole", False),
+    }
+    assert report["descriptors"]["open"] > 0

@@ -1,0 +1,170 @@
+"""What is done to the daemon and its instances on purpose, and what the daemon says of itself meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import ssl
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psutil
+
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
+
+# A restart that was taken is over by then: drain_timeout_s, stop_timeout_s (main.CONFIG), a start, and crashes in between.
+RESTARTED_WITHIN_S: Final = 120.0
+# An instance that hangs is ended by then: stall_timeout_s (main.CONFIG), four times it where cpus are starved
+# (instances/progress.py), one probe, stop_timeout_s, and a busy machine.
+HUNG_WITHIN_S: Final = 60.0
+# (slot with vLLM's counters, slot without): first of those that hold streams, then of those that hold none.
+HANGS: Final = ((1, 7), (2, 6), (3, 7), (0, 6))
+LOOK_S: Final = 0.5
+DESCRIPTORS_SHARE: Final = 0.9
+
+
+@dataclass
+class Notes:
+    """What came of it."""
+
+    restarts: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Planned actions that did not end as planned."""
+    hangs: list[dict[str, Any]] = field(default_factory=list)
+    rss: list[int] = field(default_factory=list)
+    looks: int = 0
+    unanswered: list[str] = field(default_factory=list)
+    """Looks at the control socket or at /health under TLS that got no answer."""
+    unwatched: list[str] = field(default_factory=list)
+    """What `status` says of slots that nobody watches."""
+    ended_as_hung: set[tuple[int, int]] = field(default_factory=set)
+    """Slot and generation of instances whose end the daemon explains so."""
+    descriptors: dict[str, int] = field(default_factory=dict)
+
+
+class Actions:
+    """Of one run."""
+
+    def __init__(self, daemon: psutil.Process, control: ControlClient, *, slots: int, pause_s: float) -> None:
+        self._daemon = daemon
+        self._control = control
+        self._pause_s = pause_s
+        self._owners = [asyncio.Lock() for _ in range(slots)]
+        self.notes = Notes()
+
+    async def _status(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self._control.get, "/status")
+
+    async def _slot(self, slot: int) -> dict[str, Any]:
+        found: dict[str, Any] = (await self._status())["slots"][slot]
+        return found
+
+    async def restart_all_along(self) -> None:
+        """One slot after the other, for ever."""
+        while True:
+            for slot in range(len(self._owners)):
+                if not self._owners[slot].locked():
+                    async with self._owners[slot]:
+                        await self._restart(slot)
+                await asyncio.sleep(self._pause_s)
+
+    async def _restart(self, slot: int) -> None:
+        """A refusal because too few others are ready right now is no failure; a restart that does not end is."""
+        try:
+            before = (await self._slot(slot))["generation"]
+            await asyncio.to_thread(self._control.post, f"/slots/{slot}/restart")
+        except LauncherError as error:
+            if "would be left ready" not in error.message:
+                self.notes.failed.append(f"restart {slot}: {error.message}")
+            return
+        self.notes.restarts += 1
+        if not await self._replaced(slot, before, RESTARTED_WITHIN_S):
+            self.notes.failed.append(f"restart {slot}: not ready again within {RESTARTED_WITHIN_S} s")
+
+    async def _replaced(self, slot: int, before: int, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(LauncherError):
+                now = await self._slot(slot)
+                if now["generation"] > before and now["state"] == "ready":
+                    return True
+            await asyncio.sleep(0.2)
+        return False
+
+    async def hang_now_and_then(self, until: float) -> None:
+        """Two at a time: one of those that hold streams, one of those that hold none. Each is over by `until`."""
+        turn = 0
+        while time.monotonic() + HUNG_WITHIN_S < until:
+            async with asyncio.TaskGroup() as group:
+                for slot in HANGS[turn % len(HANGS)]:
+                    group.create_task(self._hang(slot), name=f"hang {slot}")
+            turn += 1
+
+    async def _hang(self, slot: int) -> None:
+        async with self._owners[slot]:
+            try:
+                while (before := await self._slot(slot))["state"] != "ready":  # noqa: ASYNC110 - another process is polled
+                    await asyncio.sleep(0.1)
+                os.kill(before["pid"], signal.SIGUSR1)
+            except (LauncherError, ProcessLookupError, TypeError):
+                return  # it has died of something else meanwhile: the next turn
+            begun = time.monotonic()
+            replaced = await self._replaced(slot, before["generation"], HUNG_WITHIN_S)
+            after = await self._slot(slot)
+            self.notes.hangs.append({
+                "slot": slot, "model": after["model"], "counters": slot % 2 == 0, "replaced": replaced,
+                "took_s": round(time.monotonic() - begun, 1), "cause": (after["last_cause"] or {}).get("name"),
+            })  # fmt: skip
+            if not replaced:  # as an operator would: a later turn wants it again
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(before["pid"], signal.SIGKILL)
+
+    async def look(self) -> None:
+        """At status and memory, for ever."""
+        while True:
+            self.notes.rss.append(self._daemon.memory_info().rss)
+            self.notes.looks += 1
+            try:
+                status = await self._status()
+            except LauncherError as error:
+                self.notes.unanswered.append(error.message)
+            else:
+                for slot in status["slots"]:
+                    if (slot["last_cause"] or {}).get("name") == "hung":
+                        self.notes.ended_as_hung.add((slot["slot"], slot["last_cause_generation"]))
+                    if why := slot["unwatched"]:
+                        self.notes.unwatched.append(f"slot {slot['slot']} {slot['state']}: {why}")
+            await asyncio.sleep(LOOK_S)
+
+    async def ask_health(self, port: int) -> None:
+        """Over TLS, each time on a new connection, for ever."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        while True:
+            self.notes.looks += 1
+            try:
+                async with asyncio.timeout(30):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    said = await reader.readuntil(b"\r\n")
+                    writer.transport.abort()
+                if not said.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503")):
+                    self.notes.unanswered.append(f"/health: {said!r}")
+            except (OSError, EOFError, TimeoutError) as error:
+                self.notes.unanswered.append(f"/health: {type(error).__name__}: {error}")
+            await asyncio.sleep(2)
+
+    async def leave_few_descriptors(self, for_s: float) -> None:
+        """After a while of looking: from then on at most a tenth more files than the most it has had open."""
+        most, deadline = 0, time.monotonic() + for_s
+        while time.monotonic() < deadline:
+            most = max(most, self._daemon.num_fds())
+            await asyncio.sleep(0.2)
+        limit = int(most / DESCRIPTORS_SHARE)
+        resource.prlimit(self._daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        self.notes.descriptors = {"open": most, "limit": limit}
