@@ -122,8 +122,7 @@ def properties(
         ("AddRef", "b", True),
         # Started means executed: a command that can't be is known at once.
         ("Type", "s", "exec"),
-        # no-env-expand: a "$" in an argument stays one.
-        ("ExecStartEx", "a(sasas)", [[command, list(argv), ["no-env-expand"]]]),
+        ("ExecStart", "a(sasb)", [_command(command, argv)]),
         ("Environment", "as", [f"{name}={value}" for name, value in env.items()]),
         # SIGTERM to the main process, which ends its own; what is left when it has gone is killed.
         ("KillMode", "s", "mixed"),
@@ -147,9 +146,7 @@ def properties(
         # As the instances' user: it lies where that user may write, and may be anything by now. Why it can't be made is in
         # the log, and the engine fails for itself then.
         emptied = ["sh", "-c", 'rm -rf -- "$1" && mkdir -p -m 0770 -- "$1"', "sh", scratch]
-        found.append(
-            ("ExecStartPreEx", "a(sasas)", [["/bin/sh", emptied, ["no-env-expand", "ignore-failure"]]])
-        )
+        found.append(("ExecStartPre", "a(sasb)", [_command("/bin/sh", emptied, may_fail=True)]))
     if secrets_file is not None:
         found.append(("EnvironmentFiles", "a(sb)", [[secrets_file, False]]))
     if frame.user is not None:
@@ -161,6 +158,13 @@ def properties(
         if placement.membind:
             found.append(("AllowedMemoryNodes", "ay", bit_mask(placement.membind)))
     return found
+
+
+def _command(path: str, argv: Sequence[str], *, may_fail: bool = False) -> list[Any]:
+    """Not ExecStartEx= with no-env-expand: systemd 252 writes that key into the unit's file and does not know it when
+    it reads the file again, so after `systemctl daemon-reload` a running instance would be a unit with a bad setting. In a
+    plain ExecStart= a literal "$" is "$$" (systemd.service(5), "Command lines")."""
+    return [path, [word.replace("$", "$$") for word in argv], may_fail]
 
 
 def as_user(frame: Frame) -> tuple[str, ...]:
