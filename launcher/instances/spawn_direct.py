@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -29,6 +31,7 @@ from launcher.instances.ports import Exit, Inherited
 
 log = logging.getLogger("launcher.instances")
 
+TMPDIR: Final = "TMPDIR"
 SHIM: Final = Path(__file__).with_name("shim.py")
 
 # A line longer than this is cut: progress bars and tracebacks of generated code know no bounds.
@@ -54,6 +57,10 @@ OURS_ALONE: Final = (
     "LISTEN_FDNAMES",
 )
 
+
+# Characters that a socket's name within TMPDIR may take: of the 107 of its path (unix(7)), multiprocessing's
+# "/pymp-XXXXXXXX/listener-XXXXXXXX" takes 32.
+TEMPORARY_BYTES: Final = 107 - 32
 
 # The plan decides these; what the daemon's own environment says of them would bind threads elsewhere in silence.
 # An operator's word on them is engine.env.
@@ -151,6 +158,7 @@ class DirectSpawner:
             _make_way(Path(launch.address.path))
         if launch.scratch is not None:
             _empty(Path(launch.scratch))
+        temporary = _temporary_folder(slot, launch)
         with contextlib.ExitStack() as undo:
             control, report = _Pipe(), _Pipe()
             undo.callback(control.close)
@@ -163,7 +171,7 @@ class DirectSpawner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=self._environ | dict(launch.own_env) | {MARK: mark},
+                env=self._environ | temporary | dict(launch.own_env) | {MARK: mark},
                 pass_fds=theirs,
                 start_new_session=True,
                 # conmon notes a memory limit that was reached in a file "oom" where it stands (podman 4.3).
@@ -176,7 +184,7 @@ class DirectSpawner:
             first = await _first_word(words, keeper)
             # From here on end of file is not ours to give; before, it ended keeper and instance.
             undo.pop_all()
-        life = _Life(slot, keeper, words, transport, control, mark, launch)
+        life = _Life(slot, keeper, words, transport, control, mark, launch, temporary.get(TMPDIR))
         ended = asyncio.create_task(life.follow(on_line), name=f"{name} output")
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
@@ -210,6 +218,8 @@ class _Life:
     control: _Pipe
     mark: str
     launch: Launch
+    temporary: str | None
+    """Its folder for temporary files, where it has one of its own."""
 
     async def follow(self, on_line: Callable[[str], None]) -> Exit:
         """Pass lines on until the tree is gone, then say how the main process ended."""
@@ -244,8 +254,9 @@ class _Life:
             await asyncio.gather(output, return_exceptions=True)
         if isinstance(self.launch.address, UnixAddress):
             _remove(Path(self.launch.address.path))  # a killed instance leaves its socket
-        if self.launch.scratch is not None:
-            shutil.rmtree(self.launch.scratch, ignore_errors=True)
+        for folder in (self.launch.scratch, self.temporary):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
         ended, said = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
         if said is not None:
             on_line(said)
@@ -264,6 +275,31 @@ def _make_way(path: Path) -> None:
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+
+def _temporary_folder(slot: int, launch: Launch) -> dict[str, str]:
+    """TMPDIR for an engine that leaves files there when it is killed, in the folder where they would lie otherwise: vLLM's
+    `vllm_dist_*` (vllm/utils/network_utils.py, get_file_store_init_method, 0.32). systemd's units have PrivateTmp=.
+
+    Empty where the operator names a folder, where names of sockets in ours would be too long, and where it can't be made.
+    What an earlier daemon with the same run folder left, killed with its instances, goes first.
+    """
+    if launch.scratch is None or launch.container is not None or TMPDIR in launch.env:
+        return {}
+    owner = hashlib.sha256(launch.scratch.encode()).hexdigest()[:8]
+    prefix = f"numa-launcher-slot{slot}-{owner}-"
+    for earlier in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if earlier.lstat().st_uid == os.geteuid():
+                shutil.rmtree(earlier, ignore_errors=True)
+    try:
+        folder = tempfile.mkdtemp(prefix=prefix)
+    except OSError:  # no folder for temporary files at all: the engine says what it makes of that
+        return {}
+    if len(folder.encode()) > TEMPORARY_BYTES:
+        Path(folder).rmdir()
+        return {}
+    return {TMPDIR: folder}
 
 
 def _remove(path: Path) -> None:

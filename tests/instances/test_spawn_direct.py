@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -177,3 +179,61 @@ async def test_what_the_plan_decides_is_not_inherited(tmp_path: Path) -> None:
     assert "HF_HOME=/models" in lines
     assert "VLLM_CPU_OMP_THREADS_BIND=0" in lines
     assert not [line for line in lines if line.startswith(("OMP_", "VLLM_CPU_KVCACHE"))]
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Names of sockets fit into it, which they may not into pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="nl-") as folder:
+        yield Path(folder)
+
+
+async def test_temporary_files_go_with_the_instance(
+    tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed vLLM leaves files in the folder for temporary files; an operator's own folder stays as it is."""
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    leaver = ("sh", "-c", 'touch "$TMPDIR/vllm_dist_0"; echo "in $TMPDIR"; exec sleep 1000')
+    scratch = str(tmp_path / "run" / "slot0")
+
+    async def killed(env: dict[str, str]) -> Path:
+        lines = Lines()
+        process = await start(
+            Launch(argv=leaver, env=env, secrets=frozenset(), address=TCP, scratch=scratch), lines
+        )
+        await lines.until(lambda lines: any(line.startswith("in ") for line in lines))
+        folder = Path(next(line for line in lines if line.startswith("in ")).removeprefix("in "))
+        assert (folder / "vllm_dist_0").exists()
+        process.kill()
+        await ended(process)
+        return folder
+
+    folder = await killed({})
+    assert folder.parent == short_folder
+    assert not os.listdir(short_folder)  # noqa: PTH208
+
+    folder.mkdir()  # of a daemon that was killed with its instances
+    (folder / "vllm_dist_1").touch()
+    await killed({})
+    assert not os.listdir(short_folder)  # noqa: PTH208
+
+    own = tmp_path / "own"
+    own.mkdir()
+    assert await killed({"TMPDIR": str(own)}) == own
+    assert (own / "vllm_dist_0").exists()
+
+
+async def test_names_of_sockets_fit_into_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the usual folder is long already, it is used itself."""
+    usual = tmp_path / ("x" * 60)
+    usual.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(usual))
+    lines = Lines()
+    scratch = str(tmp_path / "slot0")
+    told = ("sh", "-c", 'echo "TMPDIR=$TMPDIR"')
+    process = await start(Launch(argv=told, env={}, secrets=frozenset(), address=TCP, scratch=scratch), lines)
+    await ended(process)
+    assert lines == ["TMPDIR="]
+    assert not list(usual.iterdir())
