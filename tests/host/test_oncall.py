@@ -15,9 +15,10 @@ import pytest
 SLOTS = {"0", "1", "2", "3"}
 # One client can have one stream open.
 CLIENTS = 6
-PLANNED = ("restart-0", "restart-1", "restart-2", "restart-3", "systemctl-restart", "reload-bad", "reload-good",
+RESTARTS = ("systemctl-restart", "upgrade", "rollback")
+PLANNED = ("restart-0", "restart-1", "restart-2", "restart-3", *RESTARTS, "reload-bad", "reload-good",
            "cpu-offline", "cpu-online")  # fmt: skip
-DAEMON_ENDS = ("systemctl-restart", "kill-daemon", "freeze-daemon")
+DAEMON_BREAKS = ("kill-daemon", "freeze-daemon")
 INSTANCE_ENDS = {"kill-instance": "0", "oom-instance": "1", "stop-instance": "2"}
 Facts = dict[str, Any]
 
@@ -69,14 +70,14 @@ def test_the_journal_has_fields(night: Facts) -> None:
     assert ready == SLOTS
 
 
-@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_ENDS[1:], *INSTANCE_ENDS])
+@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_BREAKS, *INSTANCE_ENDS])
 def test_all_is_well_again(night: Facts, name: str) -> None:
     step = night[name]
     assert step["well"], step
     assert step["strays"] == [], "a process outside its unit"
 
 
-@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_ENDS[1:], *INSTANCE_ENDS])
+@pytest.mark.parametrize("name", [*PLANNED, *DAEMON_BREAKS, *INSTANCE_ENDS])
 def test_there_is_load_in_each_step(night: Facts, name: str) -> None:
     """All clients begin a request in it that goes well: a step without load would prove nothing."""
     step = night[name]
@@ -91,11 +92,11 @@ def test_what_is_planned_fails_no_request(night: Facts, name: str) -> None:
 
 def test_no_request_fails_between_the_steps(night: Facts) -> None:
     """Nor while a bundle is made, and the load ends."""
-    known = [one["n"] for name in (*DAEMON_ENDS[1:], *INSTANCE_ENDS) for one in failed(night, night[name])]
+    known = [one["n"] for name in (*DAEMON_BREAKS, *INSTANCE_ENDS) for one in failed(night, night[name])]
     assert sorted(known) == sorted(one["n"] for one in night["load"] if not one["ok"])
 
 
-@pytest.mark.parametrize("name", [*DAEMON_ENDS[1:], *INSTANCE_ENDS])
+@pytest.mark.parametrize("name", [*DAEMON_BREAKS, *INSTANCE_ENDS])
 def test_what_is_not_planned_fails_open_streams_only(night: Facts, name: str) -> None:
     found = failed(night, night[name])
     assert len(found) <= CLIENTS
@@ -106,13 +107,21 @@ def test_what_is_not_planned_fails_open_streams_only(night: Facts, name: str) ->
         assert request["why"] == "" or "503" not in request["why"], "it was open, and is cut, not refused"
 
 
-@pytest.mark.parametrize("name", DAEMON_ENDS)
+@pytest.mark.parametrize("name", [*RESTARTS, *DAEMON_BREAKS])
 def test_instances_outlive_the_daemon(night: Facts, name: str) -> None:
     step = night[name]
     assert step["before"]["pids"].keys() == SLOTS
     assert 0 not in step["before"]["pids"].values()
     assert step["after"]["pids"] == step["before"]["pids"]
     assert step["after"]["daemon"] != step["before"]["daemon"]
+
+
+def test_each_release_is_run_from_its_own_folder(night: Facts) -> None:
+    for name in ("upgrade", "rollback"):
+        assert night[name]["done"]["done"]["status"] == 0, night[name]
+        where = night[f"{name}-release"]
+        assert where["daemon"].startswith(f"{where['current']}/venv/bin/"), where
+    assert night["upgrade-release"]["current"] != night["rollback-release"]["current"]
 
 
 @pytest.mark.parametrize(("name", "slot"), INSTANCE_ENDS.items())

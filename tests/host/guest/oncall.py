@@ -225,6 +225,27 @@ def planned() -> None:
     note("logs", {"began": began, "old": old, "lines": lines, "recent": recent})
 
 
+def upgrade() -> None:
+    """To a release of the same versions, and back; each time the daemon is started anew from it."""
+
+    def to(*how: str) -> Callable[[], Any]:
+        def act() -> Any:
+            done = sh("bash", str(Path("repo/scripts/install").absolute()), *how, timeout=600)
+            return {"done": done, "restarted": sh("systemctl", "restart", UNIT, timeout=READY_S)}
+
+        return act
+
+    for name, how in (
+        ("upgrade", ("--without-vllm", "--wheels", "/root/wheels")),
+        ("rollback", ("--rollback",)),
+    ):
+        step(name, to(*how))
+        runs = Path(f"/proc/{last[1]['daemon']}/cmdline").read_bytes().split(b"\0")[0].decode()
+        note(
+            f"{name}-release", {"current": str(Path("/opt/numa-launcher/current").resolve()), "daemon": runs}
+        )
+
+
 def reload() -> None:
     good = CONFIG.replace('"--token-s", "0.3"', '"--token-s", "0.25"')
     bad = CONFIG.replace("[layout]", "[layuot]")
@@ -333,7 +354,7 @@ if __name__ == "__main__":
     try:
         until(lambda: LOAD.exists() and served(0), READY_S)
         last = time.time(), processes()
-        for act in (planned, reload, unplanned, offline, bundle, end):
+        for act in (planned, upgrade, reload, unplanned, offline, bundle, end):
             act()
     finally:
         load.terminate()
