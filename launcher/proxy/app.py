@@ -407,7 +407,10 @@ class FrontDoor:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         now = self._loop.time()
         for client in tuple(self._clients):
-            client.tick(now)
+            try:
+                client.tick(now)
+            except Exception:  # the clock goes on for the others
+                client.fault()
         self.desk.tick(now)
 
 

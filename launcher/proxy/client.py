@@ -311,6 +311,14 @@ class ClientConnection(asyncio.Protocol):
         except Exception:
             request.fault()
 
+    def fault(self) -> None:
+        """The connection itself raised; called within the `except`. Its request ends honestly, and so does it."""
+        if self._request is not None:
+            self._request.fault()
+        else:
+            _LOG.exception("a client's connection failed; it is closed")
+            self.abort()
+
     @property
     def unsent(self) -> int:
         """Bytes that were written and the client's side has not taken: the transport's, and the kernel's.

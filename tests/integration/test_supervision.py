@@ -102,6 +102,21 @@ def test_an_engine_that_lies_about_its_health_is_found_by_whole_answers_alone(
     assert daemon.slot(1)["generation"] == 1
 
 
+def test_a_stopped_engine_with_whole_answers_alone_is_found(start: Start) -> None:
+    """It counts nothing, and its health path is silent as well. What it works on is answered by its sibling."""
+    daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
+    daemon.wait_ready(2)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, daemon, 20) for _ in range(8)]
+        eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
+        for process in (engine := psutil.Process(daemon.slot(0)["pid"]), *engine.children(recursive=True)):
+            process.suspend()
+        assert [answer.result() for answer in answers] == [200] * 8
+    eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
+    assert daemon.slot(0)["last_cause"]["name"] == "hung"
+    assert daemon.slot(1)["generation"] == 1
+
+
 def test_a_long_whole_answer_of_an_engine_that_counts_nothing_is_waited_for(start: Start) -> None:
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
     daemon.wait_ready(2)

@@ -15,6 +15,7 @@ from proxy.scripted_engine import DONE, Call, answer_chat, event
 from proxy.test_guarded import new_key
 
 from launcher.proxy.attempt import Attempt
+from launcher.proxy.client import ClientConnection
 from launcher.proxy.delivery import Delivery
 from launcher.proxy.desk import Desk
 from launcher.proxy.fleet import Fleet
@@ -226,3 +227,35 @@ async def test_an_error_that_can_not_be_read_passes_as_it_is(build: Build, body:
     else:
         assert (answer.status, got) == (400, body)
     assert house.sums()["completed"] == 1
+
+
+async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that fails is closed, its request ends as failed, and deadlines hold for all others."""
+    house = await build(header_timeout_s=0.2)
+
+    async def never(call: Call) -> None:
+        await call.until_left()
+
+    engine = await house.engine(0, never)
+    body = b'{"model":"m","prompt":"hello"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reader, writer = await house.raw(head + body)
+    await until(lambda: bool(engine.calls))
+    (broken,) = house.door._clients
+    tick = ClientConnection.tick
+
+    def fail(client: ClientConnection, now: float) -> None:
+        if client is broken:
+            raise RuntimeError("a fault")
+        tick(client, now)
+
+    monkeypatch.setattr(ClientConnection, "tick", fail)
+    silent, other = await house.raw(b"GET /health HTTP/1.1\r\n")
+    async with asyncio.timeout(SOON_S):
+        assert (await reader.read()).startswith(b"HTTP/1.1 502 ")
+        assert (await silent.read()).startswith(b"HTTP/1.1 408 ")
+    assert house.sums()["failed"] == 1
+    for end in (writer, other):
+        end.close()
