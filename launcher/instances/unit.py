@@ -6,8 +6,11 @@ org.freedesktop.systemd1(5) for the signatures on the bus.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from launcher.cpuset import CpuSet
@@ -50,6 +53,10 @@ SANDBOX: Final[tuple[Property, ...]] = (
 )
 
 
+_EXECUTE: Final = """import os, sys
+path, *argv = (bytes.fromhex(word) for word in sys.argv[1:])
+os.execv(path, argv)
+"""
 # A value of SANDBOX as it is written in a unit file: no capability, and a boolean.
 _TEXT: Final[Mapping[Any, str]] = {0: "", True: "yes"}
 
@@ -145,8 +152,9 @@ def properties(
     if scratch is not None:
         # As the instances' user: it lies where that user may write, and may be anything by now. Why it can't be made is in
         # the log, and the engine fails for itself then.
-        emptied = ["sh", "-c", 'rm -rf -- "$1" && mkdir -p -m 0770 -- "$1"', "sh", scratch]
-        found.append(("ExecStartPre", "a(sasb)", [_command("/bin/sh", emptied, may_fail=True)]))
+        emptied = (("rm", "-rf", "--", scratch), ("mkdir", "-p", "-m", "0770", "--", scratch))
+        commands = [_command(f"/bin/{words[0]}", words, may_fail=True) for words in emptied]
+        found.append(("ExecStartPre", "a(sasb)", commands))
     if secrets_file is not None:
         found.append(("EnvironmentFiles", "a(sb)", [[secrets_file, False]]))
     if frame.user is not None:
@@ -161,10 +169,17 @@ def properties(
 
 
 def _command(path: str, argv: Sequence[str], *, may_fail: bool = False) -> list[Any]:
-    """Not ExecStartEx= with no-env-expand: systemd 252 writes that key into the unit's file and does not know it when
-    it reads the file again, so after `systemctl daemon-reload` a running instance would be a unit with a bad setting. In a
-    plain ExecStart= a literal "$" is "$$" (systemd.service(5), "Command lines")."""
-    return [path, [word.replace("$", "$$") for word in argv], may_fail]
+    """`argv` as it is, also where systemd reads the unit's file again (`systemctl daemon-reload`) before it executes it.
+
+    systemd 252 can't read all that it writes there: ExecStartEx= (no-env-expand) is a bad setting then, and a "$" or ";"
+    keeps the backslash that was put before it. So these characters do not stand in the unit: such a command is
+    executed by Python, from words in hexadecimal. The process, its pid and its arguments are the same in the end.
+    """
+    if not any("$" in word or ";" in word for word in argv):
+        return [path, list(argv), may_fail]
+    python = str(Path(sys.executable).resolve())
+    words = [os.fsencode(word).hex() for word in (path, *argv)]
+    return [python, [python, "-I", "-S", "-c", _EXECUTE, *words], may_fail]
 
 
 def as_user(frame: Frame) -> tuple[str, ...]:

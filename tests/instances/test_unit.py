@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.cpuset import CpuSet
@@ -47,8 +51,10 @@ def test_its_scratch_folder_is_emptied_by_that_user_and_not_by_us() -> None:
         Frame(user="numa-launcher"), 0, 1, command="/x", argv=("x",), env={}, secrets_file=None, scratch="/run/a b"
     )  # fmt: skip
     (before,) = [value for name, _, value in found if name == "ExecStartPre"]
-    ((command, argv, may_fail),) = before
-    assert (command, argv[-1], may_fail) == ("/bin/sh", "/run/a b", True)
+    assert before == [
+        ["/bin/rm", ["rm", "-rf", "--", "/run/a b"], True],
+        ["/bin/mkdir", ["mkdir", "-p", "-m", "0770", "--", "/run/a b"], True],
+    ]
 
 
 def test_no_key_that_systemd_does_not_read_back() -> None:
@@ -82,9 +88,22 @@ def test_limits_are_set_where_they_are_asked_for() -> None:
 
 
 def test_the_command_is_taken_literally() -> None:
-    assert of(Frame())["ExecStart"] == [["/usr/bin/numactl", ["numactl", "$$x"], False]]
+    """Also by a systemd that has read its unit's file again: no "$" and no ";" stands there."""
+    ((path, argv, _),) = of(Frame())["ExecStart"]
+    assert not [word for word in (path, *argv) if "$" in word or ";" in word]
+    assert Path(path).resolve() == Path(sys.executable).resolve()
     assert of(Frame())["Environment"] == ["A=b c"]
     assert of(Frame())["EnvironmentFiles"] == [["/run/s.env", False]]
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20), max_size=5))
+@settings(max_examples=20)
+def test_any_words_are_executed_as_they_are(words: list[str]) -> None:
+    argv = (sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
+    found = properties(Frame(), 0, 1, command=sys.executable, argv=argv, env={}, secrets_file=None)
+    ((path, told, _),) = next(value for name, _, value in found if name == "ExecStart")
+    done = subprocess.run(told, executable=path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{words!a}\n"
 
 
 @given(st.frozensets(st.integers(0, 1023), min_size=1))
