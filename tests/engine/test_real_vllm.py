@@ -187,8 +187,7 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
     with Load(daemon.url, "tiny", workers=8, max_tokens=24) as load:
         more(load, 20)
         worker = next(p for p in tree_of(daemon.slot(0)) if "VLLM::Worker" in " ".join(p.cmdline()))
-        killed, temporary = sockets_of(daemon, 0), Path(worker.environ()["TMPDIR"])
-        assert list(temporary.glob("vllm_dist_*"))
+        killed = sockets_of(daemon, 0)
         worker.kill()
         # The endpoint answers throughout: the load goes on, and finishes requests, while slot 0 is away.
         eventually(lambda: daemon.slot(0)["state"] != "ready", what="slot 0 out of rotation")
@@ -201,7 +200,6 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
     assert killed
     assert sockets_of(daemon, 0)
     assert not killed & sockets_of(daemon, 0)
-    assert not temporary.exists()
     # Only streams with bytes already delivered from the dead instance failed, each with an error event and no [DONE].
     assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
     requests = daemon.status()["requests"]
