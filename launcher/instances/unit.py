@@ -6,7 +6,6 @@ org.freedesktop.systemd1(5) for the signatures on the bus.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -178,7 +177,7 @@ def _command(path: str, argv: Sequence[str], *, may_fail: bool = False) -> list[
     if not any("$" in word or ";" in word for word in argv):
         return [path, list(argv), may_fail]
     python = str(Path(sys.executable).resolve())
-    words = [os.fsencode(word).hex() for word in (path, *argv)]
+    words = [word.encode("utf-8", "surrogateescape").hex() for word in (path, *argv)]
     return [python, [python, "-I", "-S", "-c", _EXECUTE, *words], may_fail]
 
 
