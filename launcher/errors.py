@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import errno
+from typing import ClassVar, Final
+
+# This process itself lacks descriptors or memory: what it wanted to ask or open says nothing of the other side.
+OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class LauncherError(Exception):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from launcher.engines.containers import OOM_LINE
-from launcher.errors import LauncherError, reason
+from launcher.errors import OWN_SHORTAGE, LauncherError, reason
 from launcher.host.oom import SILENCE, KernelWord, NodeMemory
 from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # EAGAIN: fork(2) and clone(2), where a limit on processes or threads is reached.
-OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+START_SHORTAGE: Final = OWN_SHORTAGE | {errno.EAGAIN}
 
 # A node with less than this share free when a process of it was killed is taken to have run out of memory.
 SHORT_SHARE: Final = 0.03
@@ -173,7 +173,7 @@ def cannot_start(slot: int, error: Exception) -> Cause:
 def _is_shortage(error: BaseException | None) -> bool:
     """The daemon itself lacked descriptors, memory or threads, by whatever was raised because of that."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in OWN_SHORTAGE:
+        if isinstance(error, OSError) and error.errno in START_SHORTAGE:
             return True
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "new thread" in str(error)):
             return True

@@ -9,6 +9,7 @@ from typing import Final
 import aiohttp
 
 from launcher.address import Address, UnixAddress
+from launcher.errors import OWN_SHORTAGE
 from launcher.instances.progress import Counters
 
 # A first completion may have to wait for a compile.
@@ -21,9 +22,7 @@ MAX_METRICS_BYTES: Final = 8 * 1024 * 1024
 # on with a socket that is not connected (ENOTCONN, EINVAL); uvloop reports it.
 BACKLOG_FULL: Final = frozenset({errno.EAGAIN, errno.ENOTCONN, errno.EINVAL})
 
-# The daemon itself lacks descriptors or memory: no question was asked, and nothing is known of the instance.
-OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-# Before a completion is tried again then.
+# Before a completion is tried again that the daemon itself had no descriptor or memory for.
 SHORTAGE_S: Final = 1.0
 
 # One token from whichever of these the model serves, tried in this order.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import ssl
 from collections.abc import Callable
 from typing import Final
+
+from launcher.errors import OWN_SHORTAGE
 
 # Accepted at most in one turn of the loop; a handshake takes about a millisecond of CPU time.
 ACCEPTS: Final = 8
@@ -22,7 +23,6 @@ RETRY_S: Final = 1.0
 # Beyond all deadlines of a client's connection, which know whether it still takes its answer.
 TLS_CLOSING_S: Final = 86_400.0
 
-_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOG = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Handshakes:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in _SHORTAGE:
+                if error.errno not in OWN_SHORTAGE:
                     continue  # that connection's own: accept(2) passes on what the network said of it
                 _LOG.warning("cannot accept a connection: %s; next try in %g s", error.strerror, RETRY_S)
                 self._loop.remove_reader(sock.fileno())
