@@ -6,37 +6,27 @@ The way of the data::
     config -> Config --+-> Plan -> Supervisor -> instances (numactl ... vllm serve)
     model dir -> ModelProfile      | InstanceReady / InstanceDraining / InstanceGone
                                    v
-    client -> front door -> choose -> relay -> the instance's UNIX socket
+    client -> proxy: admission -> queue, balancer -> the instance's UNIX socket
     on-call -> control socket -> Supervisor, Plan, logs
 
-Rooms, and what each may import of ours (the table in tests/test_imports.py holds it):
+Packages, lower ones first; tests/test_imports.py holds the table of what each may import:
 
-    cpuset, address, sizes, errors, columns, printable, redaction   nothing
-    background   tasks that must not end by themselves: errors
-    config       cpuset, sizes, errors, redaction; its schema only its values
-    topology     cpuset, sizes, errors, columns
-    planning     topology.model, config.schema, engines.base, engines.arguments, cpuset, sizes, errors, columns
-    engines      planning.plan, config.schema, topology.model, cpuset, address, sizes, errors
-    instances    planning.plan, engines, config.schema, host, background, cpuset, address, sizes, errors
-    proxy        config.schema, telemetry, background, address, errors, printable
-    control      errors, printable, redaction
-    telemetry    nothing
-    host         cpuset, background, errors, printable
-    status       a slot's owner -> the operator's view of it: engines.stack, instances, telemetry, cpuset
-    doctor       what speaks against a host, before it starts: config, topology, planning, engines, host
-    assembly     config -> plan and engine, for `plan` and `serve`: config.schema, engines, host, planning, topology
-    changes      one configuration against another, slot by slot: assembly, config.schema, engines, planning.plan,
-                 redaction
-    drift        the machine that was planned for against the one that is: planning.plan, topology, cpuset
-    machine_watch  looks for drift now and then: drift, background, planning.plan, topology.model
-    rollout      applies them: assembly, changes, instances
-    reloader     one rollout at a time: assembly, changes, rollout, instances, config.schema
-    verbs        what an operator asks -> events of a slot's owner: control.messages, instances
-    oncall       what a running daemon does for an operator: assembly, reloader, status, verbs, control.messages,
-                 config.shown, host, instances, proxy
-    daemon       builds and wires everything but cli, and ends it in order; only cli.serve imports it
-    cli          control.client, columns, printable, redaction; the offline verbs assembly, config, doctor, planning,
-                 topology; key proxy.keystore
+    cpuset, address, sizes, errors, text_table, printable, redaction   values: import nothing of ours
+    background   tasks that restart after a fault
+    plan         the Plan, Slot and Placement values
+    config       what the operator asked for: one schema for file, environment, flags and docs
+    topology     what the machine is: sysfs -> Topology
+    planning     what should run where
+    engines      what an instance runs: argv, environment, versions
+    host         effects on the host: systemd, journal, OOM facts
+    instances    keeping each slot alive
+    telemetry    metrics and their pages
+    proxy        the OpenAI endpoint
+    control      operator <-> daemon
+    rollout      from one configuration to another, slot by slot
+    daemon       builds and wires everything but cli; only cli.serve imports daemon.main
+    doctor       checks of a host before the daemon starts
+    cli          one module per verb
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies
 them to the proxy's UpstreamTable.

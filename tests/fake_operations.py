@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from launcher.control.messages import Request, Verb
 from launcher.control.server import ControlServer
+from launcher.daemon.status import SlotStatus, Status, Zentorch
 from launcher.errors import NotFoundError, RefusedError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
 from launcher.redaction import Redactor
-from launcher.status import SlotStatus, Status, Zentorch
 
 
 def slot_status(slot: int = 0, **more: Any) -> SlotStatus:
@@ -96,7 +96,7 @@ class FakeOperations:
         return self.rollouts.pop(0) if len(self.rollouts) > 1 else self.rollouts[0]
 
     def events(self, count: int, after: int) -> list[dict[str, Any]]:
-        event = {"time": 1.0, "level": "info", "logger": "launcher.daemon", "fields": {}}
+        event = {"time": 1.0, "level": "info", "logger": "launcher.daemon.main", "fields": {}}
         return [{**event, "number": n, "message": f"event {n}"} for n in range(after + 1, after + count + 1)][
             :3
         ]

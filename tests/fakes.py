@@ -13,7 +13,7 @@ from launcher.cpuset import CpuSet
 from launcher.engines.base import Launch
 from launcher.instances.ports import Exit, Inherited
 from launcher.instances.progress import Counters
-from launcher.planning.plan import Placement, Slot
+from launcher.plan import Placement, Slot
 
 # The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
 SOON_S = float(os.environ.get("NUMA_LAUNCHER_TEST_SOON_S", "60"))

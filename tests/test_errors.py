@@ -22,6 +22,7 @@ PLACES = {
     "Cause": 2,
     "Rule": 3,
     "CutError": 1,
+    "HttpError": 9,  # its text is what a client reads: no remedy
     "_rule": 3,
     "_warn": 2,
     "_fail": 2,

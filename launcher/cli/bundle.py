@@ -81,8 +81,8 @@ def _write(file: Path, data: bytes) -> None:
 
 def to_text(bundle: Bundle, name: str, size: int) -> str:
     """What a person checks before it is sent."""
-    from launcher.columns import counted, table  # noqa: PLC0415
     from launcher.sizes import format_size  # noqa: PLC0415
+    from launcher.text_table import counted, table  # noqa: PLC0415
 
     rows = [("INSIDE", "SIZE", "WHAT")]
     rows += [(part.name, format_size(len(part.data)), part.what) for part in bundle.parts]

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import launcher
-from launcher.assembly import assemble
 from launcher.cli import status_table, why
 from launcher.config.load import load_config
 from launcher.config.schema import Config, Engine
 from launcher.config.shown import secret_values, shown
 from launcher.control.client import ControlClient
+from launcher.daemon.deployment import assemble
 from launcher.errors import LauncherError
 from launcher.printable import printable_lines
 from launcher.redaction import Redactor, secret_parts

@@ -16,7 +16,7 @@ from launcher.cli import options
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
-    from launcher.proxy.keyfile import KeyRecord
+    from launcher.proxy.auth.key_record import KeyRecord
 
 DEFAULT_FILE = Path("/etc/numa-launcher/api-keys")
 _LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
@@ -96,23 +96,23 @@ def _file_of(args: argparse.Namespace) -> str:
 
 
 def _add(args: argparse.Namespace, path: str) -> int:
-    from launcher.proxy import keyfile, keystore  # noqa: PLC0415  heavy
+    from launcher.proxy.auth import key_record, key_store  # noqa: PLC0415  heavy
 
-    key = keyfile.compose_key(
-        secrets.token_bytes(keyfile.ID_BYTES), secrets.token_bytes(keyfile.SECRET_BYTES)
+    key = key_record.compose_key(
+        secrets.token_bytes(key_record.ID_BYTES), secrets.token_bytes(key_record.SECRET_BYTES)
     )
-    salt = secrets.token_bytes(keyfile.SALT_BYTES)
+    salt = secrets.token_bytes(key_record.SALT_BYTES)
     fields = {
-        "id": keyfile.id_of(key),
+        "id": key_record.id_of(key),
         "name": args.name,
-        "hash": keyfile.hash_of(key, salt).hex(),
+        "hash": key_record.hash_of(key, salt).hex(),
         "salt": salt.hex(),
         "created": _now(),
         "models": args.models,
         "local_only": args.local_only,
         **{name: getattr(args, name) for name in _LIMITS},
     }
-    record = keyfile.make(fields)
+    record = key_record.make(fields)
 
     def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
         if any(other.name == record.name and other.revoked is None for other in old):
@@ -122,7 +122,7 @@ def _add(args: argparse.Namespace, path: str) -> int:
             )
         return (*old, record)
 
-    keystore.update(path, change)
+    key_store.update(path, change)
     if args.json:
         print(json.dumps({"key": key, **_shown(record)}, indent=2))
     else:
@@ -132,9 +132,9 @@ def _add(args: argparse.Namespace, path: str) -> int:
 
 
 def _list(args: argparse.Namespace, path: str) -> int:
-    from launcher.proxy import keystore  # noqa: PLC0415  heavy
+    from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
 
-    records = keystore.read(path)
+    records = key_store.read(path)
     if args.json:
         print(json.dumps([_shown(record) for record in records], indent=2))
         return 0
@@ -148,7 +148,7 @@ def _list(args: argparse.Namespace, path: str) -> int:
 def _revoke(args: argparse.Namespace, path: str) -> int:
     import msgspec  # noqa: PLC0415  heavy
 
-    from launcher.proxy import keystore  # noqa: PLC0415  heavy
+    from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
 
     done: list[KeyRecord] = []
 
@@ -167,7 +167,7 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
             for record in old
         ]
 
-    keystore.update(path, change)
+    key_store.update(path, change)
     _note(f"key {done[0].id} of {done[0].name} opens nothing any more")
     return 0
 

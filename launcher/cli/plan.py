@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from launcher.cli import machine, options
-from launcher.columns import table
 from launcher.errors import LauncherError, reason
 from launcher.redaction import Redactor
+from launcher.text_table import table
 
 if TYPE_CHECKING:
-    from launcher.assembly import Assembly
     from launcher.config.schema import Config
+    from launcher.daemon.deployment import Assembly
     from launcher.topology.model import Topology
 
 # Stands for the model of a plan of cpus alone, also in the commands that --shell prints.
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     if args.compare:
         return _compare(args, config, other, cpus_only=cpus_only)
-    from launcher.assembly import assemble  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import assemble  # noqa: PLC0415  heavy
 
     assembly = assemble(config, machine=other, cpus_only=cpus_only)
     if args.json:
@@ -98,7 +98,7 @@ def _print_shell(assembly: Assembly) -> None:
 
 def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:
     """Exit code 1 when every strategy is refused."""
-    from launcher.assembly import compare_strategies  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import compare_strategies  # noqa: PLC0415  heavy
     from launcher.planning import compare  # noqa: PLC0415  heavy
 
     if args.shell or args.picture or args.svg is not None:

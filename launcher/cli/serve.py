@@ -12,7 +12,7 @@ from launcher.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.assembly import Assembly
+    from launcher.daemon.deployment import Assembly
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
         return ended
     import uvloop  # noqa: PLC0415  heavy
 
-    from launcher import daemon  # noqa: PLC0415  heavy
-    from launcher.assembly import assemble  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import assemble  # noqa: PLC0415  heavy
+    from launcher.daemon.main import serve  # noqa: PLC0415  heavy
     from launcher.host import journal, open_files  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
@@ -45,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
         return assemble(options.config_of(again))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(daemon.serve(assembly, reread))
+        runner.run(serve(assembly, reread))
     return 0

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.columns import fitted, table
 from launcher.sizes import GIB, MIB
+from launcher.text_table import fitted, table
 
 Slot = dict[str, Any]
 Status = dict[str, Any]

@@ -10,8 +10,8 @@ from rich.style import Style
 from rich.text import Text
 
 from launcher.cli import status_table
-from launcher.columns import fitted
 from launcher.cpuset import CpuSet
+from launcher.text_table import fitted
 from launcher.topology.draw import sign
 from launcher.topology.model import Core, Topology
 from launcher.topology.picture import Mark, NodeBox, Picture, Seat, make_picture

@@ -7,8 +7,8 @@ import json
 from typing import Any, Final
 
 from launcher.cli import options
-from launcher.columns import counted
 from launcher.control.messages import VERIFY_S
+from launcher.text_table import counted
 
 # The daemon gives up first, and says so.
 _PATIENCE_S: Final = VERIFY_S + 60.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from launcher.doctor.report import Row, Tier, Verdict
-from launcher.engines.stack import Version, parse_release, zentorch_mismatch
+from launcher.engines.software_versions import Version, parse_release, zentorch_mismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.engines.binding import Binding
+from launcher.engines.numa_binding import Binding
 from launcher.host.cpu import HostFacts
 from launcher.topology.model import Topology
 

@@ -13,10 +13,10 @@ from launcher.config.schema import Engine, EngineKind
 from launcher.cpuset import CpuSet
 from launcher.doctor.compatibility import Matrix
 from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
-from launcher.engines.binding import Binding
+from launcher.engines.numa_binding import Binding
 from launcher.engines.numactl import probe_binding
 from launcher.engines.probe_stack import find_tcmalloc, probe_stack
-from launcher.engines.stack import Stack
+from launcher.engines.software_versions import Stack
 from launcher.errors import LauncherError, TimedOutError, timed_out
 from launcher.host.cpu import read_host
 from launcher.host.facts import read_settings

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from launcher.columns import counted
 from launcher.doctor.build_jobs import JOB_BYTES, build_jobs
 from launcher.doctor.compatibility import Matrix, versions_row
 from launcher.doctor.facts import Facts
 from launcher.doctor.report import Report, Row, Tier, Verdict
-from launcher.engines.binding import MemPolicy
-from launcher.engines.stack import parse_release
+from launcher.engines.numa_binding import MemPolicy
+from launcher.engines.software_versions import parse_release
 from launcher.sizes import format_size
+from launcher.text_table import counted
 
 # vLLM's documentation, "CPU - build wheel from source": gcc/g++ >= 12.3.0.
 COMPILER_SINCE: Final = (12, 3)

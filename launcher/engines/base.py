@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from launcher.address import Address
 
 if TYPE_CHECKING:
-    from launcher.planning.plan import Slot
+    from launcher.plan import Slot
 
 
 MARK: Final = "NUMA_LAUNCHER_INSTANCE"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.engines.base import Launch
-from launcher.engines.binding import Binding
 from launcher.engines.environment import secret_names
+from launcher.engines.numa_binding import Binding
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
-    from launcher.planning.plan import Slot
+    from launcher.plan import Slot
 
 LOOPBACK: Final = "127.0.0.1"
 PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name")

@@ -15,7 +15,7 @@ from launcher.config.schema import Runtime
 from launcher.engines.base import MARK, Container, Engine, Launch
 
 if TYPE_CHECKING:
-    from launcher.planning.plan import Slot
+    from launcher.plan import Slot
 
 LABEL: Final = "numa-launcher"
 

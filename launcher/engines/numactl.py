@@ -9,7 +9,7 @@ from typing import Final
 
 from launcher.config.schema import Engine, Runtime
 from launcher.cpuset import CpuSet
-from launcher.engines.binding import Binding, MemPolicy
+from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.errors import LauncherError, timed_out
 
 # numactl answers within milliseconds; minutes where a machine boots and all its services start at once.

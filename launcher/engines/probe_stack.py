@@ -13,7 +13,7 @@ from typing import Final
 
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.arguments import has_flag
-from launcher.engines.stack import Stack, zentorch_mismatch
+from launcher.engines.software_versions import Stack, zentorch_mismatch
 from launcher.engines.vllm import MODULE_FORM
 from launcher.errors import LauncherError, timed_out
 

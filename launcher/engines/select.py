@@ -10,10 +10,10 @@ from typing import Final, assert_never
 
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.engines.base import Engine
-from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
-from launcher.engines.stack import Stack
+from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.software_versions import Stack
 from launcher.engines.vllm import VllmEngine
 from launcher.errors import LauncherError, reason
 

@@ -10,13 +10,18 @@ from launcher.address import UnixAddress
 from launcher.config.schema import Model
 from launcher.engines.arguments import has_flag, merge, value_of
 from launcher.engines.base import Launch
-from launcher.engines.binding import Binding
 from launcher.engines.environment import secret_names
-from launcher.engines.stack import AOT_COMPILE_SINCE, KV_CACHE_BYTES_SINCE, SHUTDOWN_TIMEOUT_SINCE, Stack
+from launcher.engines.numa_binding import Binding
+from launcher.engines.software_versions import (
+    AOT_COMPILE_SINCE,
+    KV_CACHE_BYTES_SINCE,
+    SHUTDOWN_TIMEOUT_SINCE,
+    Stack,
+)
 from launcher.sizes import GIB
 
 if TYPE_CHECKING:
-    from launcher.planning.plan import Slot
+    from launcher.plan import Slot
 
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
 

@@ -18,7 +18,7 @@ from launcher.instances.ports import Spawner
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.instances.spawn_systemd import SystemdSpawner
 from launcher.instances.unit import Frame, as_user
-from launcher.planning.plan import Placement
+from launcher.plan import Placement
 from launcher.sizes import parse_size
 
 # Below the root. sd_booted(3)

@@ -12,8 +12,8 @@ from launcher.instances.causes import RULES, Retry, Rule
 from launcher.instances.life import UNWATCHED_S
 from launcher.instances.lifecycle import TRANSITIONS
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
-from launcher.instances.seat import State
-from launcher.instances.watcher import DOOMED_S, UNHEALTHY_AFTER
+from launcher.instances.slot_state import State
+from launcher.instances.watch import DOOMED_S, UNHEALTHY_AFTER
 
 STATES: Final[dict[State, str]] = {
     State.STOPPED: "No process; `start` starts it.",

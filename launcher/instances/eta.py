@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.instances.seat import Intent, Seat, State
+from launcher.instances.slot_state import Intent, SlotState, State
 
 
-def eta(seat: Seat, *, in_flight: int, start_s: float | None) -> float | None:
+def eta(seat: SlotState, *, in_flight: int, start_s: float | None) -> float | None:
     """The time, on the seat's clock; None when nothing is under way, or nobody can say.
 
     `start_s`: how long the last start of this slot took, None before the first. A drain is taken to last until
@@ -26,7 +26,7 @@ def eta(seat: Seat, *, in_flight: int, start_s: float | None) -> float | None:
             return None
 
 
-def _then_start(seat: Seat, ends: float | None, start_s: float | None) -> float | None:
+def _then_start(seat: SlotState, ends: float | None, start_s: float | None) -> float | None:
     """A restart is over when the next life is ready."""
     if seat.intent in {Intent.STOP, Intent.HOLD}:
         return ends

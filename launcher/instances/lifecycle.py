@@ -13,7 +13,7 @@ from typing import Final
 
 from launcher.instances.backoff import SHORTAGE_DELAY_S, Limits, restart_delay
 from launcher.instances.causes import Cause, Retry
-from launcher.instances.seat import (
+from launcher.instances.slot_state import (
     Action,
     DeadlinePassed,
     DrainRequested,
@@ -29,7 +29,7 @@ from launcher.instances.seat import (
     ReleaseRequested,
     RestartRequested,
     ResumeRequested,
-    Seat,
+    SlotState,
     StartRequested,
     State,
     StopRequested,
@@ -40,11 +40,11 @@ __all__ = [
     "STARTING_STOP_S", "TRANSITIONS", "Action", "DeadlinePassed", "DrainRequested", "Event", "HoldRequested", "Intent",
     "KillRequested", "ProbeFailed", "ProbeSucceeded", "ProcessExited", "ProcessInherited", "QuarantineRequested",
     "ReleaseRequested",
-    "RestartRequested", "ResumeRequested", "Seat", "StartRequested", "State", "Step", "StopRequested", "WentIdle",
+    "RestartRequested", "ResumeRequested", "SlotState", "StartRequested", "State", "Step", "StopRequested", "WentIdle",
     "advance",
 ]  # fmt: skip
 
-Step = tuple[Seat, tuple[Action, ...]]
+Step = tuple[SlotState, tuple[Action, ...]]
 
 # A loading instance has no request to lose; this is only so that it can end its compiler cleanly.
 STARTING_STOP_S: Final = 5.0
@@ -55,7 +55,7 @@ _ASIDE: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE})
 _REST: Final = {Intent.STOP: State.STOPPED, Intent.HOLD: State.HELD}
 
 
-def advance(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def advance(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """The next seat and what to do. An event of an older generation, or out of place, changes nothing."""
     generation = getattr(event, "generation", seat.generation)
     if generation != seat.generation:
@@ -66,27 +66,27 @@ def advance(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return handler(seat, event, now, limits)
 
 
-def _enter(seat: Seat, state: State, now: float, deadline: float | None = None) -> Seat:
+def _enter(seat: SlotState, state: State, now: float, deadline: float | None = None) -> SlotState:
     return replace(seat, state=state, since=now, deadline=deadline)
 
 
-def _gone(seat: Seat) -> tuple[Action, ...]:
+def _gone(seat: SlotState) -> tuple[Action, ...]:
     """For an instance that the front door knows."""
     known = seat.state in {State.READY, State.DRAINING} and not seat.cut
     return (Action.ANNOUNCE_GONE,) if known else ()
 
 
-def _rest(seat: Seat, intent: Intent, now: float) -> Seat:
+def _rest(seat: SlotState, intent: Intent, now: float) -> SlotState:
     """Into the state without a process that `intent` asks for."""
     seat = replace(seat, intent=intent, restarting=False, crash=None, cut=False)
     return _enter(seat, _REST[intent], now)
 
 
-def _remember(seat: Seat, cause: Cause, now: float) -> Seat:
+def _remember(seat: SlotState, cause: Cause, now: float) -> SlotState:
     return replace(seat, last_cause=cause, cause_at=now, cause_generation=seat.generation)
 
 
-def _spawn(seat: Seat, now: float, limits: Limits) -> Step:
+def _spawn(seat: SlotState, now: float, limits: Limits) -> Step:
     """Into `starting` with a new generation."""
     seat = replace(
         seat,
@@ -99,42 +99,42 @@ def _spawn(seat: Seat, now: float, limits: Limits) -> Step:
     return _enter(seat, State.STARTING, now, now + limits.ready_timeout_s), (Action.SPAWN,)
 
 
-def _start_fresh(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _start_fresh(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """An operator's start forgets old crashes."""
     return _spawn(replace(seat, intent=Intent.RUN, crashes=()), now, limits)
 
 
-def _inherit(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _inherit(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """It is not known to be ready until it has answered us: many requests may be lost with the daemon before."""
     assert isinstance(event, ProcessInherited)  # noqa: S101  narrows the table's type
     seat = replace(seat, intent=Intent.RUN, generation=event.life)
     return _enter(seat, State.STARTING, now, now + limits.ready_timeout_s), ()
 
 
-def _retry_now(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _retry_now(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """The back-off is over."""
     return _spawn(seat, now, limits)
 
 
-def _stop(seat: Seat, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
+def _stop(seat: SlotState, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
     """Into `stopping` by SIGTERM; nothing is in flight any more."""
     return _enter(replace(seat, crash=crash), State.STOPPING, now, deadline), (Action.TERMINATE,)
 
 
-def _kill(seat: Seat, now: float, limits: Limits, crash: Cause) -> Step:
+def _kill(seat: SlotState, now: float, limits: Limits, crash: Cause) -> Step:
     """Into `stopping` by SIGKILL: the instance has failed and its exit will count as a crash."""
     seat = replace(seat, crash=crash)
     return _enter(seat, State.STOPPING, now, now + limits.stop_timeout_s), (Action.KILL,)
 
 
-def _became_ready(seat: Seat, _event: Event, now: float, _limits: Limits) -> Step:
+def _became_ready(seat: SlotState, _event: Event, now: float, _limits: Limits) -> Step:
     if seat.intent in _ASIDE:
         # The front door has to know it, or a later stop would wait for an idleness that nobody reports.
         return _enter(seat, State.DRAINING, now), (Action.ANNOUNCE_READY, Action.ANNOUNCE_DRAINING)
     return _enter(seat, State.READY, now), (Action.ANNOUNCE_READY,)
 
 
-def _never_ready(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _never_ready(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     if seat.intent is Intent.QUARANTINE:  # somebody looks at why
         return replace(seat, deadline=None), ()
     cause = Cause(
@@ -146,7 +146,7 @@ def _never_ready(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
     return _kill(seat, now, limits, cause)
 
 
-def _failed_start(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _failed_start(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """The engine has said so, and does not end."""
     assert isinstance(event, ProbeFailed)  # noqa: S101  narrows the table's type
     if seat.intent is Intent.QUARANTINE:
@@ -154,7 +154,7 @@ def _failed_start(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return _kill(seat, now, limits, event.cause)
 
 
-def _stop_starting(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _stop_starting(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     seat = replace(seat, intent=_resting(event), restarting=False)
     return _stop(seat, now, now + min(STARTING_STOP_S, limits.stop_timeout_s))
 
@@ -163,7 +163,7 @@ def _resting(event: Event) -> Intent:
     return Intent.HOLD if isinstance(event, HoldRequested) else Intent.STOP
 
 
-def _aside(seat: Seat, event: Event, _now: float, _limits: Limits) -> Step:
+def _aside(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
     """A life that is not ready yet stays out of rotation when it is. A quarantine is only ended by its release."""
     if seat.intent is Intent.QUARANTINE:
         return seat, ()
@@ -171,7 +171,7 @@ def _aside(seat: Seat, event: Event, _now: float, _limits: Limits) -> Step:
     return replace(seat, intent=wanted), ()
 
 
-def _run(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _run(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     if (seat.intent is Intent.QUARANTINE) is not isinstance(event, ReleaseRequested):
         return seat, ()
     if seat.state is State.STARTING and seat.deadline is None:  # the quarantine had taken it away
@@ -179,7 +179,7 @@ def _run(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return replace(seat, intent=Intent.RUN), ()
 
 
-def _begin_drain(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _begin_drain(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """No new requests; what follows depends on the verb."""
     deadline: float | None = now + limits.drain_timeout_s
     match event:
@@ -198,7 +198,7 @@ def _begin_drain(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return _enter(seat, State.DRAINING, now, deadline), (Action.ANNOUNCE_DRAINING,)
 
 
-def _redrain(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _redrain(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """A verb on a slot that already drains: the same verb changes nothing, another one takes over."""
     restart = isinstance(event, RestartRequested)
     wanted = (Intent.RUN, True) if restart else (_resting(event), False)
@@ -207,7 +207,7 @@ def _redrain(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return _begin_drain(seat, event, now, limits)
 
 
-def _keep_drained(seat: Seat, event: Event, now: float, _limits: Limits) -> Step:
+def _keep_drained(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
     """Alive instead of stopped. The same verb again only moves its deadline."""
     assert isinstance(event, DrainRequested | QuarantineRequested)  # noqa: S101  narrows the table's type
     if isinstance(event, QuarantineRequested):
@@ -220,25 +220,25 @@ def _keep_drained(seat: Seat, event: Event, now: float, _limits: Limits) -> Step
     return replace(seat, intent=Intent.DRAIN, restarting=False, deadline=deadline), ()
 
 
-def _went_idle(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _went_idle(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     if seat.intent in _ASIDE:
         return replace(seat, deadline=None), ()
     return _stop_drained(seat, now, limits)
 
 
-def _drain_is_over(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _drain_is_over(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """What is left ends honestly. A drained slot's instance stays; the front door forgets it until it is resumed."""
     if seat.intent in _ASIDE:
         return replace(seat, deadline=None, cut=True), (Action.ANNOUNCE_GONE,)
     return _stop_drained(seat, now, limits)
 
 
-def _stop_drained(seat: Seat, now: float, limits: Limits) -> Step:
+def _stop_drained(seat: SlotState, now: float, limits: Limits) -> Step:
     stopping, actions = _stop(seat, now, now + limits.stop_timeout_s)
     return stopping, (Action.ANNOUNCE_GONE, *actions)
 
 
-def _resume(seat: Seat, event: Event, now: float, _limits: Limits) -> Step:
+def _resume(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
     held = seat.intent in {Intent.QUARANTINE, Intent.HOLD}
     if held is not isinstance(event, ReleaseRequested):
         return seat, ()
@@ -246,7 +246,7 @@ def _resume(seat: Seat, event: Event, now: float, _limits: Limits) -> Step:
     return _enter(seat, State.READY, now), (Action.ANNOUNCE_READY,)
 
 
-def _unhealthy(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _unhealthy(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     assert isinstance(event, ProbeFailed)  # noqa: S101  narrows the table's type
     if seat.intent is Intent.QUARANTINE:
         return _remember(seat, event.cause, now), ()
@@ -254,7 +254,7 @@ def _unhealthy(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return stopping, (*_gone(seat), *actions)
 
 
-def _crashed(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _crashed(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """An exit that nobody asked for, exit code 0 included (vllm#48966)."""
     assert isinstance(event, ProcessExited)  # noqa: S101  narrows the table's type
     announce = _gone(seat)
@@ -278,7 +278,7 @@ def _crashed(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return _enter(seat, State.BACKOFF, now, now + delay), announce
 
 
-def _stopped(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
+def _stopped(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """The exit that was asked for."""
     if seat.crash is not None:
         return _crashed(seat, event, now, limits)
@@ -287,42 +287,42 @@ def _stopped(seat: Seat, event: Event, now: float, limits: Limits) -> Step:
     return _spawn(seat, now, limits)
 
 
-def _insist(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _insist(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """SIGTERM was not enough."""
     return replace(seat, deadline=now + limits.stop_timeout_s), (Action.KILL,)
 
 
-def _rest_while_stopping(seat: Seat, event: Event, _now: float, _limits: Limits) -> Step:
+def _rest_while_stopping(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
     return replace(seat, intent=_resting(event), restarting=False), ()
 
 
-def _start_while_stopping(seat: Seat, event: Event, _now: float, _limits: Limits) -> Step:
+def _start_while_stopping(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
     if (seat.intent is Intent.HOLD) is not isinstance(event, ReleaseRequested):
         return seat, ()
     return replace(seat, intent=Intent.RUN, restarting=True), ()
 
 
-def _drain_while_stopping(seat: Seat, _event: Event, _now: float, _limits: Limits) -> Step:
+def _drain_while_stopping(seat: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
     """The next life, where there will be one, stays out of rotation."""
     return (seat if seat.intent in _REST else replace(seat, intent=Intent.DRAIN)), ()
 
 
-def _resume_while_stopping(seat: Seat, _event: Event, _now: float, _limits: Limits) -> Step:
+def _resume_while_stopping(seat: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
     """Takes back a drain of the next life; a stop is not called off any more."""
     return (replace(seat, intent=Intent.RUN) if seat.intent is Intent.DRAIN else seat), ()
 
 
-def _kill_now(seat: Seat, _event: Event, now: float, limits: Limits) -> Step:
+def _kill_now(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     announce = _gone(seat)
     seat = replace(seat, intent=Intent.STOP, restarting=False)
     return _enter(seat, State.STOPPING, now, now + limits.stop_timeout_s), (*announce, Action.KILL)
 
 
-def _give_up(seat: Seat, event: Event, now: float, _limits: Limits) -> Step:
+def _give_up(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
     return _rest(seat, _resting(event), now), ()
 
 
-Handler = Callable[[Seat, Event, float, Limits], Step]
+Handler = Callable[[SlotState, Event, float, Limits], Step]
 
 TRANSITIONS: Final[Mapping[tuple[State, type], Handler]] = {
     (State.STOPPED, StartRequested): _start_fresh,

@@ -10,7 +10,7 @@ from launcher.engines.zentorch import zentorch_active
 from launcher.host.placement import Bystander, ProcessFacts
 from launcher.instances.life import Life
 from launcher.instances.verify import NOTHING, Asked, Verification, verify
-from launcher.planning.plan import Slot
+from launcher.plan import Slot
 
 log = logging.getLogger("launcher.instances")
 

@@ -35,7 +35,7 @@ from launcher.instances.state_file import Record, digest
 from launcher.instances.state_folder import StateFolder
 from launcher.instances.unit import UNITS_OWN, USERS_OWN, Frame, mark, properties
 from launcher.instances.unit_facts import exit_of, fitting, last_words
-from launcher.planning.plan import Placement
+from launcher.plan import Placement
 
 log = logging.getLogger("launcher.instances")
 

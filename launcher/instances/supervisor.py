@@ -25,8 +25,8 @@ from launcher.instances.lifecycle import (
     WentIdle,
 )
 from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
-from launcher.instances.seat_keeper import SeatKeeper
-from launcher.planning.plan import Plan, Slot
+from launcher.instances.slot_controller import SlotController
+from launcher.plan import Plan, Slot
 
 # A step may copy a compile cache, or wait for a busy systemd.
 STUCK_S: Final = 600.0
@@ -65,8 +65,8 @@ class Supervisor:
         self._last: dict[int, int] = {}
         """Generation of the last life of slots that were removed: whoever knows it takes a lower one for overtaken."""
         self._spawner = spawner
-        self._make: Callable[[Slot, Engine, Limits, Pace], SeatKeeper] = lambda slot, engine, limits, pace: (
-            SeatKeeper(
+        self._make: Callable[[Slot, Engine, Limits, Pace], SlotController] = (
+            lambda slot, engine, limits, pace: SlotController(
                 slot,
                 engine=engine,
                 spawner=spawner,
@@ -83,16 +83,16 @@ class Supervisor:
         )
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._keepers: dict[int, SeatKeeper] = {
+        self._keepers: dict[int, SlotController] = {
             slot.id: self._make(slot, engine, limits, pace) for slot in plan.slots
         }
 
     @property
-    def keepers(self) -> Mapping[int, SeatKeeper]:
+    def keepers(self) -> Mapping[int, SlotController]:
         """The slots' owners, by slot."""
         return self._keepers
 
-    def keeper(self, slot: int) -> SeatKeeper:
+    def keeper(self, slot: int) -> SlotController:
         """The owner of a slot. Raises LauncherError when there is none."""
         try:
             return self._keepers[slot]
@@ -124,7 +124,7 @@ class Supervisor:
     async def taken_over(self) -> None:
         """Return when each model with an instance that an earlier daemon left has one that is ready, or none left."""
         await self._asked_for_left.wait()
-        models: dict[str, list[SeatKeeper]] = {}
+        models: dict[str, list[SlotController]] = {}
         for slot in self._left & self._keepers.keys():
             models.setdefault(self._keepers[slot].slot.model.name, []).append(self._keepers[slot])
         for keepers in models.values():
@@ -138,7 +138,7 @@ class Supervisor:
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
 
-    def add(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> SeatKeeper:
+    def add(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> SlotController:
         """One more slot, stopped; its owner lives as long as the others."""
         assert self._group is not None  # noqa: S101  the supervisor runs
         keeper = self._keepers[slot.id] = self._make(slot, engine, limits, pace)
@@ -214,7 +214,7 @@ class Supervisor:
             await keeper.until_stopped()
 
 
-async def _until_loaded(keeper: SeatKeeper) -> None:
+async def _until_loaded(keeper: SlotController) -> None:
     await keeper.until(
         lambda seat: (
             not keeper.backlog and (seat.state is not State.STARTING or seat.intent is Intent.QUARANTINE)
@@ -222,6 +222,6 @@ async def _until_loaded(keeper: SeatKeeper) -> None:
     )
 
 
-async def _until_settled(keeper: SeatKeeper) -> State:
+async def _until_settled(keeper: SlotController) -> State:
     await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
     return keeper.seat.state

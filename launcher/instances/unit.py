@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.cpuset import CpuSet
-from launcher.planning.plan import Placement
+from launcher.plan import Placement
 
 Property = tuple[str, str, Any]
 """Name, D-Bus signature, value."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from launcher.cpuset import CpuSet
 from launcher.host.placement import Bystander, ProcessFacts
-from launcher.planning.plan import Placement
+from launcher.plan import Placement
 
 # Least share of an instance's anonymous memory (weights, KV cache, heap) on its nodes, where it is strictly
 # bound. A bound process allocates nowhere else; what may lie elsewhere are pages shared with the parent that

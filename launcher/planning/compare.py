@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from launcher.config.schema import Config, Strategy
+from launcher.plan import Plan, Slot
 from launcher.planning.memory import rank_nodes
-from launcher.planning.plan import Plan, Slot
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.sizes import format_size

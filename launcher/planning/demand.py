@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Final
 
 from launcher.config.schema import Config, EngineKind
+from launcher.plan import Slot
 from launcher.planning.facts import Facts
 from launcher.planning.kv_pool import Pool, pool_of
-from launcher.planning.plan import Slot
 from launcher.planning.profile import ModelProfile
 from launcher.planning.serving import Serving, serving_of, size_of
 from launcher.sizes import GIB, MIB, format_size

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from launcher.config.schema import Config, EngineKind
+from launcher.plan import Finding, Plan
 from launcher.planning.facts import NO_FACTS, Facts
-from launcher.planning.plan import Finding, Plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.rules import Rule, Subject
 from launcher.planning.rules_command import COMMAND_RULES

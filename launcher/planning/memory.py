@@ -20,14 +20,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from launcher.columns import counted
 from launcher.config.schema import Config, EngineKind
+from launcher.plan import Finding, LedgerLine, LedgerRow, Slot
 from launcher.planning.demand import Demand, demand_of
 from launcher.planning.facts import NO_FACTS, Facts
-from launcher.planning.plan import Finding, LedgerLine, LedgerRow, Slot
 from launcher.planning.profile import UNKNOWN, ModelProfile
 from launcher.planning.serving import size_of
 from launcher.sizes import GIB, format_size
+from launcher.text_table import counted
 from launcher.topology.model import Topology
 
 MAX_RESERVE_BYTES: Final = 8 * GIB

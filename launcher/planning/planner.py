@@ -10,13 +10,13 @@ import msgspec
 
 from launcher.config.schema import Config, EngineKind, Strategy
 from launcher.cpuset import CpuSet
+from launcher.plan import Finding, Placement, Plan, Slot
 from launcher.planning.facts import NO_FACTS, Facts
 from launcher.planning.lint import lint
 from launcher.planning.memory import fill_memory
-from launcher.planning.plan import Finding, Placement, Plan, Slot
 from launcher.planning.profile import ModelProfile
-from launcher.planning.seats import Zone, parts_of, reserve, usable_cores, zones_of
 from launcher.planning.strategies import Cut, CutError, cutter, runs
+from launcher.planning.zones import Zone, parts_of, reserve, usable_cores, zones_of
 from launcher.topology.model import Core, NumaNode, Topology
 
 # Above this many cpus an instance leaves one core out of its OpenMP lists for API server and

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any, Final
 
-from launcher.columns import counted, table
 from launcher.cpuset import CpuSet
-from launcher.planning.plan import Finding, LedgerRow, Plan, Slot
+from launcher.plan import Finding, LedgerRow, Plan, Slot
 from launcher.sizes import format_size
+from launcher.text_table import counted, table
 from launcher.topology.model import Topology
 
 _WIDTH: Final = 116

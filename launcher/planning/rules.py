@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.config.schema import Config, Model
+from launcher.plan import Finding, Plan
 from launcher.planning.facts import NO_FACTS, Facts
-from launcher.planning.plan import Finding, Plan
 from launcher.planning.profile import UNKNOWN, ModelProfile
 from launcher.planning.serving import Serving, serving_of
 from launcher.topology.model import Topology

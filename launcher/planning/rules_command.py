@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Final
 
 from launcher.engines.arguments import flag_of
-from launcher.planning.plan import Finding
+from launcher.plan import Finding
 from launcher.planning.rules import Rule, Subject, warning
 
 _LLAMA_SERVER: Final = "llama-server"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.engines.arguments import has_flag, value_of
-from launcher.planning.plan import Finding
+from launcher.plan import Finding
 from launcher.planning.rules import Rule, Subject, violation, warning
 from launcher.planning.serving import KV_SPACE
 

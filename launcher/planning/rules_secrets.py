@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from launcher.planning.plan import Finding
+from launcher.plan import Finding
 from launcher.planning.rules import Rule, Subject, warning
 from launcher.redaction import secret_arguments
 

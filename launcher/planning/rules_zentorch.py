@@ -7,7 +7,7 @@ from typing import Final
 
 from launcher.config.schema import Model
 from launcher.engines.arguments import value_of
-from launcher.planning.plan import Finding
+from launcher.plan import Finding
 from launcher.planning.rules import Rule, Subject, violation
 
 WEIGHT_PREPACK: Final = "VLLM_ZENTORCH_WEIGHT_PREPACK"

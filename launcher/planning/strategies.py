@@ -67,7 +67,7 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
         held = [sum(sizes[domain] for domain in hand) for hand in hands]
         # A swap shifts the difference of two domains; it helps where instances are further apart than that.
         if max(held) - min(held) > min(high - low for low, high in pairwise(sorted(set(sizes)))):
-            from launcher.planning.exchange import even_out  # noqa: PLC0415  numpy
+            from launcher.planning.rebalance import even_out  # noqa: PLC0415  numpy
 
             hands = even_out(hands, sizes)
         hands = sorted((sorted(hand) for hand in hands), key=lambda hand: hand[0])

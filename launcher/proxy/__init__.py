@@ -37,7 +37,7 @@ the relay reaches as one more upstream, through a socket pair.
     E  overflow      requests that leave this host
     E  keys          the API keys in force; keystore and watched: their file
     P  report        sums for `status` and /metrics, the access log's line
-    E  app           FrontDoor: listeners, clients, clock, start and stop
+    E  app           ProxyServer: listeners, clients, clock, start and stop
 
 The commit point is the first byte of an instance's answer that goes to the client. Before it a request may
 move to another instance; after it a plain stream goes on elsewhere where that is exact, and any other answer

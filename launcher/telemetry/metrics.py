@@ -13,7 +13,7 @@ from enum import StrEnum
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from launcher.telemetry.recent import Recent
+from launcher.telemetry.rolling_quantiles import RollingQuantiles
 
 
 class MetricKind(StrEnum):
@@ -226,7 +226,7 @@ class Timings:
             buckets=_DURATION_BUCKETS,
             registry=None,
         )
-        self.first_token = Recent()
+        self.first_token = RollingQuantiles()
         """By slot, of streams: what `status` shows, no metric."""
 
     def all(self) -> tuple[Histogram, ...]:

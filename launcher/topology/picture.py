@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from launcher.columns import counted
 from launcher.cpuset import CpuSet
 from launcher.sizes import format_size
+from launcher.text_table import counted
 from launcher.topology.model import Core, L3Domain, NumaNode, Topology
 
 # Okabe and Ito's colours for all kinds of sight first, then others; each is a colour of the terminals' cube of

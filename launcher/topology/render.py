@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.columns import counted
 from launcher.sizes import format_size
+from launcher.text_table import counted
 from launcher.topology.model import NumaNode, Topology
 
 

@@ -19,10 +19,10 @@ from bench.sim import Start
 from bench.workloads import Request
 from launcher.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.scheduling.demand import Demand, Ending, Ticket
-from launcher.proxy.scheduling.prefixes import fingerprint
-from launcher.proxy.scheduling.scheduler import Scheduler
-from launcher.proxy.scheduling.upstreams import Upstream
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Demand, Ending, Ticket
+from launcher.proxy.balancing.prefix_cache import fingerprint
+from launcher.proxy.balancing.upstreams import Upstream
 
 
 class Ours:
@@ -31,7 +31,7 @@ class Ours:
     def __init__(
         self, policy: Policy, instances: int, max_num_seqs: int, seed: int, *, kv_tokens: int | None = None
     ) -> None:
-        self.scheduler = Scheduler(policy, Random(seed).randrange)
+        self.scheduler = Balancer(policy, Random(seed).randrange)
         for slot in range(instances):
             self.scheduler.add(
                 Upstream(slot, 1, "m", UnixAddress("/x"), max_num_seqs, kv_tokens=kv_tokens), 0.0

@@ -11,8 +11,8 @@ import uvloop
 
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.config.schema import Model, Policy, Proxy
-from launcher.host import collector, journal
-from launcher.proxy.app import FrontDoor
+from launcher.host import gc_tuning, journal
+from launcher.proxy.server import ProxyServer
 
 
 def _address(text: str) -> Address:
@@ -29,7 +29,7 @@ async def _serve(args: argparse.Namespace) -> None:
         access_log=args.access_log,
         slow_start_s=args.slow_start_s,
     )
-    door = FrontDoor(
+    door = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
@@ -38,7 +38,7 @@ async def _serve(args: argparse.Namespace) -> None:
     await door.start()
     for slot, upstream in enumerate(args.upstreams):
         door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
-    collector.settle()
+    gc_tuning.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -16,10 +16,10 @@ from pathlib import Path
 import uvloop
 from synthetic import Machine
 
-from launcher import daemon
-from launcher.assembly import assemble
 from launcher.config.load import load_config
-from launcher.engines.binding import Binding, MemPolicy
+from launcher.daemon.deployment import assemble
+from launcher.daemon.main import serve
+from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.engines.select import make_engine
 from launcher.host import journal
 
@@ -36,7 +36,7 @@ def main() -> None:
     engine = make_engine(config, assembly.stack, binding, assembly.run_dir)
     assembly = dataclasses.replace(assembly, binding=binding, engine=engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(daemon.serve(assembly))
+        runner.run(serve(assembly))
 
 
 if __name__ == "__main__":

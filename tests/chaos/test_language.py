@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from chaos import language
 from chaos.clients import CHAT, COMPLETIONS, SUBJECTS
 from chaos.engine import Events, Exchange
-from launcher.proxy.continuation import Complete, Continuation, plan_continuation
-from launcher.proxy.rewriter import ContinuationRewriter
-from launcher.proxy.transcript import Transcript
+from launcher.proxy.continuation.plan import Complete, Continuation, plan_continuation
+from launcher.proxy.continuation.splicer import Splicer
+from launcher.proxy.continuation.transcript import Transcript
 
 
 def request(path: str, subject: str, limit: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_an_answer_goes_on_to_the_letter(path: str, subject: str, limit: int, cu
             told.append(plan.tail)
             break
         assert isinstance(plan, Continuation)
-        asked, rewriter = json.loads(plan.body), ContinuationRewriter(plan, transcript)
+        asked, rewriter = json.loads(plan.body), Splicer(plan, transcript)
     text, finish, usage = language.answer(path, body)
     raw = b"".join(told).split(b"\n\n")
     assert raw[-2:] == [b"data: [DONE]", b""]

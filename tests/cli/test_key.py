@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import main, options
-from launcher.proxy.keys import Keys
+from launcher.proxy.auth.api_keys import ApiKeys
 
 Output = pytest.CaptureFixture[str]
 
@@ -39,7 +39,7 @@ def test_add_prints_the_key_once_and_keeps_no_copy(file: Path, capsys: Output) -
     assert key not in file.read_text()
     assert key[12:] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    entry = Keys(str(file)).check(f"Bearer {key}", None, 0.0)
+    entry = ApiKeys(str(file)).check(f"Bearer {key}", None, 0.0)
     assert entry is not None
     assert entry.name == "ann"
 
@@ -91,7 +91,7 @@ def test_revoke_by_name_and_id(file: Path, capsys: Output) -> None:
     when = [record["revoked"] for record in listed(file, capsys)]
     assert run(file, "revoke", ann["id"]) == 0  # again: done already
     assert [record["revoked"] for record in listed(file, capsys)] == when
-    assert len(Keys(str(file))) == 0
+    assert len(ApiKeys(str(file))) == 0
     assert run(file, "add", "ann") == 0  # the name is free again
     assert [record["name"] for record in listed(file, capsys)] == ["ann", "bob", "ann"]
 

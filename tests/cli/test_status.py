@@ -18,11 +18,11 @@ from fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_sta
 from launcher.cli import main
 from launcher.cli.status import CLEAR
 from launcher.cli.status_table import COLUMNS, WIDTH, duration, rows, seconds, summary, to_text
+from launcher.daemon.status import Resident, SlotStatus, Zentorch
 from launcher.errors import LauncherError
 from launcher.instances.progress import Counters
 from launcher.instances.verify import Difference
-from launcher.status import Resident, SlotStatus, Zentorch
-from launcher.telemetry.recent import Quantiles
+from launcher.telemetry.rolling_quantiles import Quantiles
 
 NOW = 160.0
 LOAD = Counters(
@@ -345,7 +345,7 @@ def types_of(kind: Any) -> dict[str, str]:
 
 def test_the_json_keeps_every_field_that_it_ever_had() -> None:
     """Fields may come; none goes, and none changes its type: status-v1.json has those that are promised."""
-    from launcher.status import Status  # noqa: PLC0415
+    from launcher.daemon.status import Status  # noqa: PLC0415
 
     promised: dict[str, str] = json.loads(RECORDED.read_text())
     found = types_of(Status)

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.control.docs import examples, fields_of, to_markdown
 from launcher.control.messages import ENDPOINTS, PREFIX, Role, Verb
-from launcher.status import Resident, SlotStatus, Status, Zentorch
+from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
 

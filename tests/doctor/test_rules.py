@@ -12,7 +12,7 @@ from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
 from launcher.doctor.gather import read_matrix
 from launcher.doctor.report import Report, Tier, Verdict
 from launcher.doctor.rules import examine
-from launcher.engines.binding import Binding, MemPolicy
+from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.host.cpu import HostFacts
 from launcher.sizes import GIB
 from launcher.topology.model import Core, CoreKey, CpuInfo, NumaNode, Socket, Topology

@@ -30,9 +30,9 @@ from launcher.instances.causes import Cause
 from launcher.instances.health import HttpProber
 from launcher.instances.life import Pace
 from launcher.instances.lifecycle import StartRequested, State
-from launcher.instances.seat_keeper import SeatKeeper
+from launcher.instances.slot_controller import SlotController
 from launcher.instances.spawn_direct import DirectSpawner
-from launcher.planning.plan import Slot
+from launcher.plan import Slot
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
@@ -71,12 +71,12 @@ class RealVllm:
         return Launch(self.argv, env, frozenset(), UnixAddress(self.uds), scratch=self.sockets)
 
 
-Act = Callable[[SeatKeeper], Awaitable[None]]
+Act = Callable[[SlotController], Awaitable[None]]
 
 
 async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
     """Start it, let `act` do its worst, and read the cause."""
-    keeper = SeatKeeper(
+    keeper = SlotController(
         a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
         prober=HttpProber("/health", 5.0), limits=LIMITS, pace=PACE, strict_binding=False, announce=lambda _event: None,
     )  # fmt: skip
@@ -199,7 +199,7 @@ async def test_kv_too_small(stage: Stage) -> None:
 
 
 async def test_killed_by_operator(stage: Stage) -> None:
-    async def kill(keeper: SeatKeeper) -> None:
+    async def kill(keeper: SlotController) -> None:
         await keeper.until(lambda _seat: keeper.life.process is not None)
         assert keeper.life.process is not None
         async with contextlib.aclosing(keeper.log.follow(1)) as lines:
@@ -215,7 +215,7 @@ async def test_hung(stage: Stage) -> None:
     """Its worker is stopped in the middle of a request: /health still answers 200, and nothing moves."""
     asking: list[asyncio.Task[None]] = []
 
-    async def freeze(keeper: SeatKeeper) -> None:
+    async def freeze(keeper: SlotController) -> None:
         await keeper.until(lambda seat: seat.state is State.READY)
         assert keeper.life.process is not None
         tree = psutil.Process(keeper.life.process.pid).children(recursive=True)

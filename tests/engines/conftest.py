@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.schema import Model
 from launcher.cpuset import CpuSet
-from launcher.planning.plan import Placement, Slot
+from launcher.plan import Placement, Slot
 from launcher.sizes import GIB
 
 MakeSlot = Callable[..., Slot]

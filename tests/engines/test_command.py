@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from launcher.address import TcpAddress, UnixAddress
-from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.command import CommandEngine
+from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.errors import LauncherError
-from launcher.planning.plan import Slot
+from launcher.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 

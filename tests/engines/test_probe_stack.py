@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
-from launcher.engines.stack import Stack, parse_release, zentorch_mismatch
+from launcher.engines.software_versions import Stack, parse_release, zentorch_mismatch
 from launcher.errors import LauncherError
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
-from launcher.engines.binding import Binding, MemPolicy
 from launcher.engines.command import CommandEngine
+from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
-from launcher.engines.stack import Stack
+from launcher.engines.software_versions import Stack
 from launcher.engines.vllm import VllmEngine
 from launcher.errors import LauncherError
-from launcher.planning.plan import Slot
+from launcher.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 

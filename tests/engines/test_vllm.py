@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from launcher.address import UnixAddress
-from launcher.engines.binding import Binding, MemPolicy
-from launcher.engines.stack import Stack
+from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.software_versions import Stack
 from launcher.engines.vllm import VllmEngine
 from launcher.errors import LauncherError
-from launcher.planning.plan import Slot
+from launcher.plan import Slot
 from launcher.sizes import GIB
 
 MakeSlot = Callable[..., Slot]

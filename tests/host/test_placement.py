@@ -1,180 +1,111 @@
-"""The daemon on virtual hosts with several sockets, NUMA nodes, and memory without cpus."""
+"""Threads, pages and libraries of real processes."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from typing import Any
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from host.vm import LAYOUTS
+import pytest
 
 from launcher.cpuset import CpuSet
+from launcher.host.placement import ProcessFacts, _groups, bystanders, observe
 
-# What each fake engine touches (guest/observe.py); its interpreter takes about 30 MiB more.
-ALLOCATED = 48 << 20
-Facts = dict[str, Any]
+MIB = 1 << 20
+Facts = tuple[ProcessFacts, ...]
+# Two threads bound to one cpu, one that may roam, 64 MiB of touched memory, and a child.
+PROGRAM = """
+import os, subprocess, sys, threading
+taken = bytearray(b"x") * (64 << 20)
+ready = threading.Barrier(3)
+def bound():
+    os.sched_setaffinity(threading.get_native_id(), {min(os.sched_getaffinity(0))})
+    ready.wait()
+    threading.Event().wait()
+for _ in range(2):
+    threading.Thread(target=bound, daemon=True).start()
+child = subprocess.Popen(["sleep", "1000"])
+ready.wait()
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+"""
 
 
-def cpus_of(text: str) -> set[int]:
-    return set(CpuSet.parse(text))
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.communicate()
 
 
-def nodes_with_cpus(facts: Facts) -> list[int]:
-    return [node for node, has_cpus in enumerate(LAYOUTS[facts["layout"]].nodes) if has_cpus]
+def until(look: Callable[[], Facts], good: Callable[[Facts], bool]) -> Facts:
+    deadline = time.monotonic() + 10
+    while not good(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.02)
+    return seen
 
 
-def test_the_host_is_the_layout(facts: Facts) -> None:
-    layout = LAYOUTS[facts["layout"]]
-    assert len(facts["lscpu"]) == layout.cpus
-    assert len({cpu["socket"] for cpu in facts["lscpu"]}) == layout.sockets
-    l3 = {cpu["l1d:l1i:l2:l3"].rpartition(":")[2] for cpu in facts["lscpu"]}
-    assert len(l3) == layout.sockets * layout.dies
-    assert f"available: {len(layout.nodes)} nodes" in facts["numactl"]
-    assert facts["install"]["status"] == 0, facts["install"]
-
-
-def test_topology_agrees_with_lscpu(facts: Facts) -> None:
-    topology = facts["topology"]
-    assert topology["status"] == 0, topology
-    for what, entry in (("sockets", "socket"), ("numa_nodes", "node")):
-        theirs: dict[int, set[int]] = {}
-        for cpu in facts["lscpu"]:
-            theirs.setdefault(int(cpu[entry]), set()).add(int(cpu["cpu"]))
-        ours = {one["id"]: cpus_of(one["cpus"]) for one in topology[what] if one["cpus"]}
-        assert ours == theirs, what
-    domains: dict[str, set[int]] = {}
-    for cpu in facts["lscpu"]:
-        domains.setdefault(cpu["l1d:l1i:l2:l3"].rpartition(":")[2], set()).add(int(cpu["cpu"]))
-    assert sorted(map(sorted, domains.values())) == sorted(
-        sorted(cpus_of(one["cpus"])) for one in topology["l3_domains"]
+def test_a_family(program: subprocess.Popen[bytes]) -> None:
+    parent, child = until(
+        lambda: observe(program.pid), lambda seen: len(seen) == 2 and seen[1].name == "sleep"
     )
-    assert len(topology["cores"]) == len({(cpu["socket"], cpu["core"]) for cpu in facts["lscpu"]})
+    allowed = CpuSet(os.sched_getaffinity(0))
+    lowest = CpuSet([allowed.first])
+    assert (parent.pid, parent.threads, parent.cpus) == (program.pid, 3, allowed)
+    if len(allowed) > 1:
+        assert [(group.cpus, group.threads) for group in parent.groups] == [(allowed, 1), (lowest, 2)] or [
+            (group.cpus, group.threads) for group in parent.groups
+        ] == [(lowest, 2), (allowed, 1)]
+    assert 64 * MIB < sum(size for _, size in parent.node_bytes) < 128 * MIB
+    assert parent.policies == {"default"}
+    assert (child.name, child.threads, child.libraries) == ("sleep", 1, frozenset())
+    assert sum(size for _, size in child.node_bytes) < MIB
 
 
-def test_topology_agrees_with_numactl(facts: Facts) -> None:
-    ours = {node["id"]: node for node in facts["topology"]["numa_nodes"]}
-    text = facts["numactl"]
-    for node, cpus in re.findall(r"^node (\d+) cpus:([ \d]*)$", text, re.MULTILINE):
-        assert cpus_of(ours[int(node)]["cpus"]) == set(map(int, cpus.split()))
-    for node, size in re.findall(r"^node (\d+) size: (\d+) MB$", text, re.MULTILINE):
-        assert ours[int(node)]["memory_bytes"] >> 20 == int(size)
-    matrix = text.partition("node distances:")[2].splitlines()[2:]
-    for row in matrix:
-        node, *distances = map(int, row.replace(":", " ").split())
-        assert ours[node]["distances"] == {str(other): value for other, value in enumerate(distances)}
-    assert len(matrix) == len(ours)
+def test_mapped_libraries() -> None:
+    from ctypes.util import find_library  # noqa: PLC0415  only here
+
+    assert find_library("tcmalloc_minimal"), "scripts/test installs libtcmalloc-minimal4"
+    preload = {"LD_PRELOAD": "libtcmalloc_minimal.so.4"}
+    with subprocess.Popen(["sleep", "1000"], env=os.environ | preload) as process:
+        (facts,) = until(lambda: observe(process.pid), lambda seen: bool(seen and seen[0].libraries))
+        process.kill()
+    assert facts.libraries == {"libtcmalloc"}
 
 
-def test_each_slot_is_planned_inside_one_node(facts: Facts) -> None:
-    assert facts["plan"]["status"] == 0, facts["plan"]
-    nodes = {node["id"]: cpus_of(node["cpus"]) for node in facts["topology"]["numa_nodes"]}
-    slots = facts["plan"]["slots"]
-    assert [slot["node"] for slot in slots] == nodes_with_cpus(facts)
-    for slot in slots:
-        assert cpus_of(slot["cpus"]) <= nodes[slot["node"]]
-        assert slot["membind"] == str(slot["node"])
+def test_a_process_that_is_gone() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert observe(process.pid) == ()
 
 
-def test_the_service_runs(facts: Facts) -> None:
-    assert facts["start"]["status"] == 0, facts["start"]
-    assert facts["is-active"]["out"] == "active\n"
-    status = facts["status"]
-    assert status["ready"] == len(status["slots"]) == len(nodes_with_cpus(facts))
-    assert status["binding"] == "membind"
-
-
-def test_verify_passes(facts: Facts) -> None:
-    assert facts["verify"]["status"] == 0, facts["verify"]
-    for slot in facts["verify"]["slots"]:
-        found = slot["verified"]
-        assert (found["ok"], found["differences"], found["foreign"]) == (True, [], [])
-        assert cpus_of(found["cpus"]) <= cpus_of(slot["cpus"])
-        assert found["bound_share"] >= 0.95
-        assert found["node_bytes"][str(slot["node"])] >= ALLOCATED
-        assert found["policies"] == [f"bind:{slot['node']}"]
-        assert found["processes"] == 2
-
-
-def test_the_kernel_says_the_same_of_the_pages(facts: Facts) -> None:
-    """Counted here, by other means than the product's."""
-    for slot, text in facts["numa_maps"].items():
-        node = facts["status"]["slots"][int(slot)]["node"]
-        pages: Counter[int] = Counter()
-        for line in text.splitlines():
-            if "anon=" in line and "file=" not in line:
-                for where, count in re.findall(r" N(\d+)=(\d+)", line):
-                    pages[int(where)] += int(count)
-        assert pages[node] * 4096 >= ALLOCATED, slot
-        assert pages[node] >= 0.95 * pages.total(), slot
-
-
-def test_threads_put_elsewhere_are_reported(facts: Facts) -> None:
-    """taskset from outside."""
-    assert facts["taskset"]["status"] == 1
-    (slot,) = facts["taskset"]["slots"]
-    (difference,) = slot["verified"]["differences"]
-    assert difference["planned"] == f"on cpus {slot['cpus']}"
-    assert f"may run on cpus 0-{LAYOUTS[facts['layout']].cpus - 1}: python" in difference["found"]
-    text = facts["taskset-text"]
-    assert text["status"] == 1
-    assert "slot 0: DIFFERS" in text["out"]
-    assert f"- planned: on cpus {slot['cpus']}" in text["out"]
-    assert "+ found:" in text["out"]
-
-
-def test_pages_put_elsewhere_are_reported(facts: Facts) -> None:
-    """migratepages from outside."""
-    assert facts["migratepages"]["status"] == 1
-    (slot,) = facts["migratepages"]["slots"]
-    (difference,) = slot["verified"]["differences"]
-    assert difference["what"] == "memory"
-    assert difference["planned"] == "at least 95% on node 1"
-    assert "MiB on node 0" in difference["found"]
-    assert slot["verified"]["bound_share"] < 0.5
-
-
-def test_a_stranger_on_our_cpus_is_reported(facts: Facts) -> None:
-    stranger = facts["stranger"]
-    assert stranger["verify"]["status"] == 1
-    assert (
-        f"! sleep (pid {stranger['pid']}) is pinned to cpus {stranger['cpu']}," in stranger["verify"]["out"]
+def test_bystanders_are_neither_we_nor_the_kernel(program: subprocess.Popen[bytes]) -> None:
+    found = {bystander.pid: bystander for bystander in bystanders()}
+    assert not {os.getpid(), program.pid} & found.keys()
+    assert os.getppid() in found
+    assert found[os.getppid()].name == Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    assert all(group.cpus for bystander in found.values() for group in bystander.groups)
+    assert not any(
+        bystander.name.startswith(("kthreadd", "ksoftirqd", "migration/")) for bystander in found.values()
     )
 
 
-def test_journal_lines_carry_fields(facts: Facts) -> None:
-    lines = [line for line in facts["journal"] if line["NUMA_LAUNCHER_SLOT"] is not None]
-    slots = {slot["slot"] for slot in facts["status"]["slots"]}
-    assert {int(line["NUMA_LAUNCHER_SLOT"]) for line in lines} == slots
-    ready = [line for line in lines if line["MESSAGE"].endswith("starting -> ready")]
-    assert {(int(line["NUMA_LAUNCHER_SLOT"]), line["NUMA_LAUNCHER_GENERATION"]) for line in ready} == {
-        (slot, "1") for slot in slots
-    }
-    assert {line["_SYSTEMD_UNIT"] for line in ready} == {"numa-launcher.service"}
-
-
-def test_stop_leaves_nothing(facts: Facts) -> None:
-    assert facts["stop"]["status"] == 0, facts["stop"]
-    assert facts["stopped"] == {
-        "is-active": "inactive", "result": "success", "processes": "", "sleeping": "", "instances": [], "run": [],
-        "cgroup": [],
-    }  # fmt: skip
-
-
-def test_no_slot_on_memory_without_cpus(facts: Facts) -> None:
-    bare = [node for node, has_cpus in enumerate(LAYOUTS[facts["layout"]].nodes) if not has_cpus]
-    assert bare == {"nps4": [], "cxl": [2]}[facts["layout"]]
-    for slot in facts["plan"]["slots"]:
-        assert slot["node"] not in bare
-        assert not cpus_of(slot["membind"]) & set(bare)
-    for slot in facts["verify"]["slots"]:
-        assert not [node for node in bare if str(node) in slot["verified"]["node_bytes"]]
-
-
-def test_doctor_knows_the_host(facts: Facts) -> None:
-    doctor = facts["doctor"]
-    rows = {row["check"]: row for row in doctor["rows"]}
-    assert "Zen 4" in rows["cpu"]["fact"]
-    assert rows["memory-policy"]["verdict"] == "ok"
-    assert rows["tcmalloc"]["verdict"] == "ok"
-    # No vLLM in there.
-    assert (doctor["status"], rows["vllm"]["verdict"], doctor["tier"]) == (1, "fail", "fallback")
+def test_a_thread_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """As /proc/PID/task of a process that is going: one entry without a status, one cut short."""
+    for name, status in (("1", "Name:\tx\nCpus_allowed_list:\t0-3\n"), ("2", None), ("3", "Name:\tx\n")):
+        (tmp_path / "task" / name).mkdir(parents=True)
+        (tmp_path / "task" / name / "comm").write_text("worker\n")
+        if status is not None:
+            (tmp_path / "task" / name / "status").write_text(status)
+    (group,) = _groups(tmp_path)
+    assert (str(group.cpus), group.names) == ("0-3", (("worker", 1),))

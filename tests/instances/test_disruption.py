@@ -7,7 +7,7 @@ import pytest
 from launcher.errors import RefusedError
 from launcher.instances.disruption import Standing, check, least_ready
 from launcher.instances.eta import eta
-from launcher.instances.seat import Intent, Seat, State
+from launcher.instances.slot_state import Intent, SlotState, State
 
 READY, AWAY = Standing("m", True), Standing("m", False)
 
@@ -43,21 +43,21 @@ def test_least_ready() -> None:
 @pytest.mark.parametrize(
     ("seat", "in_flight", "start_s", "ends"),
     [
-        (Seat(State.STARTING, Intent.RUN, since=10), 0, 60.0, 70.0),
-        (Seat(State.STARTING, Intent.RUN, since=10), 0, None, None),
-        (Seat(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, 60.0, 72.0),
-        (Seat(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, None, None),
-        (Seat(State.STOPPING, Intent.STOP, since=10, deadline=40), 0, 60.0, 40.0),
-        (Seat(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, 60.0, 100.0),
-        (Seat(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, None, None),
-        (Seat(State.DRAINING, Intent.STOP, since=10, deadline=310), 2, 60.0, 310.0),
-        (Seat(State.DRAINING, Intent.HOLD, since=10, deadline=310), 0, 60.0, 10.0),
-        (Seat(State.DRAINING, Intent.RUN, since=10, deadline=310), 0, 60.0, 70.0),
-        (Seat(State.DRAINING, Intent.DRAIN, since=10, deadline=40), 1, 60.0, 40.0),
-        (Seat(State.DRAINING, Intent.DRAIN, since=10), 1, 60.0, None),
-        (Seat(State.DRAINING, Intent.QUARANTINE, since=10), 0, 60.0, None),
-        (Seat(State.READY, Intent.RUN), 5, 60.0, None),
+        (SlotState(State.STARTING, Intent.RUN, since=10), 0, 60.0, 70.0),
+        (SlotState(State.STARTING, Intent.RUN, since=10), 0, None, None),
+        (SlotState(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, 60.0, 72.0),
+        (SlotState(State.BACKOFF, Intent.RUN, since=10, deadline=12), 0, None, None),
+        (SlotState(State.STOPPING, Intent.STOP, since=10, deadline=40), 0, 60.0, 40.0),
+        (SlotState(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, 60.0, 100.0),
+        (SlotState(State.STOPPING, Intent.RUN, since=10, deadline=40), 0, None, None),
+        (SlotState(State.DRAINING, Intent.STOP, since=10, deadline=310), 2, 60.0, 310.0),
+        (SlotState(State.DRAINING, Intent.HOLD, since=10, deadline=310), 0, 60.0, 10.0),
+        (SlotState(State.DRAINING, Intent.RUN, since=10, deadline=310), 0, 60.0, 70.0),
+        (SlotState(State.DRAINING, Intent.DRAIN, since=10, deadline=40), 1, 60.0, 40.0),
+        (SlotState(State.DRAINING, Intent.DRAIN, since=10), 1, 60.0, None),
+        (SlotState(State.DRAINING, Intent.QUARANTINE, since=10), 0, 60.0, None),
+        (SlotState(State.READY, Intent.RUN), 5, 60.0, None),
     ],
 )
-def test_eta(seat: Seat, in_flight: int, start_s: float | None, ends: float | None) -> None:
+def test_eta(seat: SlotState, in_flight: int, start_s: float | None, ends: float | None) -> None:
     assert eta(seat, in_flight=in_flight, start_s=start_s) == ends

@@ -17,7 +17,7 @@ from launcher.instances.lifecycle import State
 from launcher.instances.logtail import LogLine
 from launcher.instances.ports import Inherited, InstanceEvent, InstanceReady
 from launcher.instances.supervisor import Supervisor
-from launcher.planning.plan import Plan
+from launcher.plan import Plan
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
 PACE = Pace(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)

@@ -30,7 +30,7 @@ from launcher.instances.lifecycle import (
     ReleaseRequested,
     RestartRequested,
     ResumeRequested,
-    Seat,
+    SlotState,
     StartRequested,
     State,
     Step,
@@ -50,11 +50,11 @@ EXIT = ProcessExited(G, OOM, 0.0)
 A = Action
 
 
-def seat(state: State, intent: Intent = Intent.RUN, **more: object) -> Seat:
-    return replace(Seat(state=state, intent=intent, generation=G, since=1.0), **more)  # type: ignore[arg-type]
+def seat(state: State, intent: Intent = Intent.RUN, **more: object) -> SlotState:
+    return replace(SlotState(state=state, intent=intent, generation=G, since=1.0), **more)  # type: ignore[arg-type]
 
 
-def act(of: Seat, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> Step:
+def act(of: SlotState, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> Step:
     """The seat after all events, and the actions of the last."""
     actions: tuple[Action, ...] = ()
     for event in events:
@@ -66,13 +66,13 @@ def act(of: Seat, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> 
 CUT = seat(State.DRAINING, Intent.DRAIN, cut=True)
 
 # (before, event, state after, intent after, actions)
-TABLE: list[tuple[Seat, Event, State, Intent, tuple[Action, ...]]] = [
-    (Seat(), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (Seat(), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (Seat(), DrainRequested(), State.STOPPED, Intent.STOP, ()),
-    (Seat(), ResumeRequested(), State.STOPPED, Intent.STOP, ()),
-    (Seat(), StopRequested(), State.STOPPED, Intent.STOP, ()),
-    (Seat(), KillRequested(), State.STOPPED, Intent.STOP, ()),
+TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
+    (SlotState(), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (SlotState(), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (SlotState(), DrainRequested(), State.STOPPED, Intent.STOP, ()),
+    (SlotState(), ResumeRequested(), State.STOPPED, Intent.STOP, ()),
+    (SlotState(), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (SlotState(), KillRequested(), State.STOPPED, Intent.STOP, ()),
     (seat(State.STARTING), ProbeSucceeded(G), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
     (
         # The front door learns of it, and that it gets nothing: a later stop can then wait for idleness.
@@ -94,7 +94,7 @@ TABLE: list[tuple[Seat, Event, State, Intent, tuple[Action, ...]]] = [
     (seat(State.STARTING, Intent.DRAIN), RestartRequested(), State.STARTING, Intent.RUN, ()),
     (seat(State.STARTING), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.KILL,)),
     # hold: stopped, and nothing but a release starts it
-    (Seat(), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (SlotState(), HoldRequested(), State.HELD, Intent.HOLD, ()),
     (seat(State.HELD, Intent.HOLD), HoldRequested(), State.HELD, Intent.HOLD, ()),
     (seat(State.HELD, Intent.HOLD), StartRequested(), State.HELD, Intent.HOLD, ()),
     (seat(State.HELD, Intent.HOLD), RestartRequested(), State.HELD, Intent.HOLD, ()),
@@ -155,7 +155,7 @@ TABLE: list[tuple[Seat, Event, State, Intent, tuple[Action, ...]]] = [
     (CUT, ProbeFailed(G, SICK), State.STOPPING, Intent.DRAIN, (A.KILL,)),
     (CUT, KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
     (CUT, QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (Seat(), ProcessInherited(0), State.STARTING, Intent.RUN, ()),
+    (SlotState(), ProcessInherited(0), State.STARTING, Intent.RUN, ()),
     (seat(State.READY), StartRequested(), State.READY, Intent.RUN, ()),
     (seat(State.READY), ResumeRequested(), State.READY, Intent.RUN, ()),
     (seat(State.READY), DrainRequested(), State.DRAINING, Intent.DRAIN, (A.ANNOUNCE_DRAINING,)),
@@ -219,7 +219,7 @@ TABLE: list[tuple[Seat, Event, State, Intent, tuple[Action, ...]]] = [
 
 def name(case: object) -> str:
     match case:
-        case Seat():
+        case SlotState():
             return f"{case.state}/{case.intent}"
         case State() | Intent():
             return case.value
@@ -231,7 +231,7 @@ def name(case: object) -> str:
 
 @pytest.mark.parametrize(("before", "event", "state", "intent", "actions"), TABLE, ids=name)
 def test_transition(
-    before: Seat, event: Event, state: State, intent: Intent, actions: tuple[Action, ...]
+    before: SlotState, event: Event, state: State, intent: Intent, actions: tuple[Action, ...]
 ) -> None:
     after, done = advance(before, event, NOW, LIMITS)
     assert (after.state, after.intent, done) == (state, intent, actions)
@@ -259,7 +259,7 @@ def test_an_event_of_an_older_life_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("before", "event", "after_s"),
     [
-        (Seat(), StartRequested(), LIMITS.ready_timeout_s),
+        (SlotState(), StartRequested(), LIMITS.ready_timeout_s),
         (seat(State.STARTING), StopRequested(), STARTING_STOP_S),
         (seat(State.STARTING), DeadlinePassed(), LIMITS.stop_timeout_s),
         (seat(State.READY), DrainRequested(), None),
@@ -275,7 +275,7 @@ def test_an_event_of_an_older_life_changes_nothing() -> None:
     ],
     ids=name,
 )
-def test_deadline(before: Seat, event: Event, after_s: float | None) -> None:
+def test_deadline(before: SlotState, event: Event, after_s: float | None) -> None:
     after, _ = advance(before, event, NOW, LIMITS)
     assert after.deadline == (None if after_s is None else NOW + after_s)
 
@@ -308,7 +308,7 @@ def test_never_ready_is_a_crash_that_says_so() -> None:
 
 
 def test_the_fifth_crash_within_the_window_fails_the_slot() -> None:
-    of = Seat()
+    of = SlotState()
     of, _ = advance(of, StartRequested(), 0.0, LIMITS)
     for crash in range(1, LIMITS.crash_limit + 1):
         of, _ = advance(of, ProcessExited(of.generation, OOM, 0.0), crash * 10.0, LIMITS)
@@ -351,7 +351,7 @@ def test_a_quarantine_keeps_what_the_probes_said() -> None:
 
 
 def test_an_inherited_life_keeps_its_number_and_is_no_restart() -> None:
-    after, actions = act(Seat(), ProcessInherited(7))
+    after, actions = act(SlotState(), ProcessInherited(7))
     assert (after.generation, after.restarts, after.deadline) == (7, 0, NOW + LIMITS.ready_timeout_s)
     assert actions == ()
 
@@ -400,7 +400,7 @@ class SlotModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.limits = replace(LIMITS, crash_limit=3)
-        self.seat = Seat()
+        self.seat = SlotState()
         self.now = 0.0
         self.living: int | None = None
         self.generations: list[int] = []

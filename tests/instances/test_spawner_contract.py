@@ -1,7 +1,7 @@
 """What every Spawner does, with real processes. Each test's tree is real, and nothing of it may stay.
 
 Here the daemon's children are tested. With NUMA_LAUNCHER_TEST_SPAWNER=systemd, as root on a host with systemd,
-the very same tests hold systemd's units to it: tests/host/test_oncall.py runs them so in a virtual host.
+the very same tests hold systemd's units to it: tests/vm/test_oncall.py runs them so in a virtual host.
 """
 
 from __future__ import annotations

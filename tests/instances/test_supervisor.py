@@ -30,8 +30,8 @@ from launcher.instances.lifecycle import (
 )
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
 from launcher.instances.supervisor import Supervisor
-from launcher.planning.plan import LedgerRow, Plan
-from launcher.proxy.app import FrontDoor
+from launcher.plan import LedgerRow, Plan
+from launcher.proxy.server import ProxyServer
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
 PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
@@ -158,7 +158,7 @@ async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves
     supervisor = waves.supervisor
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(Listening(tmp_path / "engine.sock"))
-        door = FrontDoor(
+        door = ProxyServer(
             Proxy(listen=("127.0.0.1:0",)),
             models=[Model(name="m", path="/m")],
             on_idle=supervisor.went_idle,

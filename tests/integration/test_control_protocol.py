@@ -14,7 +14,7 @@ import pytest
 from integration.conftest import DaemonProcess, eventually
 
 from launcher.control.docs import SOCKET
-from launcher.status import SlotStatus, Status
+from launcher.daemon.status import SlotStatus, Status
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from integration.conftest import SOON_S, DaemonProcess, eventually
 
-from launcher.instances.watcher import LOOK_AROUND_S
+from launcher.instances.watch import LOOK_AROUND_S
 
 pytestmark = pytest.mark.timeout(300)
 

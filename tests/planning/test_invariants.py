@@ -11,7 +11,7 @@ from synthetic import Machine
 
 from launcher.config.schema import Config, Layout, Memory, Model, Strategy
 from launcher.cpuset import CpuSet
-from launcher.planning.plan import Plan
+from launcher.plan import Plan
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.topology.model import Topology

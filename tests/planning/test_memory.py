@@ -8,8 +8,8 @@ import pytest
 from synthetic import Machine
 
 from launcher.config.schema import Config, Engine, Layout, Memory, Model
+from launcher.plan import Plan
 from launcher.planning.demand import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
-from launcher.planning.plan import Plan
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import UNKNOWN, ModelProfile
 from launcher.sizes import GIB, MIB

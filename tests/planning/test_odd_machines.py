@@ -12,9 +12,9 @@ from synthetic import Machine
 
 from launcher.config.schema import Config, Layout, Memory, Model, Strategy
 from launcher.cpuset import CpuSet
+from launcher.plan import Plan
 from launcher.planning.compare import compare, notes, rows
 from launcher.planning.compare import to_json as compare_json
-from launcher.planning.plan import Plan
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.render import plan_json, to_text

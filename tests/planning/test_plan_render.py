@@ -8,7 +8,7 @@ from dataclasses import replace
 from synthetic import Machine
 
 from launcher.config.schema import Config, Layout, Model
-from launcher.planning.plan import Plan
+from launcher.plan import Plan
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.render import plan_json, short_list, slot_json, to_text

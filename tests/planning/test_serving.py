@@ -12,10 +12,10 @@ from synthetic import EPYC, Machine
 
 from launcher.config.schema import Config, Engine, Layout, Memory, Model
 from launcher.errors import LauncherError
+from launcher.plan import LedgerRow, Plan
 from launcher.planning.demand import KV_STEP_BYTES, MAX_PAGE_CACHE_BYTES, pool_for
 from launcher.planning.facts import Facts
 from launcher.planning.layers import KvLayers, LayerKind
-from launcher.planning.plan import LedgerRow, Plan
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.serving import serving_of

@@ -9,7 +9,7 @@ from synthetic import Machine
 
 from launcher.config.schema import Strategy
 from launcher.cpuset import CpuSet
-from launcher.planning.exchange import even_out
+from launcher.planning.rebalance import even_out
 from launcher.planning.strategies import CutError, cutter, l3_aligned
 from launcher.topology.model import Core, CoreKey, L3Domain
 

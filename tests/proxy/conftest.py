@@ -15,7 +15,7 @@ from fakes import SOON_S
 from proxy.front_house import Build, House
 
 from launcher.config.schema import Model, Proxy
-from launcher.proxy.app import FrontDoor
+from launcher.proxy.server import ProxyServer
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -33,7 +33,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
             suspects: list[tuple[int, int, str]] = []
             most_clients = settings.pop("most_clients", None)
             assert most_clients is None or isinstance(most_clients, int)
-            door = FrontDoor(
+            door = ProxyServer(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
                 models=[Model(name=name, path="/x") for name in names or ("m",)],
                 on_idle=lambda slot, generation: idle.append((slot, generation)),

@@ -14,7 +14,7 @@ from aiohttp.client import _RequestContextManager
 from fakes import SOON_S
 from proxy.scripted_engine import FakeEngine, Script, answer_chat, no_tokenizer
 
-from launcher.proxy.app import FrontDoor
+from launcher.proxy.server import ProxyServer
 
 
 @dataclass
@@ -23,7 +23,7 @@ class House:
 
     folder: Path
     stack: AsyncExitStack
-    door: FrontDoor
+    door: ProxyServer
     client: aiohttp.ClientSession
     idle: list[tuple[int, int]]
     suspects: list[tuple[int, int, str]]

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from launcher.proxy.forms import peek_form
-from launcher.proxy.openai import Peek, Refusal, peek_json
-from launcher.proxy.sse import EventTracker
-from launcher.proxy.transcript import Transcript
+from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.openai.body import HttpError, RequestBody, peek_json
+from launcher.proxy.openai.forms import peek_form
+from launcher.proxy.sse.tracker import EventTracker
 
 _LINE = re.compile(rb"\r\n|\n|\r")
 
@@ -93,7 +93,7 @@ def check_peek(body: bytes) -> bool:
     """A body that is taken says the same to Python's parser, or is none to it; whether it was taken."""
     try:
         peek = peek_json(body, ("prompt", "messages"))
-    except Refusal:
+    except HttpError:
         return False
     try:
         said = json.loads(body)
@@ -107,9 +107,9 @@ def check_peek(body: bytes) -> bool:
     return True
 
 
-def check_form(body: bytes) -> Peek | None:
+def check_form(body: bytes) -> RequestBody | None:
     """A form is read or refused."""
     try:
         return peek_form(body, "multipart/form-data; boundary=B")
-    except Refusal:
+    except HttpError:
         return None

@@ -11,12 +11,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes import SOON_S
+from proxy.downstream.test_tls import certify
 from proxy.front_house import Build, House, until
 from proxy.scripted_engine import Call, answer_chat
 from proxy.test_odd_engines import raw_engine
-from proxy.test_tls import certify
 
-from launcher.proxy import links
+from launcher.proxy.upstream import connection
 
 MOST = 20
 
@@ -179,7 +179,7 @@ async def test_idle_connections_to_an_instance_are_closed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a burst's, also while later requests reuse the youngest again and again."""
-    monkeypatch.setattr(links, "REUSE_S", 0.3)
+    monkeypatch.setattr(connection, "REUSE_S", 0.3)
     open_now: set[asyncio.StreamWriter] = set()
     together = asyncio.Event()
 

@@ -14,17 +14,17 @@ from proxy.front_house import Build, House, until
 from proxy.scripted_engine import DONE, Call, answer_chat, event
 from proxy.test_guarded import new_key
 
-from launcher.proxy.attempt import Attempt
-from launcher.proxy.client import ClientConnection
-from launcher.proxy.delivery import Delivery
-from launcher.proxy.desk import Desk
-from launcher.proxy.fleet import Fleet
-from launcher.proxy.intake import Intake
-from launcher.proxy.keys import Keys
-from launcher.proxy.moves import Moves
-from launcher.proxy.relay import Relay
-from launcher.proxy.sse import EventTracker
-from launcher.proxy.transcript import Transcript
+from launcher.proxy.auth.api_keys import ApiKeys
+from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.dispatch.desk import Desk
+from launcher.proxy.dispatch.fleet import Fleet
+from launcher.proxy.dispatch.intake import Intake
+from launcher.proxy.dispatch.moves import Moves
+from launcher.proxy.dispatch.relay import Relay
+from launcher.proxy.downstream.connection import DownstreamConnection
+from launcher.proxy.downstream.response import ResponseWriter
+from launcher.proxy.sse.tracker import EventTracker
+from launcher.proxy.upstream.reader import Attempt
 
 
 async def streams(call: Call) -> None:
@@ -69,9 +69,9 @@ PLACES: list[tuple[Script, type, str]] = [
     *((REFUSED, Relay, name) for name in ("answered", "answer")),
     *((BROKEN, Relay, name) for name in ("broken", "_leave")),
     *((TORN, Relay, name) for name in ("broken", "_leave", "fail")),
-    *((WHOLE, Delivery, name) for name in ("whole",)),
-    *((STREAM, Delivery, name) for name in ("start", "send", "end", "_write")),
-    *((TORN, Delivery, name) for name in ("break_off",)),
+    *((WHOLE, ResponseWriter, name) for name in ("whole",)),
+    *((STREAM, ResponseWriter, name) for name in ("start", "send", "end", "_write")),
+    *((TORN, ResponseWriter, name) for name in ("break_off",)),
     *((STREAM, Transcript, name) for name in ("feed", "quick")),
     *((STREAM, EventTracker, name) for name in ("feed", "rest")),
     *((BROKEN, Moves, name) for name in ("elsewhere", "_next")),
@@ -80,7 +80,7 @@ PLACES: list[tuple[Script, type, str]] = [
     *((WHOLE, Desk, name) for name in ("left", "ended", "admit")),
     *((WHOLE, Fleet, name) for name in ("left", "submit", "_send")),
     *((WHOLE, Intake, name) for name in ("_demand", "_take_from_key")),
-    *((WHOLE, Keys, name) for name in ("check",)),
+    *((WHOLE, ApiKeys, name) for name in ("check",)),
 ]  # fmt: skip
 COUNTS = ((Relay, "_end"), (Desk, "ended"))  # who counts must be able to count
 
@@ -244,14 +244,14 @@ async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(
     reader, writer = await house.raw(head + body)
     await until(lambda: bool(engine.calls))
     (broken,) = house.door._clients
-    tick = ClientConnection.tick
+    tick = DownstreamConnection.tick
 
-    def fail(client: ClientConnection, now: float) -> None:
+    def fail(client: DownstreamConnection, now: float) -> None:
         if client is broken:
             raise RuntimeError("a fault")
         tick(client, now)
 
-    monkeypatch.setattr(ClientConnection, "tick", fail)
+    monkeypatch.setattr(DownstreamConnection, "tick", fail)
     silent, other = await house.raw(b"GET /health HTTP/1.1\r\n")
     async with asyncio.timeout(SOON_S):
         assert (await reader.read()).startswith(b"HTTP/1.1 502 ")

@@ -16,24 +16,24 @@ from proxy.front_house import Build, until
 from proxy.scripted_engine import DONE, Call, answer_chat
 
 from launcher.config.schema import Model, Overflow, Proxy
-from launcher.proxy import keyfile, keystore
-from launcher.proxy.app import FrontDoor
-from launcher.proxy.moves import MAX_REWRITTEN_BYTES
+from launcher.proxy.auth import key_record, key_store
+from launcher.proxy.dispatch.moves import MAX_REWRITTEN_BYTES
+from launcher.proxy.server import ProxyServer
 
 
 def new_key(path: Path, name: str, **fields: object) -> str:
     """Put a key into the file; the key."""
     seed = name.encode()
-    key = keyfile.compose_key(seed.ljust(5, b"-")[:5], seed.ljust(32, b"-")[:32])
+    key = key_record.compose_key(seed.ljust(5, b"-")[:5], seed.ljust(32, b"-")[:32])
     salt = seed.ljust(16, b"-")
     known = {
-        "id": keyfile.id_of(key),
+        "id": key_record.id_of(key),
         "name": name,
-        "hash": keyfile.hash_of(key, salt).hex(),
+        "hash": key_record.hash_of(key, salt).hex(),
         "salt": salt.hex(),
     }
-    record = keyfile.make({**known, "created": "2026-11-20T10:00:00Z", **fields})
-    keystore.update(str(path), lambda old: (*old, record))
+    record = key_record.make({**known, "created": "2026-11-20T10:00:00Z", **fields})
+    key_store.update(str(path), lambda old: (*old, record))
     return key
 
 
@@ -81,7 +81,7 @@ async def test_a_page_is_for_the_key_that_was_let_in(
     """Fields that `Connection` names stay here, and a page must not take their absence for no limits."""
     keys = tmp_path / "keys"
     named = {"ann": new_key(keys, "ann", models=("m",)), "bob": new_key(keys, "bob")}
-    named["bob_id"] = keyfile.id_of(named["bob"])
+    named["bob_id"] = key_record.id_of(named["bob"])
     house = await build("m", "other", api_keys_file=str(keys))
     await house.engine(0)
     await house.engine(1, lists_other, model="other")
@@ -199,7 +199,7 @@ async def test_tls(tmp_path: Path) -> None:
     )
     await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
     key.chmod(0o600)
-    door = FrontDoor(
+    door = ProxyServer(
         Proxy(listen=("127.0.0.1:0",), tls_certificate=str(certificate), tls_key=str(key)),
         models=[Model(name="m", path="/x")],
         on_idle=lambda *_: None,

@@ -9,7 +9,7 @@ from proxy.front_house import House
 from proxy.scripted_engine import DONE, Call
 from proxy.test_continued import chunk_of
 
-from launcher.proxy.relay import Relay
+from launcher.proxy.dispatch.relay import Relay
 
 
 async def test_ordinary_events_take_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

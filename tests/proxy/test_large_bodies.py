@@ -20,8 +20,8 @@ import uvloop
 
 from launcher.address import UnixAddress
 from launcher.config.schema import Model, Proxy
-from launcher.proxy.app import FrontDoor
-from launcher.proxy.uploads import LARGE_BYTES
+from launcher.proxy.downstream.uploads import LARGE_BYTES
+from launcher.proxy.server import ProxyServer
 
 WORST_S = 0.050
 SMALL = LARGE_BYTES - 64  # the most that is looked at when it is whole
@@ -107,7 +107,7 @@ async def no_stall(tmp_path: Path, path: str, body: bytes, fields: bytes) -> Non
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode() + fields + b"\r\n"
     async with AsyncExitStack() as stack:
         stack.enter_context(engine(tmp_path / "engine.sock"))
-        door = FrontDoor(
+        door = ProxyServer(
             Proxy(listen=("127.0.0.1:0",)), models=[Model(name="m", path="/x")],
             on_idle=lambda *_: None, on_suspect=lambda *_: None,
         )  # fmt: skip

@@ -12,18 +12,18 @@ from proxy.front_house import Build, House, until
 from proxy.scripted_engine import Call
 from proxy.test_guarded import new_key
 
-from launcher.proxy.scheduling.demand import Ticket
-from launcher.proxy.scheduling.scheduler import Scheduler
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Ticket
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 50_000
 LONG = "word " * 150_000
 
 
-def scheduler_of(house: House) -> Scheduler:
+def scheduler_of(house: House) -> Balancer:
     return house.door.desk.fleet.scheduler
 
 
-def learned(made: Scheduler) -> tuple[object, ...]:
+def learned(made: Balancer) -> tuple[object, ...]:
     line = made.speeds.line("m")
     return (
         line.count,

@@ -17,7 +17,7 @@ from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.scripted_engine import DONE, Call
 from proxy.test_guarded import new_key
 
-from launcher.proxy import keystore
+from launcher.proxy.auth import key_store
 
 ASKED = {"model": "m", "stream": True, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
 WORDS = tuple(f" wörd{n}" for n in range(24))
@@ -93,7 +93,7 @@ async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build,
     async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as answer:
         await answer.content.readuntil(b"\n\n")
         revoked = "2026-11-22T10:00:00Z"
-        keystore.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
+        key_store.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
         house.door._keys.reload(0.0)
         async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
             assert late.status == 401

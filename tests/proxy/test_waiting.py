@@ -13,7 +13,7 @@ from proxy.front_house import Build, House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
-from launcher.proxy import moves
+from launcher.proxy.dispatch import moves
 
 
 def gated(go: asyncio.Semaphore) -> Script:

@@ -1,4 +1,4 @@
-"""What scripts/install and scripts/uninstall say; tests/integration and tests/host run them."""
+"""What scripts/install and scripts/uninstall say; tests/integration and tests/vm run them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.instances.progress import Counters
-from launcher.telemetry.engine_load import read_load
 from launcher.telemetry.merge import Merger, Page
+from launcher.telemetry.vllm_metrics import read_load
 
 NAMES = (
     "vllm:num_requests_running",

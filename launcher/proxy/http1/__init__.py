@@ -1,7 +1,7 @@
 """HTTP/1.1 as the front door speaks it, both ways: bytes in, values out (RFC 9110, RFC 9112). No I/O.
 
     fields     what a head may look like, where one ends, and which of its lines pass on
-    requests   a client's head -> RequestHead or a Refusal; RequestHead -> the head for an instance
+    requests   a client's head -> RequestHead or a HttpError; RequestHead -> the head for an instance
     responses  an instance's head -> ResponseHead; ResponseHead -> the head for the client
     chunks     the chunked transfer coding, taken apart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 
-from launcher.proxy.openai import Refusal
+from launcher.proxy.openai.body import HttpError
 
 MAX_HEAD_BYTES = 65536  # nginx allows 4 x 8 KiB, vLLM (h11) 64 KiB
 MAX_LINE_BYTES = 8190  # of one line; RFC 9112 3 asks for 8000 at least, nginx and Apache have the same
@@ -32,7 +32,7 @@ def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int
 
     A few empty lines before it belong to it (RFC 9112 2.2). `scanned`: bytes of the buffer that an earlier
     call with the same `start` has seen, so that a head which comes byte by byte costs no more than one that
-    comes whole. Raises Refusal: 431 past MAX_HEAD_BYTES; 400 for a lone CR or LF or a NUL where the end is
+    comes whole. Raises HttpError: 431 past MAX_HEAD_BYTES; 400 for a lone CR or LF or a NUL where the end is
     not yet there (where it is, `parse_request` finds them), or for too many empty lines.
     """
     first = start
@@ -53,14 +53,14 @@ def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int
     return -1
 
 
-def bad(why: str, status: int = 400, code: str | None = "bad_request") -> Refusal:
+def bad(why: str, status: int = 400, code: str | None = "bad_request") -> HttpError:
     """A refusal after which the connection is closed: nobody knows where the next message would begin."""
-    return Refusal(status, f"cannot read the request: {why}", code=code, close=True)
+    return HttpError(status, f"cannot read the request: {why}", code=code, close=True)
 
 
-def too_large() -> Refusal:
+def too_large() -> HttpError:
     """431 (RFC 6585 5)."""
-    return Refusal(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes", close=True)
+    return HttpError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes", close=True)
 
 
 def tokens(values: Iterable[bytes]) -> list[bytes]:

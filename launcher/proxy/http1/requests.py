@@ -19,8 +19,8 @@ from launcher.proxy.http1.fields import (
     tokens,
     without,
 )
-from launcher.proxy.http1.refusals import is_utf8, too_much, why_not
-from launcher.proxy.openai import Refusal
+from launcher.proxy.http1.head_errors import is_utf8, too_much, why_not
+from launcher.proxy.openai.body import HttpError
 
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes
@@ -87,7 +87,7 @@ class RequestHead(NamedTuple):
 def parse_request(head: bytes) -> RequestHead:
     """Judge a whole head, from its request line (or empty lines before it) to the empty line at its end.
 
-    Raises Refusal with the status that RFC 9110 and 9112 want, and close=True: 400 malformed, or framing or
+    Raises HttpError with the status that RFC 9110 and 9112 want, and close=True: 400 malformed, or framing or
     Host in doubt; 405 CONNECT; 413 a length beyond any; 414, 431 lines too long or too many; 415 a coded
     body; 417 an expectation other than 100-continue; 501 a coding or method that nobody has; 505 a version.
     """
@@ -138,7 +138,7 @@ def parse_request(head: bytes) -> RequestHead:
 def _target(method: str, sent: bytes) -> str:
     """The target in origin form (RFC 9112 3.2)."""
     if method == "CONNECT":
-        raise Refusal(
+        raise HttpError(
             405, "this server is no tunnel", code="method_not_allowed", headers={"Allow": ALLOW}, close=True
         )
     if sent.startswith(b"/") or (sent == b"*" and method == "OPTIONS"):
@@ -161,8 +161,8 @@ def _check_host(hosts: list[bytes] | None, http_1_0: bool) -> None:
         raise _bad_host("this one's is no host")
 
 
-def _bad_host(why: str) -> Refusal:
-    return Refusal(400, f"a request has one Host header, {why}", code="bad_host", close=True)
+def _bad_host(why: str) -> HttpError:
+    return HttpError(400, f"a request has one Host header, {why}", code="bad_host", close=True)
 
 
 def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
@@ -184,11 +184,11 @@ def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
     if not _DIGITS.fullmatch(lengths[0]):
         raise _bad_framing("its Content-Length is no number")
     if len(lengths[0]) > MAX_LENGTH_DIGITS:
-        raise Refusal(413, "no request body is that large", code="too_large", close=True)
+        raise HttpError(413, "no request body is that large", code="too_large", close=True)
     return int(lengths[0]), False
 
 
-def _bad_coding(codings: list[bytes]) -> Refusal:
+def _bad_coding(codings: list[bytes]) -> HttpError:
     """RFC 9112 6.1: 501 for a coding that is not understood; 400 where the body's end can't be known."""
     names = [coding.partition(b";")[0].strip() for coding in tokens(codings)]
     if names and names[-1] == b"chunked" and names.count(b"chunked") == 1 and len(names) > 1:
@@ -196,7 +196,7 @@ def _bad_coding(codings: list[bytes]) -> Refusal:
     return _bad_framing("its Transfer-Encoding is not exactly 'chunked'")
 
 
-def _bad_framing(why: str) -> Refusal:
+def _bad_framing(why: str) -> HttpError:
     return bad(why, 400, "bad_framing")
 
 
@@ -204,11 +204,11 @@ def _check_content(found: _Found) -> None:
     codings = b",".join(found.get(b"content-encoding", ()))
     if codings not in {b"", b"identity"}:
         shown = codings.decode("utf-8", "replace")[:60]
-        raise Refusal(415, f"a request body is not decoded here: Content-Encoding {shown!r}", close=True)
+        raise HttpError(415, f"a request body is not decoded here: Content-Encoding {shown!r}", close=True)
     expected = found.get(b"expect", [b"100-continue"])
     if expected != [b"100-continue"]:
         shown = expected[0].decode("utf-8", "replace")[:60]
-        raise Refusal(417, f"this server can't meet the expectation {shown!r}", close=True)
+        raise HttpError(417, f"this server can't meet the expectation {shown!r}", close=True)
 
 
 def _sent_id(lines: bytes, lowered: bytes) -> str | None:

@@ -18,7 +18,7 @@ from launcher.proxy.http1 import (
     parse_response,
     upstream_head,
 )
-from launcher.proxy.openai import Refusal
+from launcher.proxy.openai.body import HttpError
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STAYS = {
@@ -32,14 +32,14 @@ def check_head_end(data: bytes, cuts: Sequence[int]) -> None:
     whole: int | None
     try:
         whole = head_end(data)
-    except Refusal:
+    except HttpError:
         whole = None
     found: int | None = -1
     scanned = 0
     for cut in [*sorted({min(cut, len(data)) for cut in cuts}), len(data)]:
         try:
             found = head_end(data[:cut], 0, scanned)
-        except Refusal:
+        except HttpError:
             found = None
             break
         if found >= 0:
@@ -55,7 +55,7 @@ def check_head_end(data: bytes, cuts: Sequence[int]) -> None:
 def _refused(head: bytes) -> bool:
     try:
         parse_request(head)
-    except Refusal:
+    except HttpError:
         return True
     return False
 
@@ -64,7 +64,7 @@ def check_request(head: bytes) -> bool:
     """A head that is taken reads the same to h11, and so does what goes behind; whether it was taken."""
     try:
         request = parse_request(head)
-    except Refusal as refusal:
+    except HttpError as refusal:
         if not refusal.close or not 400 <= refusal.status <= 505:
             raise AssertionError(f"an odd refusal: {refusal.status} {refusal}") from refusal
         return False

@@ -15,7 +15,7 @@ from launcher.proxy.http1 import (
     request_id,
     upstream_head,
 )
-from launcher.proxy.openai import Refusal
+from launcher.proxy.openai.body import HttpError
 
 SDK = b"""POST /v1/chat/completions HTTP/1.1\r
 Host: 127.0.0.1:8000\r
@@ -41,7 +41,7 @@ def status_of(raw: bytes) -> int | None:
     """The status of the refusal; None when there is none."""
     try:
         parse_request(raw)
-    except Refusal as refusal:
+    except HttpError as refusal:
         return refusal.status if refusal.close and refusal.message else -1
     return None
 
@@ -78,7 +78,7 @@ def test_where_a_head_ends() -> None:
     ],
 )
 def test_heads_that_never_become_one(buffer: bytes, status: int) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         head_end(buffer)
     assert caught.value.status == status
     assert caught.value.close

@@ -7,10 +7,10 @@ from random import Random
 
 from launcher.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.scheduling.demand import Demand, Ending, Ticket
-from launcher.proxy.scheduling.scheduler import Scheduler
-from launcher.proxy.scheduling.speeds import LEARNED
-from launcher.proxy.scheduling.upstreams import Upstream
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.cost_model import LEARNED
+from launcher.proxy.balancing.demand import Demand, Ending, Ticket
+from launcher.proxy.balancing.upstreams import Upstream
 
 
 def up(
@@ -27,9 +27,9 @@ def scheduler(
     seqs: int = 4,
     max_requests: int = 100,
     **more: object,
-) -> Scheduler:
+) -> Balancer:
     """A scheduler over instances of model "m", whose speed is known to be what is assumed at first."""
-    made = Scheduler(policy, Random(1).randrange, max_requests=max_requests, **more)  # type: ignore[arg-type]
+    made = Balancer(policy, Random(1).randrange, max_requests=max_requests, **more)  # type: ignore[arg-type]
     for slot in range(instances):
         made.add(up(slot, seqs=seqs), 0.0)
     made.speeds.line("m").count = LEARNED
@@ -57,7 +57,7 @@ def slot(one: Ticket) -> int:
     return one.upstream.slot
 
 
-def run(made: Scheduler, one: Ticket, now: float, took_s: float = 0.1) -> None:
+def run(made: Balancer, one: Ticket, now: float, took_s: float = 0.1) -> None:
     """A bound request's first token and end."""
     made.first_token(one, now + took_s)
     made.progress(one, 5)

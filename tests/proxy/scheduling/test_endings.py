@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from proxy.scheduling.house import run, scheduler, slot, ticket
 
-from launcher.proxy.scheduling.demand import Ending
-from launcher.proxy.scheduling.health import Health
-from launcher.proxy.scheduling.prefixes import PrefixStore
-from launcher.proxy.scheduling.scheduler import Scheduler
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Ending
+from launcher.proxy.balancing.outlier_detection import OutlierDetection
+from launcher.proxy.balancing.prefix_cache import PrefixCache
 
 BASE_S, PER_TOKEN_S = 0.05, 0.002
 
 
-def seasoned(requests: int = 300) -> tuple[Scheduler, float]:
+def seasoned(requests: int = 300) -> tuple[Balancer, float]:
     """A scheduler that has seen streams of 100 to 2,000 tokens; and the time."""
     made, now = scheduler(1), 0.0
     for n in range(requests):
@@ -28,7 +28,7 @@ def seasoned(requests: int = 300) -> tuple[Scheduler, float]:
     return made, now
 
 
-def learned(made: Scheduler) -> tuple[float, float, int, int]:
+def learned(made: Balancer) -> tuple[float, float, int, int]:
     line = made.speeds.line("m")
     return line.base, line.slope, made.output_tokens(None), made.output_tokens(1000)
 
@@ -140,7 +140,7 @@ def test_what_has_spoken_is_computed() -> None:
 
 
 def test_what_others_have_used_since_is_not_forgotten() -> None:
-    store = PrefixStore(15)
+    store = PrefixCache(15)
     store.use(tuple(range(10)), 1)
     store.use((*range(4), 20, 21), 2)
     store.forget(tuple(range(10)), 1)
@@ -154,7 +154,7 @@ def test_what_others_have_used_since_is_not_forgotten() -> None:
 # --- health ----------------------------------------------------------------------------------------
 
 
-def half_open(made: Scheduler) -> tuple[Health, float]:
+def half_open(made: Balancer) -> tuple[OutlierDetection, float]:
     """The only instance was ejected, and is to be tried."""
     upstream = next(iter(made.table))
     for _ in range(3):

@@ -1,0 +1,1 @@
+"""The running daemon: composition root, operations, status, drift. Only `cli.serve` imports `main`."""

@@ -1,0 +1,178 @@
+"""From a configuration to a plan and an engine: what `plan` and `serve` have in common. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.config.schema import Config, EngineKind, Runtime
+from launcher.config.schema import Engine as EngineConfig
+from launcher.cpuset import CpuSet
+from launcher.engines.base import Engine, Launch
+from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.select import make_engine
+from launcher.engines.software_versions import KV_CACHE_BYTES_SINCE, Stack
+from launcher.host.facts import read_settings
+from launcher.plan import Plan, Slot
+from launcher.planning.facts import Facts
+from launcher.planning.planner import make_plan
+from launcher.planning.profile import ModelProfile
+from launcher.planning.render import plan_json
+from launcher.planning.rules_zentorch import WEIGHT_PREPACK
+from launcher.redaction import MASK, Redactor, masked_arguments
+from launcher.sizes import format_size
+from launcher.topology.model import Topology
+from launcher.topology.picture import Picture, Seat, make_picture
+
+if TYPE_CHECKING:
+    from launcher.planning.compare import Column
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Everything that is decided before the first process starts."""
+
+    config: Config
+    topology: Topology
+    plan: Plan
+    stack: Stack
+    binding: Binding
+    engine: Engine
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the instances' sockets are."""
+        return run_dir(self.config)
+
+    @property
+    def connections(self) -> int:
+        """Connections that clients' requests may have at once beside the clients' own: one to an instance for each
+        that it runs, three (two of them within this process) for each that overflows."""
+        overflow = self.config.proxy.overflow
+        away = 0 if overflow is None else 3 * overflow.max_requests
+        return sum(slot.model.max_num_seqs for slot in self.plan.slots) + away
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Everything worth saying once, loudly."""
+        found = [f"{finding.message} ({finding.remedy})" for finding in self.plan.warnings]
+        found += [self.binding.warning] if self.binding.warning else []
+        return (*found, *self.stack.warnings, *self.topology.notes)
+
+    @property
+    def headline(self) -> str:
+        """The plan in one line, for a picture."""
+        layout, count = self.config.layout, len(self.plan.slots)
+        text = f"{layout.strategy.value}: {count} instance{'' if count == 1 else 's'}"
+        return f"{text}, {len(self.plan.reserved)} cpus reserved" if self.plan.reserved else text
+
+    def picture(self) -> Picture:
+        """The machine with the instances on it."""
+        return make_picture(
+            self.topology, [_seat(slot, self.config) for slot in self.plan.slots], self.plan.reserved
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """`plan --json`: the plan with each slot's exact command and environment, secrets left out."""
+        extra: dict[int, dict[str, Any]] = {}
+        for slot in self.plan.slots:
+            launch = self.engine.launch(slot, generation=1)
+            extra[slot.id] = {"argv": masked_arguments(launch.argv), "env": _shown(launch)}
+        shown: dict[str, Any] = Redactor().tree(plan_json(self.plan, extra))
+        return shown
+
+
+def run_dir(config: Config) -> Path:
+    """The folder of the instances' sockets: beside the control socket, and named after it."""
+    return Path(config.control.socket).absolute().with_suffix(".instances")
+
+
+def assemble(config: Config, *, machine: Topology | None = None, cpus_only: bool = False) -> Assembly:
+    """Read this host, the models and the engine's stack, and plan.
+
+    With another `machine` nothing of this host is probed: the plan is that machine's, as it would be
+    with numactl and the engine in its PATH. `cpus_only` plans no memory, and reads no models.
+    Raises LauncherError.
+    """
+    profiles = {} if cpus_only else read_profiles(config)
+    if machine is None:
+        from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
+        from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
+        from launcher.topology import sysfs  # noqa: PLC0415  heavy
+
+        topology, stack = sysfs.read(), probe_stack(config.engine)
+        plan = make_plan(topology, config, profiles, _facts(stack, config), cpus_only=cpus_only)
+        cpus = CpuSet(cpu for slot in plan.slots for cpu in slot.placement.cpus) or topology.allowed
+        nodes = CpuSet(node for slot in plan.slots for node in slot.placement.membind)
+        binding = probe_binding(config.engine, cpus, nodes)
+    else:
+        topology, stack = machine, Stack(command=config.engine.command)
+        plan = make_plan(topology, config, profiles, cpus_only=cpus_only)
+        binding = _binding_elsewhere(config.engine)
+    engine = make_engine(config, stack, binding, run_dir(config))
+    return Assembly(config, topology, plan, stack, binding, engine)
+
+
+def _binding_elsewhere(engine: EngineConfig) -> Binding:
+    """As on a machine where everything works."""
+    if engine.runtime is not Runtime.HOST:
+        return Binding.of_container(binds_memory=engine.numactl != "off")
+    if engine.numactl == "off":
+        return Binding(MemPolicy.NONE, taskset="taskset")
+    return Binding(MemPolicy.MEMBIND, numactl="numactl")
+
+
+def _facts(stack: Stack, config: Config) -> Facts:
+    """What the plan's rules ask of this host and of the engine's software."""
+    kernel = read_settings()
+    return Facts(
+        transparent_hugepages=kernel.transparent_hugepages,
+        numa_balancing=kernel.numa_balancing,
+        governors=kernel.governors,
+        ld_preload=config.engine.env.get("LD_PRELOAD", os.environ.get("LD_PRELOAD")),
+        vllm=stack.vllm,
+        torch=stack.torch,
+        zentorch=stack.zentorch,
+        weight_prepack=os.environ.get(WEIGHT_PREPACK) if config.engine.runtime is Runtime.HOST else None,
+        kv_whole_gib=not stack.has(KV_CACHE_BYTES_SINCE),
+    )
+
+
+def compare_strategies(
+    config: Config, *, machine: Topology | None = None, cpus_only: bool = False
+) -> tuple[Column, ...]:
+    """All strategies side by side, on this host or another machine. Raises LauncherError."""
+    from launcher.planning.compare import compare  # noqa: PLC0415  heavy
+    from launcher.topology import sysfs  # noqa: PLC0415  heavy
+
+    topology = sysfs.read() if machine is None else machine
+    return compare(topology, config, {} if cpus_only else read_profiles(config), cpus_only=cpus_only)
+
+
+def _seat(slot: Slot, config: Config) -> Seat:
+    """What a picture's legend says of an instance."""
+    placement, facts = slot.placement, []
+    if len(config.models) > 1:
+        facts.append(slot.model.name)
+    facts.append("no NUMA" if placement.node is None else f"node {placement.node}")
+    if placement.membind and placement.membind != CpuSet((placement.node or 0,)):
+        facts[-1] += f", memory {placement.membind}"
+    cores = f"{len(placement.cpus)} cpus"
+    if slot.kv_cache_bytes is not None:
+        facts.append(f"KV {format_size(slot.kv_cache_bytes)}")
+    return Seat(f"slot {slot.id}", placement.cpus, (*facts, cores))
+
+
+def _shown(launch: Launch) -> dict[str, str]:
+    return {name: MASK if name in launch.secrets else value for name, value in launch.env.items()}
+
+
+def read_profiles(config: Config) -> dict[str, ModelProfile]:
+    """What the plan must know of the models, by name; nothing where the engine is a command."""
+    if config.engine.kind is not EngineKind.VLLM:
+        return {}
+    from launcher.planning.model_profile import read_profile  # noqa: PLC0415  heavy
+
+    return {model.name: read_profile(model.path, model.dtype) for model in config.models}

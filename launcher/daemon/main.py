@@ -1,0 +1,344 @@
+"""The composition root: builds everything, wires it, and ends it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from launcher.background import Failures, persist
+from launcher.config.schema import EngineKind
+from launcher.control.server import ControlServer
+from launcher.daemon.deployment import Assembly
+from launcher.daemon.machine_watch import MachineWatch
+from launcher.daemon.operations import Operations
+from launcher.engines.arguments import lora_adapters
+from launcher.engines.numa_binding import MemPolicy
+from launcher.engines.sampling_defaults import sampling_defaults
+from launcher.errors import LauncherError
+from launcher.host import activation, gc_tuning, notify, open_files
+from launcher.host.events import EventRing
+from launcher.instances.choose_spawner import as_instances_user, choose_spawner
+from launcher.instances.compile_cache import CompileCaches
+from launcher.instances.health import HttpProber
+from launcher.instances.held_file import HeldFile
+from launcher.instances.lifecycle import State
+from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.supervisor import Supervisor
+from launcher.plan import Placement
+from launcher.proxy.downstream.listener import unused
+from launcher.proxy.server import ProxyServer
+from launcher.rollout.reload import Reread, limits_of, pace_of, refuse_violations
+from launcher.telemetry import metrics
+
+log = logging.getLogger("launcher.daemon")
+
+# Beyond drain and stop, for SIGKILL to take effect on a large tree.
+STOP_SLACK_S: Final = 30.0
+
+# For an inherited instance to answer one completion; clients wait that long at most before they are told.
+TAKE_OVER_S: Final = 30.0
+
+# How often systemd's STATUS= line is refreshed where no watchdog sets the pace.
+STATUS_INTERVAL_S: Final = 5.0
+
+
+class Daemon:
+    """Front door, supervisor and control socket of one machine."""
+
+    def __init__(self, assembly: Assembly, reread: Reread | None = None) -> None:
+        config = assembly.config
+        self.prober = HttpProber(assembly.engine.health_path, config.supervision.probe_timeout_s)
+        self._loop = asyncio.get_running_loop()
+        self._signals = 0
+        self._stop_asked = asyncio.Event()
+        self._kill_asked = asyncio.Event()
+        self._for_good = False
+        """systemd is not to start the daemon again."""
+        self._watchdog = notify.Watchdog("loop", "slots")
+        self._report_failures = Failures(log, "report to systemd")
+        self.door = ProxyServer(
+            config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
+            most_clients=open_files.most_clients(
+                open_files.limit_now(), config.proxy.max_connections, assembly.connections
+            ),
+            more_values=self._watched,
+        )  # fmt: skip
+        self.spawner = choose_spawner(
+            config,
+            os.environ,
+            assembly.topology.allowed
+            | assembly.topology.offline,  # what comes online, a reload may plan with
+            assembly.run_dir.with_suffix(".state"),
+            self._placement_of,
+        )
+        self.supervisor = Supervisor(
+            assembly.plan,
+            engine=assembly.engine,
+            spawner=self.spawner,
+            prober=self.prober,
+            limits=limits_of(config),
+            pace=pace_of(config),
+            strict_binding=assembly.binding.policy is MemPolicy.MEMBIND,
+            announce=self._apply,
+            traffic=self,
+            held=HeldFile(assembly.run_dir.with_suffix(".held")),
+            caches=CompileCaches(become=as_instances_user(self.spawner, config))
+            if config.engine.kind is EngineKind.VLLM
+            else None,
+        )
+        self.ring = EventRing(began=int(time.time() * 1000))
+        self.machine = MachineWatch(lambda: (self.oncall.assembly.topology, self.oncall.assembly.plan))
+        self.oncall = Operations(
+            assembly, self.supervisor, self.prober, self.door, self.ring, reread=reread,
+            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found,
+        )  # fmt: skip
+        self.control = ControlServer(
+            config.control.socket, config.control.group, self.oncall, read_group=config.control.read_group
+        )
+
+    async def run(self) -> None:
+        """Serve until a signal; then drain, stop every instance and return. Raises LauncherError."""
+        logging.getLogger("launcher").addHandler(self.ring)
+        try:
+            await self._run()
+        finally:
+            logging.getLogger("launcher").removeHandler(self.ring)
+
+    async def _run(self) -> None:
+        for warning in self.oncall.assembly.warnings:
+            log.warning("%s", warning)
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(name, self._on_signal, name)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        # Both sockets before the first process: a taken port or a second daemon starts nothing.
+        ready = activation.sockets()
+        await self.control.start(ready.get(activation.CONTROL, ()))
+        try:
+            if activation.HTTP not in ready:
+                await self._open(())
+            _pin_to(self.oncall.assembly.plan.reserved)
+            gc_tuning.settle()
+            await self._serve(ready.get(activation.HTTP, ()))
+        finally:
+            await self.door.stop(0)
+            await self.control.stop()
+            await self.spawner.close(for_good=self._for_good)
+
+    async def _open(self, ready: Sequence[socket.socket]) -> None:
+        await self.door.start(ready)
+        log.info("endpoint %s, %d instances", self.door.endpoint, len(self.oncall.assembly.plan.slots))
+        idle = unused(self.oncall.assembly.config.proxy.listen, self.door.endpoints) if ready else []
+        if idle:
+            log.warning(
+                "[proxy] listen = %s is not used: systemd listens, on %s; systemctl edit numa-launcher.socket changes that",
+                ", ".join(idle), ", ".join(self.door.endpoints),
+            )  # fmt: skip
+
+    async def _open_when_taken_over(self, ready: Sequence[socket.socket]) -> None:
+        """Clients wait in systemd's socket until instances that an earlier daemon left can serve them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_OVER_S):
+                await self.supervisor.taken_over()
+        await self._open(ready)
+
+    async def _serve(self, ready: Sequence[socket.socket]) -> None:
+        """Until a signal; a supervisor or reporter that ends before has failed, and its error is raised."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                owners = [
+                    group.create_task(self.supervisor.run(), name="supervisor"),
+                    group.create_task(persist(self._report, self._report_failures), name="systemd"),
+                    group.create_task(self.machine.run(), name="machine"),
+                ]
+                if ready:
+                    owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
+                await self._stop_asked.wait()
+                await self.oncall.end()
+                await self._shut_down()
+                for owner in owners:
+                    owner.cancel()
+        except BaseExceptionGroup as group:
+            raise _for_a_person(group) or group from None
+
+    async def _shut_down(self) -> None:
+        """No new requests, those in flight to their end, then the instances; at once on a second signal."""
+        notify.stopping()
+        supervision = self.oncall.assembly.config.supervision
+        grace = supervision.drain_timeout_s
+        notify.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
+        log.info(
+            "stopping: %d requests in flight; a second signal stops at once", self.door.stats()["in_flight"]
+        )
+        if await self._goes_on():
+            log.info("the daemon ends; its instances go on")
+        orderly = asyncio.create_task(self._end_in_order(grace), name="orderly stop")
+        kill = asyncio.create_task(self._kill_asked.wait(), name="kill asked")
+        try:
+            await asyncio.wait({orderly, kill}, return_when=asyncio.FIRST_COMPLETED)
+            if not kill.done():
+                await orderly
+            elif await self._goes_on():
+                log.info("a second signal: requests in flight end now")
+            else:
+                await self.supervisor.kill()
+        finally:
+            orderly.cancel()
+            kill.cancel()
+            await asyncio.gather(orderly, kill, return_exceptions=True)
+        log.info("stopped")
+
+    def _placement_of(self, slot: int) -> Placement | None:
+        keeper = self.supervisor.keepers.get(slot)
+        return None if keeper is None else keeper.slot.placement
+
+    async def _goes_on(self) -> bool:
+        """Whether the instances do. Asked anew at each step: a restart's drain takes minutes, and `systemctl stop`
+        may come in its place. A stop is final."""
+        if not self._for_good:
+            self._for_good = not await self.spawner.goes_on()
+        return not self._for_good
+
+    async def _end_in_order(self, grace_s: float) -> None:
+        await self.door.stop(grace_s)
+        if not await self._goes_on():
+            await self.supervisor.stop()
+
+    def _on_signal(self, name: signal.Signals) -> None:
+        self._signals += 1
+        log.info("got %s", name.name)
+        self._stop_asked.set()
+        if self._signals > 1:
+            self._kill_asked.set()
+
+    def _on_hangup(self) -> None:
+        """As `numa-launcher reload`: what goes wrong is said in the log."""
+        log.info("got SIGHUP: reload", extra={"audit": "done", "verb": "reload"})
+        self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
+
+    async def _reload_by_signal(self) -> None:
+        try:
+            await self.oncall.reload(())
+        except LauncherError as error:
+            log.error(  # noqa: TRY400  no traceback for a person
+                "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
+            )
+        except Exception:  # nobody awaits this task
+            log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
+
+    # --- the seam between supervisor and front door ---------------------------------------
+
+    def _apply(self, event: InstanceEvent) -> None:
+        match event:
+            case InstanceReady():
+                config = self.oncall.config_of(event.slot)
+                place = self._placement_of(event.slot)
+                self.door.add_upstream(
+                    event.slot,
+                    event.generation,
+                    event.model,
+                    event.address,
+                    event.max_num_seqs,
+                    numa_node="" if place is None else str(place.membind),
+                    adapters=lora_adapters(config, event.model),
+                    ask_template=True,
+                    token_ids=config.engine.kind is EngineKind.VLLM,
+                    sampling_defaults=sampling_defaults(config, event.model),
+                )
+            case InstanceDraining():
+                self.door.drain_upstream(event.slot, event.generation)
+            case InstanceGone():
+                self.door.remove_upstream(event.slot, event.generation, event.reason)
+
+    def _on_idle(self, slot: int, generation: int) -> None:
+        self.supervisor.went_idle(slot, generation)
+
+    def _on_suspect(self, slot: int, generation: int, reason: str) -> None:
+        log.warning("slot %d: the front door could not use it: %s", slot, reason, extra={"slot": slot})
+        self.supervisor.suspect(slot, generation)
+
+    # --- instances.ports.Traffic -----------------------------------------------------------
+
+    def in_flight(self, slot: int, generation: int) -> int:
+        """Requests of the front door that an instance still owes something."""
+        return self.door.awaited(slot, generation)
+
+    def relayed(self, slot: int, generation: int) -> int:
+        """Events that the front door has relayed from an instance."""
+        return self.door.progress(slot, generation)
+
+    def _watched(self) -> metrics.Values:
+        """Values of the metrics that the supervisor measures."""
+        keepers = [k for k in self.supervisor.keepers.values() if k.life.process is not None]
+        return {
+            metrics.SLOT_WATCHED: {
+                (str(k.slot.id), k.slot.model.name): float(k.unwatched is None) for k in keepers
+            }
+        }
+
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of an instance's requests for long, and it has room for a question."""
+        return self.door.silent(slot, generation)
+
+    # --- systemd ---------------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        """READY at the first ready instance, then STATUS and the watchdog. It runs in the event loop
+        beside the slots' owners: a loop that hangs kicks no watchdog, and a dead supervisor ends the daemon."""
+        announced = False
+        interval = min(notify.watchdog_interval_s() or STATUS_INTERVAL_S, STATUS_INTERVAL_S)
+        while True:
+            text = self._summary()
+            if not announced and self.oncall.ready:
+                announced = True
+                notify.ready(text)
+            notify.status(text)
+            self._watchdog.beat("loop")
+            if self.supervisor.moves(time.monotonic()):
+                self._watchdog.beat("slots")
+            self._report_failures.end()
+            if not self._watchdog.kick():
+                log.error("no watchdog kick: %s stand still", ", ".join(sorted(self._watchdog.missing)))
+            await asyncio.sleep(interval if announced else min(interval, 0.2))
+
+    def _summary(self) -> str:
+        states = [keeper.seat.state.value for keeper in self.supervisor.keepers.values()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in State if state.value in states)
+        where = f" at {self.door.endpoints[0]}" if self.door.endpoints else ""
+        return f"{counts}; {self.door.stats()['in_flight']} requests in flight{where}"
+
+
+def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:
+    """The error among these that says what to do; the others are in the log then."""
+    told, others = group.split(LauncherError)
+    if told is None:
+        return None
+    if others is not None:
+        log.error("failed with it", exc_info=others)
+    error: BaseException = told
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, LauncherError)  # noqa: S101  split by that
+    return error
+
+
+def _pin_to(reserved: Any) -> None:
+    """The daemon lives on the reserved cpus, where there are any, and takes none from inference."""
+    if reserved:
+        with contextlib.suppress(OSError):  # a cpu went offline, or a cpuset shrank: not worth a refusal
+            os.sched_setaffinity(0, set(reserved))
+
+
+async def serve(assembly: Assembly, reread: Reread | None = None) -> None:
+    """Run the daemon on an assembled plan. Raises LauncherError for violations, before anything starts.
+
+    `reread` makes the plan anew, from the same configuration as it is then; given `section.key=value` on top.
+    """
+    refuse_violations(assembly)
+    await Daemon(assembly, reread).run()

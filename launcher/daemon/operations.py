@@ -1,0 +1,175 @@
+"""What a running daemon does for an operator (control.operations.Operations), and the configuration that is in force."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+import launcher
+from launcher.config.schema import Config
+from launcher.config.shown import secret_values, shown
+from launcher.control.messages import Request
+from launcher.daemon.deployment import Assembly
+from launcher.daemon.slot_commands import check_request, event_of
+from launcher.daemon.status import Status, slot_status
+from launcher.errors import RefusedError
+from launcher.host.events import EventRing
+from launcher.instances.health import HttpProber
+from launcher.instances.lifecycle import State
+from launcher.instances.logtail import LogLine
+from launcher.instances.supervisor import Supervisor
+from launcher.proxy.server import ProxyServer
+from launcher.redaction import Redactor
+from launcher.rollout.reload import Reloader, Reread
+
+# Known by value, the latest first: those of a configuration, and of some before it.
+MAX_SECRETS: Final = 256
+
+
+class Operations:
+    """Answers operators. `stopping`: the daemon ends; `drift`: what of the machine is other than planned."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        supervisor: Supervisor,
+        prober: HttpProber,
+        door: ProxyServer,
+        ring: EventRing,
+        *,
+        reread: Reread | None,
+        stopping: Callable[[], bool],
+        drift: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self.assembly = assembly
+        """In force: the last that was gone to."""
+        self._supervisor = supervisor
+        self._prober = prober
+        self._door = door
+        self._ring = ring
+        self._stopping = stopping
+        self._drift = drift
+        self._since = time.time()
+        self._secrets: dict[str, None] = {}
+        self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
+
+    @property
+    def ready(self) -> int:
+        """Slots in rotation."""
+        return sum(keeper.seat.state is State.READY for keeper in self._supervisor.keepers.values())
+
+    def config_of(self, slot: int) -> Config:
+        """What a slot was started by: during a reload some slots have the next configuration already."""
+        target, keeper = self._reloader.target, self._supervisor.keepers.get(slot)
+        if target is not None and keeper is not None and keeper.engine is target.engine:
+            return target.config
+        return self.assembly.config
+
+    def _on_reloaded(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self._prober.timeout_s = assembly.config.supervision.probe_timeout_s
+
+    async def end(self) -> None:
+        """A rollout that is under way stops where it is."""
+        await self._reloader.end()
+
+    def status(self) -> Status:
+        """The whole state."""
+        slots = tuple(
+            slot_status(
+                keeper,
+                self._door.in_flight(keeper.slot.id, keeper.seat.generation),
+                self.assembly.stack,
+                self._door.first_token(keeper.slot.id),
+            )
+            for keeper in self._supervisor.keepers.values()
+        )
+        stack = self.assembly.stack
+        return Status(
+            slots=slots,
+            ready=self.ready,
+            endpoint=next(iter(self._door.endpoints), ""),
+            version=launcher.__version__,
+            pid=os.getpid(),
+            since=self._since,
+            binding=self.assembly.binding.policy.value,
+            stack={
+                "vllm": stack.vllm,
+                "torch": stack.torch,
+                "zentorch": stack.zentorch,
+                "tcmalloc": stack.tcmalloc,
+            },
+            requests=self._door.stats(),
+            warnings=(
+                *self.assembly.warnings,
+                *(f"the machine has changed: {line}" for line in self._drift()),
+            ),
+        )
+
+    def act(self, slot: int, request: Request) -> None:
+        """Ask a slot's owner for a change. Raises NotFoundError for an unknown slot, RefusedError."""
+        verb = request.verb
+        if self._stopping():
+            raise RefusedError(
+                f"cannot {verb} slot '{slot}': the daemon is stopping", "start the daemon again"
+            )
+        self._supervisor.keeper(slot)  # there is one
+        check_request(slot, request, self._supervisor.keepers, self.assembly.config.supervision.min_ready)
+        self._supervisor.post(slot, event_of(request))
+
+    async def reload(
+        self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
+    ) -> dict[str, Any]:
+        """Re-read the configuration and go there. Raises LauncherError; nothing has changed then."""
+        if self._stopping():
+            raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
+        return await self._reloader.reload(self.assembly, overrides, dry_run=dry_run, force=force)
+
+    def reloading(self) -> dict[str, Any]:
+        """How far the last reload has come."""
+        return self._reloader.show()
+
+    def events(self, count: int, after: int) -> list[dict[str, Any]]:
+        """The last events."""
+        return self._ring.last(count, after)
+
+    def plan(self) -> dict[str, Any]:
+        """The running plan."""
+        return self.assembly.to_json()
+
+    def config(self) -> dict[str, Any]:
+        """The configuration in force, secrets masked."""
+        return shown(self.assembly.config, Redactor())
+
+    async def metrics(self) -> str:
+        """The metrics page."""
+        return await self._door.metrics_page()
+
+    async def redactor(self) -> Redactor:
+        """What masks every secret that is known here."""
+        values, _ = await asyncio.to_thread(secret_values, self.assembly.config, os.environ)
+        # Those that were known stay so: a file may be unreadable for want of descriptors, and a reload leaves log lines.
+        self._secrets = dict.fromkeys((*values, *self._secrets))
+        while len(self._secrets) > MAX_SECRETS:
+            self._secrets.popitem()
+        return Redactor(self._secrets)
+
+    def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
+        """The last lines of a slot."""
+        return [_shown(line) for line in self._supervisor.keeper(slot).log.last(lines)]
+
+    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
+        """The last lines and then those that come."""
+        feed = self._supervisor.keeper(slot).log.follow(lines)
+        return (_shown(line) async for line in feed)
+
+    async def verify(self, slot: int) -> None:
+        """Look at a slot's placement now."""
+        await self._supervisor.keeper(slot).verify()
+
+
+def _shown(line: LogLine) -> dict[str, Any]:
+    return {"time": line.time, "generation": line.generation, "text": line.text}

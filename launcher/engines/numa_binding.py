@@ -1,0 +1,55 @@
+"""How an instance is tied to its cpus and memory nodes: the words before the engine's command. No effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, assert_never
+
+if TYPE_CHECKING:
+    from launcher.plan import Placement
+
+
+class MemPolicy(StrEnum):
+    """How memory is tied to its nodes, strictest first."""
+
+    MEMBIND = "membind"
+    PREFERRED = "preferred"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What this machine lets us do. `numactl` and `taskset` are paths; with neither, nothing is tied."""
+
+    policy: MemPolicy
+    numactl: str | None = None
+    taskset: str | None = None
+    warning: str | None = None
+    """To be said once, loudly: what was refused and what it costs."""
+
+    @classmethod
+    def of_container(cls, *, binds_memory: bool) -> Binding:
+        """A container's cpuset ties it: no word stands before the engine's command."""
+        return cls(MemPolicy.MEMBIND if binds_memory else MemPolicy.NONE)
+
+    def prefix(self, placement: Placement) -> tuple[str, ...]:
+        """The words that start an engine inside its placement."""
+        if not placement.cpus:
+            raise ValueError("a placement without cpus can't be started")
+        if self.numactl is None:
+            return () if self.taskset is None else (self.taskset, "--cpu-list", placement.cpus.format())
+        return (self.numactl, f"--physcpubind={placement.cpus.format()}", *self._memory(placement))
+
+    def _memory(self, placement: Placement) -> tuple[str, ...]:
+        match self.policy:
+            case MemPolicy.MEMBIND if placement.membind:
+                return (f"--membind={placement.membind.format()}",)
+            case MemPolicy.PREFERRED if placement.membind:
+                # numactl takes one node here; --preferred-many needs Linux 5.15 and numactl 2.0.15.
+                node = placement.node if placement.node in placement.membind else placement.membind.first
+                return (f"--preferred={node}",)
+            case MemPolicy.MEMBIND | MemPolicy.PREFERRED | MemPolicy.NONE:
+                return ()
+            case _:
+                assert_never(self.policy)

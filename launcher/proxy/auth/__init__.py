@@ -1,0 +1,1 @@
+"""API keys: records, their file, what each key may use. Knows nothing of requests in flight."""

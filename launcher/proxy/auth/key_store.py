@@ -1,0 +1,116 @@
+"""The API keys' file on disk: read with care, written whole under a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from launcher.errors import LauncherError
+from launcher.proxy.auth import key_record
+from launcher.proxy.auth.key_record import KeyRecord
+from launcher.proxy.auth.watched_file import excess_mode
+
+ALLOWED_MODE: Final = 0o640  # its owner writes, one group reads: who can write makes keys
+MAX_BYTES: Final = 64 << 20
+
+Change = Callable[[tuple[KeyRecord, ...]], Iterable[KeyRecord]]
+
+
+def read(path: str) -> tuple[KeyRecord, ...]:
+    """The file's records. Raises LauncherError: not there, not readable, open to others, not well-formed."""
+    try:
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise LauncherError(f"cannot read API keys '{path}': {_why(error)}", _remedy(path, error)) from None
+    if (mode := excess_mode(status, ALLOWED_MODE)) and stat.S_ISREG(status.st_mode):
+        raise LauncherError(
+            f"cannot use API keys '{path}': mode {mode} lets others in, who could add a key of their own",
+            f"chmod 640 {path}",
+        )
+    if len(data) > MAX_BYTES:
+        raise LauncherError(
+            f"cannot read API keys '{path}': larger than {MAX_BYTES:,} bytes",
+            "name the file that `numa-launcher key add` writes in [proxy] api_keys_file",
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise LauncherError(
+            f"cannot read API keys '{path}': not UTF-8 text",
+            "name the file that `numa-launcher key add` writes in [proxy] api_keys_file",
+        ) from None
+    return key_record.parse(text, path)
+
+
+def update(path: str, change: Change) -> tuple[KeyRecord, ...]:
+    """Put `change(records)` in place of the records; nobody ever sees half a file. Returns what is written.
+
+    A file that is not there is made, with mode 0600; one that is there keeps owner, group and mode. Two
+    writers wait for each other. What `change` raises leaves the file as it was. Raises LauncherError.
+    """
+    try:
+        with _locked(path):
+            records = tuple(change(read(path)))
+            _replace(Path(path).resolve(), key_record.to_text(records).encode())
+    except OSError as error:
+        raise LauncherError(f"cannot write API keys '{path}': {_why(error)}", _remedy(path, error)) from None
+    return records
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of the file that is at `path` now; another may have replaced it while we waited."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
+                    yield
+                    return
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    status = path.stat()
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            made = os.fstat(file.fileno())
+            if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # the rename itself outlives a power cut
+    finally:
+        os.close(folder)
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _remedy(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"numa-launcher key add NAME --file {path}"
+    if isinstance(error, PermissionError):
+        return f"let the daemon's group read it: chgrp GROUP {path}; chmod 640 {path}"
+    return "set [proxy] api_keys_file to a file"

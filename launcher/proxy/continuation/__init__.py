@@ -1,0 +1,1 @@
+"""Continuing a cut stream on another instance: transcript, eligibility, plan, splicer. Pure."""

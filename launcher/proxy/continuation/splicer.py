@@ -1,0 +1,241 @@
+"""The next instance's events as if the first had gone on: same id, no second beginning, the sums of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from launcher.proxy.continuation.plan import Continuation
+from launcher.proxy.continuation.token_ids import TokenIds, around_ids
+from launcher.proxy.continuation.transcript import UNREADABLE, Pattern, Transcript, event_data
+from launcher.proxy.sse.tracker import EVENT_END
+
+_PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
+
+
+class Diverged(Exception):  # noqa: N818 - it is a finding, not a fault
+    """The next instance did not repeat the end of what the client has; the stream must end in an error."""
+
+
+class IdsIgnored(Diverged):
+    """The next instance made a prompt of its own where token ids were given: an engine that does not know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The rest of a cut stream: what the next instance is asked, and how its answer joins what was said."""
+
+    body: bytes
+    rewriter: Splicer
+
+
+@dataclass(frozen=True, slots=True)
+class _WithIds:
+    """The constant bytes of the next instance's events where they bring token ids, and what the client knows."""
+
+    theirs: bytes
+    until: bytes
+    after: bytes
+    ours: bytes
+
+    @classmethod
+    def of(cls, event: bytes, bare: bytes, passed: bytes) -> _WithIds | None:
+        """Learned of one event: as it came, as it came without ids, and as it passed."""
+        theirs, ours = Pattern(), Pattern()
+        if theirs.learn(bare) is None or ours.learn(passed) is None:
+            return None
+        around = around_ids(theirs.suffix)
+        if around is None or not event.endswith(around[1]) or b'"prompt_token_ids":[' in event:
+            return None
+        return cls(theirs.prefix, *around, ours.prefix)
+
+    def fits(self, event: bytes) -> bool:
+        """An event of this shape, with whatever text and ids."""
+        if not event.startswith(self.theirs) or not event.endswith(self.after):
+            return False
+        until = event.find(b'"', len(self.theirs)) + 1
+        return event.startswith(self.until, until) and event.find(b"]", until + len(self.until)) == len(
+            event
+        ) - len(self.after)
+
+
+class Splicer:
+    """One continued answer. `feed` takes whole events and returns what may pass, possibly nothing.
+
+    What it returns still has to be fed to the transcript, as everything that passes; the transcript and
+    the client's request are then all that a further cut needs.
+    """
+
+    def __init__(self, plan: Continuation, transcript: Transcript) -> None:
+        self._plan = plan
+        self.from_start = plan.base_tokens == 0  # the next instance says the whole answer again
+        self._transcript = transcript
+        self._theirs = Pattern()  # of the next instance's events
+        self._with_ids: _WithIds | None = None  # the same where they bring token ids
+        self._ours = transcript.pattern  # of the events as the client knows them
+        self._eat = plan.eat
+        self._prompt = (
+            None if plan.by_ids is None else plan.by_ids.prompt
+        )  # until the instance has confirmed it
+        self._again = [] if plan.by_ids is None else list(plan.by_ids.again)
+        self._held = (
+            0  # tokens without text (half a character) at the end of what the client has: they come again
+        )
+        for piece in reversed(transcript.pieces()):
+            if piece:
+                break
+            self._held += 1
+
+    def feed(self, payload: bytes) -> bytes:
+        """Raises Diverged: what comes is not the continuation of what was said."""
+        out = bytearray()
+        start = 0
+        for end in EVENT_END.finditer(payload):
+            event, start = payload[start : end.end()], end.end()
+            piece = self._theirs.piece(event)
+            if piece is not None:
+                out += self._ours.prefix + piece + self._ours.suffix
+            elif self._with_ids is not None and self._with_ids.fits(event):
+                out += self._with_ids.ours + event[len(self._with_ids.theirs) :]
+            else:
+                out += self._rewrite(event)
+        if start < len(payload):
+            raise Diverged("cannot go on: an event that is larger than any should be")
+        return bytes(out)
+
+    def _rewrite(self, event: bytes) -> bytes:
+        data = event_data(event)
+        if data is None:
+            return event
+        if data == b"[DONE]":
+            self._must_be_eaten()
+            return event
+        try:
+            chunk = msgspec.json.decode(data, type=dict[str, Any])
+            # Without choices it is an error event: it passes, and ends the stream.
+            return self._rewrite_chunk(event, chunk) if "choices" in chunk else event
+        except UNREADABLE as error:
+            raise Diverged(f"cannot go on: an event that is no chunk ({error})") from None
+
+    def _rewrite_chunk(self, event: bytes, chunk: dict[str, Any]) -> bytes:
+        known = self._transcript
+        if known.id is not None:
+            chunk["id"] = known.id
+            chunk |= {"created": known.created} if "created" in chunk else {}
+            chunk |= {"model": known.model} if "model" in chunk else {}
+        if chunk.get("usage"):
+            self._add_up(chunk["usage"])
+        choices = chunk["choices"]
+        if choices and self._plan.by_ids is not None:
+            self._take_ids(chunk, choices[0])
+        if choices and not self._passes(choices[0]):
+            return b""
+        passed = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        if choices and not chunk.get("usage") and self._plain(choices[0]):
+            self._learn(event, passed)
+        return passed
+
+    def _take_ids(self, chunk: dict[str, Any], choice: dict[str, Any]) -> None:
+        """Take the prompt's ids out of an event, and those of tokens that the client has already."""
+        for holder in (chunk, choice):
+            if holder.get("prompt_token_ids") is not None:
+                if self._prompt is not None and holder["prompt_token_ids"] != self._prompt:
+                    raise IdsIgnored("cannot go on: the instance made another prompt of the request")
+                holder["prompt_token_ids"] = self._prompt = None
+        if self._prompt is not None:
+            raise IdsIgnored("cannot go on: the instance does not say what it made of the prompt")
+        told = choice.get("token_ids") or []
+        count = min(len(told), len(self._again))
+        if told[:count] != self._again[:count]:
+            raise Diverged(
+                f"cannot go on: tokens {self._again[:count]} should come again, {told[:count]} came"
+            )
+        if count:
+            choice["token_ids"] = told[count:]
+            del self._again[:count]
+
+    def _plain(self, choice: dict[str, Any]) -> bool:
+        """Alike events may pass unparsed from here on."""
+        return (
+            not self._eat
+            and not self._held
+            and not self._plan.only_usage
+            and not self._again
+            and not any(value for key, value in choice.items() if key not in _PLAIN_KEYS)
+            and not set(choice.get("delta", {})) - {"content"}
+            and (choice.get("text") is not None or choice.get("delta", {}).get("content") is not None)
+        )
+
+    def _learn(self, event: bytes, passed: bytes) -> None:
+        bare, ids = TokenIds().take(event)
+        if ids is not None:
+            self._with_ids = _WithIds.of(event, bare, passed)
+            return
+        if self._ours.known:
+            self._theirs.learn(event)
+            return
+        ours = Pattern()
+        if ours.learn(passed) is not None and self._theirs.learn(event) is not None:
+            self._ours = ours
+
+    def _passes(self, choice: dict[str, Any]) -> bool:
+        """Take out of a choice what the client has already; False when nothing is left."""
+        delta = choice.get("delta", {})
+        opening = delta.get("role") is not None and self._transcript.role_sent
+        if opening:
+            del delta["role"]
+        finish = choice.get("finish_reason")
+        holder, key = (choice, "text") if "text" in choice else (delta, "content")
+        if self._plan.only_usage:
+            if finish is None or self._plan.finish_reason is None:
+                return False
+            choice["finish_reason"], choice["stop_reason"] = self._plan.finish_reason, None
+            holder[key] = ""
+            return True
+        text = holder.get(key)
+        if choice.get("token_ids"):  # new ones, with or without text
+            self._held = 0
+        elif finish is None and not text and (self._eat or self._held):
+            self._held -= not self._eat
+            return False
+        if text and not self._eat:
+            self._held = 0
+        if self._eat and text:
+            holder[key] = rest = self._bite(text)
+            if not rest and finish is None and not choice.get("token_ids"):
+                return False
+        if finish is not None:
+            self._must_be_eaten()
+            return True
+        return not opening or bool(text) or bool(delta.keys() - {"content"})
+
+    def _bite(self, text: str) -> str:
+        """What of the text is new."""
+        if self._eat.startswith(text):
+            self._eat = self._eat[len(text) :]
+            return ""
+        if text.startswith(self._eat):
+            rest, self._eat = text[len(self._eat) :], ""
+            return rest
+        raise Diverged(f"cannot go on: {self._eat!r} should come again, {text!r} came")
+
+    def _must_be_eaten(self) -> None:
+        if self._eat:
+            raise Diverged(f"cannot go on: {self._eat!r} should come again, the end came")
+
+    def _add_up(self, usage: dict[str, Any]) -> None:
+        base, prompt = self._plan.base_tokens, self._plan.prompt_tokens
+        if prompt is not None:
+            usage["prompt_tokens"] = prompt
+            usage["completion_tokens"] += base
+        elif self._plan.only_usage:  # the client's own prompt, and one token that nobody gets
+            usage["completion_tokens"] = base
+        else:
+            usage["prompt_tokens"] = max(usage["prompt_tokens"] - base, 0)
+            usage["completion_tokens"] += base
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+        details = usage.get("prompt_tokens_details")
+        if details and details.get("cached_tokens"):
+            details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])

@@ -1,0 +1,1 @@
+"""Requests in flight: admission, executor, registry. Knows upstreams and clients only through their ports."""

@@ -1,0 +1,1 @@
+"""Clients' side: listeners, TLS, connections, uploads, response writing."""

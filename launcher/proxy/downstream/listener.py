@@ -1,0 +1,171 @@
+"""Where clients connect: listening sockets, TCP and UNIX."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import Proxy
+from launcher.errors import LauncherError, reason
+from launcher.proxy.downstream.handshakes import Handshakes
+
+BACKLOG = 1024
+# Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
+# takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
+ACCEPTS = 8
+
+
+class Listener:
+    """The listening sockets; each connection gets a protocol of `make`. TCP sockets are `handshakes`' where there is TLS."""
+
+    def __init__(self, make: Callable[[], asyncio.Protocol], handshakes: Handshakes | None = None) -> None:
+        self._make = make
+        self._handshakes = handshakes
+        self._listening: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+        self.endpoints: list[str] = []
+
+    async def open(self, listen: str) -> None:
+        """Listen on "HOST:PORT", "[V6]:PORT" or "unix:/path". Raises LauncherError."""
+        for sock in bind(listen):
+            if sock.family == socket.AF_UNIX:
+                self._paths.append(Path(sock.getsockname()))
+            await self.take(sock)
+
+    async def take(self, sock: socket.socket) -> None:
+        """Serve on a listening socket; in one of systemd's clients queue when we have closed our copy."""
+        secure = sock.family != socket.AF_UNIX and self._handshakes is not None
+        if self._handshakes is not None and secure:
+            sock.setblocking(False)
+            self._handshakes.listen(sock)
+        else:
+            loop = asyncio.get_running_loop()
+            create = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            for one in (sock, *(sock.dup() for _ in range(ACCEPTS - 1))):
+                self._listening.append(await create(self._make, sock=one, backlog=BACKLOG))
+        self.endpoints.append(endpoint(sock, tls=secure))
+
+    def close(self) -> None:
+        """No new connections."""
+        for server in self._listening:
+            server.close()
+        if self._handshakes is not None:
+            self._handshakes.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        self._paths.clear()
+
+
+def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
+    """The URL of a listening socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
+    """Entries of `[proxy] listen` that somebody has set and that are none of the endpoints: systemd's sockets go first."""
+    found = {endpoint.partition("://")[2] or endpoint for endpoint in endpoints}
+    return [] if tuple(listens) == Proxy().listen else [one for one in listens if one not in found]
+
+
+def bind(listen: str) -> list[socket.socket]:
+    """Bound sockets for one entry of `[proxy] listen`; a name may have several addresses."""
+    if listen.startswith("unix:"):
+        return [_bind_unix(listen, listen.removeprefix("unix:"))]
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise LauncherError(
+            f"cannot listen on '{listen}': not an address",
+            'write "HOST:PORT", "[V6]:PORT" or "unix:/path" in [proxy] listen',
+        )
+    bare = host.removeprefix("[").removesuffix("]") or None
+    try:
+        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise LauncherError(
+            f"cannot listen on '{listen}': {reason(error)}",
+            "set [proxy] listen to an address of this machine",
+        ) from error
+    places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    if int(port) == 0:
+        places = places[:1]
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in places:
+            sockets.append(_bind_tcp(listen, family, address))
+    except LauncherError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind_tcp(listen: str, family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)  # now, so that an address in use is known here
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(listen, error) from error
+    return sock
+
+
+def _bind_unix(listen: str, path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        _remove_stale(path)
+        sock.bind(path)
+        Path(path).chmod(0o660)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(listen, error) from error
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket that nobody listens on; a living one is in use."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+            return
+        except BlockingIOError:
+            pass  # its queue is full: it lives
+    raise OSError(errno.EADDRINUSE, "address in use")
+
+
+def _cannot_listen(listen: str, error: OSError) -> LauncherError:
+    remedies = {
+        errno.EADDRINUSE: "stop what listens there (ss -ltnp), or set [proxy] listen to another address",
+        errno.EACCES: "choose a port above 1023 or a folder that this user may write, in [proxy] listen",
+        errno.EADDRNOTAVAIL: "set [proxy] listen to an address of this machine (ip addr shows them)",
+    }
+    why = "address in use" if error.errno == errno.EADDRINUSE else reason(error)
+    return LauncherError(
+        f"cannot listen on '{listen}': {why}",
+        remedies.get(error.errno or 0, "set [proxy] listen to another address"),
+    )

@@ -1,0 +1,1 @@
+"""What the proxy counts and logs: counters, histograms, access log, sums for `status`."""

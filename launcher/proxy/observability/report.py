@@ -1,0 +1,138 @@
+"""What the front door says of itself: sums for `status`, values for /metrics, the access log's line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from launcher.printable import MAX_LINE, quoted
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.downstream import slow_clients
+from launcher.proxy.observability.exchange import Exchange, Outcome
+from launcher.proxy.observability.values import of_keys, of_overflow
+from launcher.telemetry import metrics
+
+if TYPE_CHECKING:
+    from launcher.proxy.auth.api_keys import ApiKeys
+    from launcher.proxy.dispatch.desk import Desk
+    from launcher.proxy.downstream.upload_memory import UploadMemory
+
+
+def stats(desk: Desk) -> dict[str, object]:
+    """The sums since the start, and per slot and key; `slots` is keyed by the slot as text, for JSON."""
+    tally = desk.tally
+    working = _per_slot(desk.fleet.table)
+    return {
+        "accepted": tally.accepted,
+        "in_flight": tally.in_flight,
+        **{outcome.value: tally.outcomes[outcome] for outcome in Outcome},
+        "retried": tally.retried,
+        "continued": tally.cut["continued"],
+        "waiting": desk.fleet.waiting,
+        "slots": {
+            str(slot): {
+                "model": sums.model,
+                "sent": sums.sent,
+                "broken": sums.broken,
+                "in_flight": working.get(slot, 0),
+                **{outcome.value: sums.outcomes[outcome] for outcome in Outcome},
+            }
+            for slot, sums in sorted(tally.slots.items())
+        },
+    }
+
+
+def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -> metrics.Values:
+    """The sums as the values of telemetry.metrics.TABLE."""
+    tally, fleet, scheduler = desk.tally, desk.fleet, desk.fleet.scheduler
+    rows = list(fleet.table)
+    now = desk.now()
+    working = _per_slot(rows)
+    ready = {(row.slot, row.model): row for row in rows if not row.draining}
+    slots = {(str(slot), sums.model): (slot, sums) for slot, sums in sorted(tally.slots.items())}
+    names = desk.names.names
+    waiting: Counter[str] = Counter(model for relay in fleet.queued if (model := relay.exchange.model))
+    counts = Counter(row.model for row in ready.values())
+    return {
+        metrics.ACCEPTED: {(): tally.accepted},
+        metrics.ENDED: {(outcome.value,): tally.outcomes[outcome] for outcome in Outcome},
+        metrics.IN_FLIGHT: {(): tally.in_flight},
+        metrics.RETRIED: {(): tally.retried},
+        metrics.SLOT_SENT: {labels: sums.sent for labels, (_, sums) in slots.items()},
+        metrics.SLOT_BROKEN: {labels: sums.broken for labels, (_, sums) in slots.items()},
+        metrics.SLOT_ENDED: {
+            (*labels, outcome.value): sums.outcomes[outcome]
+            for labels, (_, sums) in slots.items()
+            for outcome in Outcome
+        },
+        metrics.SLOT_IN_FLIGHT: {labels: working.get(slot, 0) for labels, (slot, _) in slots.items()},
+        metrics.SLOT_READY: {
+            labels: float((slot, sums.model) in ready) for labels, (slot, sums) in slots.items()
+        },
+        metrics.SLOT_EJECTED: {
+            (str(slot), model): float(row.health.ejected_until is not None)
+            for (slot, model), row in ready.items()
+        },
+        metrics.SLOT_EJECTIONS: {labels: sums.ejected for labels, (_, sums) in slots.items()},
+        metrics.SLOT_WEIGHT: {
+            (str(slot), model): fleet.weight(row, now) for (slot, model), row in ready.items()
+        },
+        metrics.READY: {(name,): counts[name] for name in names},
+        metrics.QUEUED: {(name,): waiting[name] for name in names},
+        metrics.QUEUED_BYTES: {(): scheduler.queue.bytes},
+        metrics.QUEUE_REJECTED: {
+            (reason,): tally.queue_rejected[reason] for reason in ("requests", "bytes", "deadline")
+        },
+        metrics.PARKED: {(name,): 0 if counts[name] else waiting[name] for name in names},
+        metrics.CONTINUED: {(how,): tally.cut[how] for how in ("continued", "unfit", "failed")},
+        metrics.UPLOAD_BYTES: {(): uploads.used},
+        metrics.UPLOADS_WAITING: {(): uploads.waiting},
+        metrics.UPLOADS_REFUSED: {(): uploads.refused},
+        metrics.CONNECTIONS: {(): connections},
+        metrics.CONNECTIONS_REFUSED: {(): tally.connections_refused},
+        metrics.SLOW_CLIENTS: {(): len(desk.slow_clients)},
+        metrics.SLOW_CLIENT_BYTES: {(): desk.slow_clients.bytes},
+        metrics.SLOW_CLIENTS_GIVEN_UP: {
+            (reason,): desk.slow_clients.given_up[reason] for reason in slow_clients.REASONS
+        },
+        **of_keys(keys, (outcome.value for outcome in Outcome)),
+        **of_overflow(None if desk.application is None else desk.application.overflow),
+    }
+
+
+def _per_slot(upstreams: Iterable[Upstream]) -> dict[int, int]:
+    working: dict[int, int] = {}
+    for upstream in upstreams:
+        working[upstream.slot] = working.get(upstream.slot, 0) + upstream.in_flight
+    return working
+
+
+# What is the same in every line. A record of logging's own making costs as much as the rest of the line: it looks for
+# the thread, the process and the file's parts, which nobody asks of these.
+_BLANK: Final = vars(logging.makeLogRecord({}))
+
+
+def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) -> None:
+    """One line per request: a person reads the message, a machine the fields. No prompt text."""
+    path = quoted(exchange.path)
+    slot = "-" if exchange.slot is None else exchange.slot
+    took_ms = (now - exchange.started) * 1000
+    why = f": {quoted(exchange.reason, MAX_LINE)}" if exchange.reason else ""
+    created = time.time()
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    record.__dict__ = {
+        **_BLANK,
+        "name": log.name,
+        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms "
+        f"{exchange.outcome} {exchange.request_id}{why}",
+        "levelno": level,
+        "levelname": logging.getLevelName(level),
+        "pathname": __file__,
+        "created": created,
+        "msecs": created % 1 * 1000,
+        **exchange.fields(now),
+    }
+    log.handle(record)

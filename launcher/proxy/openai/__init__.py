@@ -1,0 +1,1 @@
+"""What the proxy reads of the OpenAI API: request bodies, models, error bodies, usage."""

@@ -1,0 +1,177 @@
+"""The field `model` of a multipart form (RFC 7578), read strictly and as the form's bytes arrive.
+
+An API key's list of models must hold for what the instance's own parser reads, and no two parsers agree on odd
+forms. So a form is refused when it is not exactly what clients send: a part has one Content-Disposition with `name`
+and perhaps `filename`, no parameter is hidden in another's quotation marks, nothing comes before the first boundary
+or after the last. vLLM 0.32 reads forms with Starlette and python-multipart; their limits hold here, too.
+"""
+
+from __future__ import annotations
+
+import re
+
+from launcher.proxy.openai.body import HttpError, RequestBody
+
+MAX_PARTS = 1000  # Starlette's own limit on fields (formparsers.MultiPartParser, 1.10)
+MAX_MODEL_BYTES = 4096
+_MAX_HEAD_BYTES = 4096  # of one part; python-multipart 0.0.34 takes 8 lines of 4,224 bytes
+_MAX_HEAD_LINES = 8
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# No backslash: some parsers take it for an escape, others for itself.
+_QUOTED = rb'"[^"\\\x00-\x08\x0a-\x1f\x7f]*"'
+_PARAMETER = rb"[ \t]*;[ \t]*(%s)=(%s|%s)" % (_TOKEN, _QUOTED, _TOKEN)
+_PARAMETERS = re.compile(_PARAMETER)
+_DISPOSITION = re.compile(rb"form-data((?:%s)+)" % _PARAMETER, re.IGNORECASE)
+_LINE = re.compile(rb"(%s):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*" % _TOKEN)
+_HIDDEN = re.compile(rb";\s*(?:file)?name\*?\s*=", re.IGNORECASE)  # for parsers that know no quotation marks
+_PLAIN_ENCODINGS = frozenset({b"binary", b"8bit", b"7bit"})
+_CHARSET = re.compile(rb"charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
+_UTF8 = frozenset({b"utf-8", b"utf8"})
+
+_CONTENT_TYPE = re.compile(
+    r'multipart/form-data((?:[ \t]*;[ \t]*[!#$%&\'+.^_`|~0-9A-Za-z-]+=(?:"[^"\\;]*"|[^\s;",\\]+))*)[ \t]*;?[ \t]*',
+    re.IGNORECASE,
+)
+_TYPE_PARAMETERS = re.compile(r';[ \t]*([^=\s;]+)=(?:"([^"]*)"|([^\s;",]*))')
+_BOUNDARY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,68}[\x21-\x7e])?")  # RFC 2046 5.1.1
+
+
+class FormReader:
+    """One form. `feed` it the body as it grows, then ask `peek`. Raises HttpError."""
+
+    def __init__(self, content_type: str) -> None:
+        self._mark = b"\r\n--" + _boundary(content_type)
+        self._at = 0  # up to here all is read
+        self._data: int | None = None  # where the present part's data begins
+        self._named_model = False  # the present part is
+        self._parts = 0
+        self._ended = False
+        self._model: bytes | None = None
+
+    def feed(self, body: bytes | bytearray) -> bool:
+        """Read on: `body` is all that has come so far. Always True: one look takes 10 ms at the most."""
+        if not self._at and len(body) >= len(self._mark) - 2:
+            if not body.startswith(self._mark[2:]):
+                raise _refused("it does not begin with its boundary")
+            self._at = len(self._mark) - 2
+        while self._at and not self._ended:
+            if not (self._head(body) if self._data is None else self._end_of_part(body, self._data)):
+                break
+        return True
+
+    def peek(self, body: bytes | bytearray) -> RequestBody:
+        """What the whole form says."""
+        self.feed(body)
+        if not self._ended:
+            raise _refused("its last boundary is missing")
+        if bytes(body[self._at : self._at + 3]) not in {b"", b"\r\n"}:
+            raise _refused("something follows its last boundary")
+        try:
+            return RequestBody() if self._model is None else RequestBody(self._model.decode() or None)
+        except UnicodeDecodeError:
+            raise _refused("the field `model` is not UTF-8") from None
+
+    def _head(self, body: bytes | bytearray) -> bool:
+        """The line end after a boundary and a part's header. False: it is not all here."""
+        at = self._at
+        after = bytes(body[at : at + 2])
+        if len(after) < 2:
+            return False
+        if after == b"--":
+            self._ended, self._at = True, at + 2
+            return True
+        if after != b"\r\n":
+            raise _refused("its boundary stands within a line")
+        end = body.find(b"\r\n\r\n", at + 2, at + 6 + _MAX_HEAD_BYTES)
+        if end < 0:
+            if len(body) - at > _MAX_HEAD_BYTES:
+                raise _refused("a part's header has no end")
+            return False
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise _refused(f"it has more than {MAX_PARTS} parts")
+        self._named_model = _is_model(bytes(body[at + 2 : end]))
+        if self._named_model and self._model is not None:
+            raise _refused("it has more than one field `model`")
+        self._data = end + 4
+        self._at = end + 4
+        return True
+
+    def _end_of_part(self, body: bytes | bytearray, data: int) -> bool:
+        end = body.find(self._mark, self._at)
+        if self._named_model and (len(body) if end < 0 else end) - data > MAX_MODEL_BYTES + len(self._mark):
+            raise _refused("the field `model` is too long")
+        if end < 0:
+            self._at = max(data, len(body) - len(self._mark) + 1)
+            return False
+        if self._named_model:
+            self._model = bytes(body[data:end])
+        self._data = None
+        self._at = end + len(self._mark)
+        return True
+
+
+def peek_form(body: bytes | bytearray, content_type: str) -> RequestBody:
+    """What a whole form says of its model. Raises HttpError."""
+    return FormReader(content_type).peek(body)
+
+
+def _boundary(content_type: str) -> bytes:
+    """The boundary that a Content-Type names. Raises HttpError."""
+    matched = _CONTENT_TYPE.fullmatch(content_type.strip(" \t"))
+    if matched is None:
+        raise _refused("Content-Type must be multipart/form-data with one boundary")
+    found: list[tuple[str, str]] = [
+        (name.lower(), quoted or plain) for name, quoted, plain in _TYPE_PARAMETERS.findall(matched[1])
+    ]
+    boundaries = [value for name, value in found if name == "boundary"]
+    if len(boundaries) != 1 or not _BOUNDARY.fullmatch(boundaries[0]):
+        raise _refused("Content-Type must be multipart/form-data with one boundary")
+    if any(name == "charset" and value.lower().encode() not in _UTF8 for name, value in found):
+        raise _refused("its charset must be utf-8")
+    return boundaries[0].encode("ascii")
+
+
+def _is_model(head: bytes) -> bool:
+    """Whether a part is the field `model`, by its header. Raises HttpError."""
+    lines = head.split(b"\r\n")
+    if len(lines) > _MAX_HEAD_LINES:
+        raise _refused("a part has too many header lines")
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        matched = _LINE.fullmatch(line)
+        if matched is None or matched[1].lower() in fields:
+            raise _refused("a part's header is not a list of different fields")
+        fields[matched[1].lower()] = matched[2]
+    named = _disposition(fields.get(b"content-disposition", b""))
+    name = named[b"name"]
+    if name.strip().lower() != b"model":
+        return False
+    if name != b"model" or len(named) > 1:
+        raise _refused("the field `model` must be a plain field of this name")
+    charset = _CHARSET.search(fields.get(b"content-type", b""))
+    encoding = fields.get(b"content-transfer-encoding", b"binary").lower()
+    if encoding not in _PLAIN_ENCODINGS or (charset is not None and charset[1].lower() not in _UTF8):
+        raise _refused("the field `model` must be plain UTF-8")
+    return True
+
+
+def _disposition(value: bytes) -> dict[bytes, bytes]:
+    """The parameters of a Content-Disposition. Raises HttpError unless each reader reads the same."""
+    matched = _DISPOSITION.fullmatch(value)
+    if matched is None:
+        raise _refused("a part's Content-Disposition is not form-data with a name")
+    found: dict[bytes, bytes] = {}
+    for key, text in _PARAMETERS.findall(matched[1]):
+        lowered = key.lower()
+        if lowered in found or lowered not in {b"name", b"filename", b"filename*"} or _HIDDEN.search(text):
+            raise _refused("a part's Content-Disposition has other parameters than one name and one filename")
+        found[lowered] = text[1:-1] if text[:1] == b'"' else text
+    if b"name" not in found:
+        raise _refused("a part has no name")
+    return found
+
+
+def _refused(why: str) -> HttpError:
+    return HttpError(400, f"cannot read the form: {why}", code="invalid_form")

@@ -1,0 +1,129 @@
+"""A request's prompt as far as its cost and its place depend on it: how long it is, and the text it begins with.
+
+What computes a prompt is in the fields that the route reads (`Route.prompt`). An image or a sound in base64 counts
+as MEDIA_BYTES of text, whatever its size: how many tokens it is depends on the model, not on its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES, MAX_BLOCKS
+
+TEXT_BYTES = BLOCK_BYTES * MAX_BLOCKS  # what a fingerprint is made of
+MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
+_MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
+_SURE_BYTES = 1024  # of a medium; a shorter one is not looked at, which bounds the looks at one body
+_MARK_BYTES = 256  # more than any name, the space around its colon and the head of a data URL
+
+# Where vLLM 0.32 takes media from (chat_utils.py, responses/protocol.py, anthropic/protocol.py): a data URL
+# (RFC 2397), OpenAI's input_audio, Anthropic's source.
+_MEDIUM = re.compile(
+    rb'"(?:(?:url|image_url|audio_url|video_url|file_url|file_data)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}"data:[^",\\]{0,128},'
+    rb'|(?:data|file_data|image_embeds|audio_embeds)"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")'
+    rb"(?=[A-Za-z0-9+/=_\\-]{%d})" % _SURE_BYTES  # base64; JSON may escape its slashes
+)
+_QUOTE = re.compile(b'"')
+# The first text of `system` from some agents, with a hash of the request in it (`cch=`); vLLM 0.32 leaves it out
+# (anthropic/serving.py), so it is no part of a shared prefix.
+_ATTRIBUTION = re.compile(rb'("text"\s*:\s*")x-anthropic-billing-header(?:[^"\\]++|\\.)*+', re.DOTALL)
+_ATTRIBUTION_WITHIN = 65536
+
+Spans = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's raw JSON text."""
+
+    text: memoryview | bytes = b""  # at least its first TEXT_BYTES, media replaced
+    size: int = 0  # bytes of all of it, each medium counted as MEDIA_BYTES
+    media: bool = False  # it has any
+
+
+class MediaFinder:
+    """The images and sounds of a raw JSON text, found as it grows; `spans` are those that have ended."""
+
+    def __init__(self) -> None:
+        self.spans: Spans = []
+        self._at = 0
+        self._start: int | None = None  # of one that has not ended
+
+    def feed(self, text: bytes | bytearray | memoryview, end: int) -> None:
+        """Look at `text` up to `end`; what was looked at before is not looked at again."""
+        while True:
+            if self._start is not None:
+                quote = _QUOTE.search(text, self._at, end)
+                if quote is None:
+                    self._at = max(self._at, end)
+                    return
+                self._at = quote.end()
+                if quote.start() - self._start > MEDIA_BYTES:
+                    self.spans.append((self._start, quote.start()))
+                self._start = None
+            mark = _MEDIUM.search(text, self._at, end)
+            if mark is None:
+                self._at = max(self._at, end - _SURE_BYTES - _MARK_BYTES)
+                return
+            self._start, self._at = mark.end(), mark.end() + _SURE_BYTES
+
+
+def read_prompt(fields: Mapping[str, memoryview], media: Mapping[str, Spans] | None = None) -> Prompt:
+    """The prompt of these fields, in their order; `media`: where theirs are, if that is known already.
+
+    Nothing large is copied but the text of a prompt with media.
+    """
+    if len(fields) == 1:
+        ((name, raw),) = fields.items()
+        if len(raw) <= MEDIA_BYTES and name != "system":
+            return Prompt(raw, len(raw))
+    parts: list[bytes | memoryview] = []
+    size = 0
+    for name, field in fields.items():
+        raw = _without_attribution(field) if name == "system" else field
+        spans = _media_of(raw) if media is None or raw is not field else media.get(name, ())
+        at = 0
+        for start, end in spans:
+            parts += raw[at:start], _stand_in(raw, start, end)
+            size += start - at + MEDIA_BYTES
+            at = end
+        parts.append(raw[at:])
+        size += len(raw) - at
+    if len(parts) == 1:
+        return Prompt(parts[0], size)
+    return Prompt(_beginning(parts), size, len(parts) > len(fields))
+
+
+def _beginning(parts: list[bytes | memoryview]) -> bytes:
+    room, taken = TEXT_BYTES, []
+    for part in parts:
+        if room <= 0:
+            break
+        taken.append(part[:room])
+        room -= len(part)
+    return b"".join(taken)
+
+
+def _media_of(raw: memoryview) -> Spans:
+    """None in a plain text, whatever it says."""
+    if len(raw) <= MEDIA_BYTES or raw[0] == ord('"'):
+        return []
+    finder = MediaFinder()
+    finder.feed(raw, len(raw))
+    return finder.spans
+
+
+def _stand_in(text: memoryview, start: int, end: int) -> bytes:
+    """The same for the same medium."""
+    ends = text[start : start + _MEDIA_ENDS].tobytes(), text[max(start, end - _MEDIA_ENDS) : end].tobytes()
+    name = b"%+020d" % hash((end - start, *ends))
+    return (name * (MEDIA_BYTES // len(name) + 1))[:MEDIA_BYTES]
+
+
+def _without_attribution(system: memoryview) -> memoryview:
+    head = bytes(system[:_ATTRIBUTION_WITHIN])
+    if head[:1] != b"[" or (found := _ATTRIBUTION.search(head)) is None:
+        return system
+    return memoryview(head[: found.end(1)] + head[found.end() :] + bytes(system[_ATTRIBUTION_WITHIN:]))

@@ -1,0 +1,1 @@
+"""Pages that the proxy answers itself: /health, /metrics, /v1/models."""

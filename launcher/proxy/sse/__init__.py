@@ -1,0 +1,1 @@
+"""Server-sent events: where events end, and the fast path for usual ones."""

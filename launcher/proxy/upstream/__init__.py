@@ -1,0 +1,1 @@
+"""Connections to instances and to the overflow endpoint."""

@@ -1,0 +1,367 @@
+"""Connections to one instance: HTTP/1.1 calls on kept-alive connections, bytes handed on as they come.
+
+A `Call` is one request on its way. Its sink hears, in this order and never after the end: `on_head` once,
+`on_body` for each read, then exactly one of `on_end` and `on_broken`; nothing at all after `Call.cancel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol, assert_never, cast
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.proxy.http1 import (
+    MAX_HEAD_BYTES,
+    BadFraming,
+    BadResponse,
+    ChunkedDecoder,
+    ResponseHead,
+    parse_response,
+)
+
+REUSE_S = 2.0  # uvicorn closes a connection that was idle for 5 s; a younger one is alive but for a crash
+WRITE_HIGH_BYTES = 262_144
+_FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; of two it is more than that
+
+Connect = Callable[[Callable[[], "UpstreamConnection"]], Awaitable[object]]
+
+
+class Sink(Protocol):
+    """Who hears what comes back."""
+
+    quick: Callable[[bytes], bool] | None
+    """Offered each read that begins a chunk, as it came; True: taken, it was exactly one chunk."""
+
+    def on_head(self, head: ResponseHead) -> None:
+        """The answer's head; 1xx are left out."""
+
+    def on_body(self, payload: bytes, raw: bytes | None) -> None:
+        """A piece of the body; `raw` is the same with its chunk framing when that is whole, else None."""
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+
+    def on_broken(self, reason: str, *, meant: bool = False) -> None:
+        """It will never be complete. `meant`: another instance would answer the same (BadResponse)."""
+
+    def on_fault(self) -> None:
+        """The sink itself raised, in any of the above; it is told within the `except`, and then nothing more."""
+
+
+def connector(address: Address) -> Connect:
+    """How to connect to an address."""
+    loop = asyncio.get_running_loop()
+    match address:
+        case UnixAddress(path):
+            return lambda make: loop.create_unix_connection(make, path)
+        case TcpAddress(host, port):
+            return lambda make: loop.create_connection(make, host, port)
+    assert_never(address)
+
+
+class Call:
+    """One request that was sent, or is about to be."""
+
+    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sent", "sink", "wire")
+
+    def __init__(
+        self, link: ConnectionPool, sink: Sink, method: str, head: bytes, body: bytes | bytearray
+    ) -> None:
+        self._link = link
+        self.sink: Sink | None = sink
+        self.method = method
+        self.head = head
+        self.body = body
+        self.wire: UpstreamConnection | None = None
+        self.fresh = False  # on a connection made for it
+        self.sent = False  # an instance may have read of it
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+
+    def cancel(self) -> None:
+        """Nothing more is wanted: the instance sees its client leave."""
+        self.sink = None
+        if self.wire is not None:
+            self.wire.abort()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def pause(self) -> None:
+        """Read nothing more for now: the instance's own writes will wait."""
+        if not self._paused and self.wire is not None and not self.wire.transport.is_closing():
+            self._paused = True
+            self.wire.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._paused and self.wire is not None:
+            self._paused = False
+            if not self.wire.transport.is_closing():
+                self.wire.transport.resume_reading()
+
+    def connect(self) -> None:
+        """Send it on a connection of its own."""
+        self.fresh, self.sent = True, False
+        self._task = asyncio.get_running_loop().create_task(self._connect(), name="connect to an instance")
+
+    async def _connect(self) -> None:
+        made: list[UpstreamConnection] = []
+
+        def make() -> UpstreamConnection:
+            made.append(UpstreamConnection(self._link))
+            return made[0]
+
+        try:
+            async with asyncio.timeout(self._link.connect_timeout_s):
+                await self._link.connect(make)
+        except TimeoutError:
+            self.broken(f"no connection within {self._link.connect_timeout_s:g} s")
+        except OSError as error:
+            self.broken(f"cannot connect: {error.strerror or error}")
+        else:
+            if self.sink is None or self._link.closed:
+                made[0].abort()
+                self.broken("the instance is gone")
+            else:
+                made[0].send(self)
+
+    def broken(self, reason: str, *, meant: bool = False) -> None:
+        """Tell the sink, once."""
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            try:
+                sink.on_broken(reason, meant=meant)
+            except Exception:
+                sink.on_fault()
+
+
+class ConnectionPool:
+    """How to talk to one upstream; owner of its connections."""
+
+    def __init__(self, connect: Connect, connect_timeout_s: float) -> None:
+        self.connect = connect
+        self.connect_timeout_s = connect_timeout_s
+        self.closed = False
+        self._clock = asyncio.get_running_loop().time
+        self._idle: deque[tuple[float, UpstreamConnection]] = deque()  # the one that is idle longest first
+
+    def ask(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> Call:
+        """Send a request. `head` is whole, with its blank line; the sink may hear of it before this returns."""
+        call = Call(self, sink, method, head, body)
+        oldest = self._clock() - REUSE_S
+        while self._idle:
+            since, wire = self._idle.pop()
+            if since >= oldest:
+                wire.send(call)
+                return call
+            wire.abort()
+        call.connect()
+        return call
+
+    def sweep(self, now: float) -> None:
+        """Close the connections that have been idle for longer than they are reused: each is a descriptor."""
+        while self._idle and self._idle[0][0] < now - REUSE_S:
+            _, wire = self._idle.popleft()
+            wire.abort()
+
+    def close(self) -> None:
+        """Close the idle connections; those at work close when they are done."""
+        self.closed = True
+        for _, wire in self._idle:
+            wire.abort()
+        self._idle.clear()
+
+    def keep(self, wire: UpstreamConnection) -> None:
+        """A connection is free again."""
+        if self.closed:
+            wire.abort()
+        else:
+            self._idle.append((self._clock(), wire))
+
+    def lost(self, wire: UpstreamConnection) -> None:
+        """A connection is gone."""
+        self._idle = deque(kept for kept in self._idle if kept[1] is not wire)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an instance; one call at a time."""
+
+    __slots__ = (
+        "_bytes_in", "_call", "_decoder", "_head", "_head_bytes", "_left", "_link", "_quick", "transport",
+    )  # fmt: skip
+
+    def __init__(self, link: ConnectionPool) -> None:
+        self._link = link
+        self.transport: asyncio.Transport
+        self._call: Call | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._bytes_in = 0
+        self._quick: Callable[[bytes], bool] | None = None
+        self._head: ResponseHead | None = None
+        self._head_bytes = b""
+        self._decoder: ChunkedDecoder | None = None
+        self._left: int | None = None  # of a body with a length
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+
+    def send(self, call: Call) -> None:
+        """Send a call's request; what comes back is its answer."""
+        self._reset()
+        self._call = call
+        call.wire, call.sent = self, True
+        if len(call.body) <= WRITE_HIGH_BYTES:
+            self.transport.write(call.head + call.body)
+        else:
+            self.transport.write(call.head)
+            self.transport.write(call.body)
+
+    def abort(self) -> None:
+        """Close at once; nothing is told to anybody."""
+        self._call = self._quick = None
+        self.transport.abort()
+
+    # --- what comes back -------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Hand it on."""
+        quick = self._quick
+        try:
+            if quick is not None and quick(data):  # nearly always: nothing else is looked at before it
+                return
+        except Exception:
+            self._fault(self._call)
+            return
+        call = self._call
+        sink = None if call is None else call.sink
+        if call is None or sink is None:
+            self.abort()  # an idle connection on which somebody speaks, or an answer that nobody wants
+            return
+        try:
+            if self._decoder is not None:
+                self._read_chunked(call, sink, self._decoder, data)
+            elif self._head is None:
+                self._read_head(call, data)
+            else:
+                self._read_counted(call, data)
+        except BadFraming as error:
+            self._break(f"bad answer: {error}")
+        except BadResponse as error:
+            self._break(f"bad answer: {error}", meant=error.meant)
+        except Exception:
+            call.sink = sink  # whatever became of it: it is owed an end
+            self._fault(call)
+
+    def _fault(self, call: Call | None) -> None:
+        """The sink of a call raised: called within the `except`."""
+        sink = None
+        if call is not None:
+            sink, call.sink = call.sink, None
+        self.abort()
+        if sink is not None:
+            sink.on_fault()
+
+    def _read_head(self, call: Call, data: bytes) -> None:
+        self._bytes_in += len(data)
+        data = self._head_bytes + data if self._head_bytes else data
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise BadResponse("its head is too large")
+                self._head_bytes = data
+                return
+            head = parse_response(data[:end], call.method)
+            data = data[end:]
+            if head.status >= 200:
+                break
+        self._head_bytes = b""
+        self._begin(call, head)
+        if self._call is not call:
+            return  # the sink wants no more
+        if data:
+            self.data_received(data)
+        elif self._left == 0:
+            self._finish(reusable=True)
+
+    def _begin(self, call: Call, head: ResponseHead) -> None:
+        self._head = head
+        if head.chunked:
+            self._decoder = ChunkedDecoder()
+        elif not head.until_close:
+            self._left = head.length or 0
+        if call.sink is not None:
+            call.sink.on_head(head)
+
+    def _read_chunked(self, call: Call, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
+        whole = decoder.at_boundary
+        payload = decoder.feed(data)
+        if decoder.ended:
+            if payload:
+                sink.on_body(payload, None)
+            self._finish(reusable=not decoder.rest)
+        elif payload:
+            # One chunk without extensions, which are for this hop only, may go on as it came.
+            one = whole and decoder.at_boundary and len(data) - len(payload) <= _FRAME_BYTES
+            sink.on_body(payload, data if one else None)
+        self._quick = sink.quick if self._call is call and decoder.at_boundary else None
+
+    def _read_counted(self, call: Call, data: bytes) -> None:
+        if self._left is None:
+            if call.sink is not None:
+                call.sink.on_body(data, None)
+            return
+        payload = data[: self._left]
+        self._left -= len(payload)
+        if payload and call.sink is not None:
+            call.sink.on_body(payload, payload)
+        if self._left == 0 and self._call is call:
+            self._finish(reusable=len(payload) == len(data))
+
+    def _finish(self, *, reusable: bool) -> None:
+        call, self._call, self._quick = self._call, None, None
+        if call is None:
+            return  # cancelled while it heard the last piece
+        sink, call.sink = call.sink, None
+        call.resume()
+        call.wire = None
+        head = self._head
+        if reusable and head is not None and head.keep_alive and not self.transport.get_write_buffer_size():
+            self._link.keep(self)
+        else:
+            self.transport.abort()
+        if sink is not None:
+            try:
+                sink.on_end()
+            except Exception:
+                sink.on_fault()
+
+    def _break(self, reason: str, *, meant: bool = False) -> None:
+        call, self._call, self._quick = self._call, None, None
+        self.transport.abort()
+        if call is not None:
+            call.broken(reason, meant=meant)
+
+    def eof_received(self) -> bool:
+        """The instance sends no more."""
+        if self._head is not None and self._head.until_close and self._call is not None:
+            self._finish(reusable=False)
+        return False  # the transport closes itself
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: under a call, or while it was idle."""
+        self._link.lost(self)
+        call, self._call = self._call, None
+        if call is None:
+            return
+        call.wire = None
+        if not call.fresh and self._bytes_in == 0 and call.sink is not None and not self._link.closed:
+            call.connect()  # it closed an idle connection as we wrote: it has read nothing
+            return
+        call.broken("the connection was reset" if exc is not None else "it closed the connection")

@@ -1,0 +1,145 @@
+"""What another configuration would change of the running one: which slots start anew, which not. Decides, does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from launcher.config.schema import Config
+from launcher.daemon.deployment import Assembly
+from launcher.engines.base import Launch
+from launcher.plan import Slot
+from launcher.redaction import masked_arguments
+
+
+class Step(StrEnum):
+    """What is done to a slot, in this order over all slots."""
+
+    STOP = "stop"
+    """It is not in the new plan."""
+    RESTART = "restart"
+    START = "start"
+    """It is new."""
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange:
+    """One slot, and why."""
+
+    slot: int
+    step: Step
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The difference, as a plan."""
+
+    slots: tuple[SlotChange, ...]
+    live: tuple[str, ...]
+    """Keys that are taken over at once, without a restart."""
+    needs_restart: tuple[str, ...]
+    """Keys that only a restart of the daemon takes over: with any of them, nothing is done."""
+
+    @property
+    def steps(self) -> tuple[SlotChange, ...]:
+        """What is to be done, in order: first room is made, then one slot after the other."""
+        order = list(Step)
+        doing = [change for change in self.slots if change.step is not Step.NOTHING]
+        return tuple(sorted(doing, key=lambda change: (order.index(change.step), change.slot)))
+
+
+# Sections that are taken over while everything runs, and those that only shape the slots.
+_LIVE: Final = ("supervision",)
+# The front door, the control socket, the units' frame and the log are set up once.
+_ONCE: Final = ("proxy", "control", "systemd", "logging")
+# Kinds of engine and of spawner decide how the daemon itself is built.
+_BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
+
+
+def compare(before: Assembly, after: Assembly) -> Changes:
+    """The way from one assembly to another."""
+    keys = tuple(_differing(before.config, after.config))
+    once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
+    if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
+        once.append("the models' names")
+    elif _aliases(before.config) != _aliases(after.config):
+        once.append("the models' aliases")
+    if before.plan.reserved != after.plan.reserved:
+        once.append("the reserved cpus")
+    old, new = ({slot.id: slot for slot in assembly.plan.slots} for assembly in (before, after))
+    slots = [_change(number, old, new, before, after) for number in sorted(old.keys() | new.keys())]
+    live = tuple(key for key in keys if key.startswith(_LIVE) and key not in once)
+    return Changes(tuple(slots), live, tuple(once))
+
+
+def _change(
+    number: int, old: Mapping[int, Slot], new: Mapping[int, Slot], before: Assembly, after: Assembly
+) -> SlotChange:
+    if number not in new:
+        return SlotChange(number, Step.STOP, ("it is not in the new plan",))
+    if number not in old:
+        return SlotChange(number, Step.START, ("it is new",))
+    was = before.engine.launch(old[number], 1)
+    will = after.engine.launch(new[number], 1)
+    reasons = (*_placement(old[number], new[number]), *_launch(was, will))
+    return SlotChange(number, Step.RESTART if reasons else Step.NOTHING, reasons)
+
+
+def _placement(was: Slot, will: Slot) -> Iterator[str]:
+    if was.model.name != will.model.name:
+        yield f"model '{was.model.name}' becomes '{will.model.name}'"
+    if was.placement.cpus != will.placement.cpus:
+        yield f"cpus {was.placement.cpus} become {will.placement.cpus}"
+    if was.placement.membind != will.placement.membind:
+        yield f"memory nodes {was.placement.membind} become {will.placement.membind}"
+    if (
+        was.model.max_num_seqs != will.model.max_num_seqs
+    ):  # the front door's bound too, whatever the engine is
+        yield f"max_num_seqs {was.model.max_num_seqs} becomes {will.model.max_num_seqs}"
+
+
+def _launch(was: Launch, will: Launch) -> Iterator[str]:
+    """What differs in the command and its environment; values of secrets are never shown."""
+    gone = [shown for word, shown in _shown(was) if word not in will.argv]
+    come = [shown for word, shown in _shown(will) if word not in was.argv]
+    if gone or come or was.argv != will.argv:
+        yield f"arguments: {' '.join(gone) or '(order)'} becomes {' '.join(come) or '(nothing)'}"
+    for name in sorted(was.env.keys() | will.env.keys()):
+        a, b = was.env.get(name), will.env.get(name)
+        if a != b and not name.startswith("VLLM_CPU_OMP_THREADS_BIND"):
+            secret = name in was.secrets | will.secrets
+            yield f"{name} changes" if secret else f"{name}: {a or '(unset)'} becomes {b or '(unset)'}"
+
+
+def _shown(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Each argument, and how it may be shown."""
+    return zip(launch.argv, masked_arguments(launch.argv), strict=True)
+
+
+def _aliases(config: Config) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for model in config.models:
+        found.setdefault(model.name, set()).update(model.aliases)
+    return found
+
+
+def _differing(before: Config, after: Config) -> Iterator[str]:
+    """Keys such as `supervision.probe_interval_s` whose values differ; models as `models`."""
+    a, b = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    for section in a:
+        if a[section] == b[section]:
+            continue
+        if not isinstance(a[section], dict):
+            yield section
+            continue
+        yield from (f"{section}.{key}" for key in _keys(a[section], b[section]))
+
+
+def _keys(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
+    yield from (key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key))

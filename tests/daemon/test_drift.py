@@ -1,0 +1,107 @@
+"""A machine that is no longer the one that was planned for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes import a_slot
+from synthetic import Machine
+
+from launcher.config.schema import Strategy
+from launcher.cpuset import CpuSet
+from launcher.daemon.drift import Sight, added, drift, look
+from launcher.plan import Plan
+from launcher.sizes import GIB
+from launcher.topology import sysfs
+from launcher.topology.model import Topology
+
+MACHINE = Machine(nodes=2, cores=4)
+PLANNED = MACHINE.topology()
+PLAN = Plan(
+    Strategy.CONTIGUOUS,
+    (a_slot(0, cpus="0-3", nodes="0"), a_slot(1, cpus="4-7", nodes="1")),
+    CpuSet(),
+    CpuSet(),
+    (),
+    (),
+)
+
+REMEDY = " planned there; numa-launcher reload plans anew"
+
+
+def smaller(node: int, gib: float) -> Topology:
+    nodes = [replace(n, memory_bytes=int(gib * GIB)) if n.id == node else n for n in PLANNED.numa_nodes]
+    return replace(PLANNED, numa_nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("now", "lines"),
+    [
+        (PLANNED, []),
+        (
+            replace(PLANNED, online=CpuSet.parse("0-5"), allowed=CpuSet.parse("0-5")),
+            ["cpus 6-7 went offline: slot 1 planned there; numa-launcher reload plans anew"],
+        ),
+        (
+            replace(PLANNED, online=CpuSet.parse("0-9"), allowed=CpuSet.parse("0-9")),
+            ["cpus 8-9 came online, and nothing runs there: numa-launcher reload plans anew"],
+        ),
+        (
+            replace(PLANNED, allowed=CpuSet.parse("2-5")),
+            ["cpus 0-1,6-7 were taken out of this cgroup's cpuset: slots 0, 1" + REMEDY],
+        ),
+        (
+            replace(PLANNED, allowed_nodes=CpuSet.parse("0")),
+            ["memory nodes 1 were taken out of this cgroup's cpuset: slot 1" + REMEDY],
+        ),
+        (
+            smaller(0, 32),
+            [
+                "node 0 has 32.0 GiB of memory, planned were 64.0: slot 0 planned there; numa-launcher reload plans anew"
+            ],
+        ),
+        (smaller(0, 96), ["node 0 has 96.0 GiB of memory, planned were 64.0"]),
+        (smaller(0, 63.5), []),
+        (replace(PLANNED, numa_nodes=PLANNED.numa_nodes[:1]), ["NUMA node 1 is gone"]),
+        (
+            replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6")),
+            ["cpus 7 went offline: slot 1" + REMEDY],
+        ),
+        (replace(PLANNED, memory_limit_bytes=GIB), ["this cgroup's memory limit fell to 1.0 GiB"]),
+    ],
+)
+def test_drift(now: Topology, lines: list[str]) -> None:
+    assert list(drift(PLANNED, now, PLAN)) == lines
+
+
+def test_cpus_that_nobody_was_planned_on() -> None:
+    now = replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6"))
+    assert drift(PLANNED, now, replace(PLAN, slots=PLAN.slots[:1])) == ("cpus 7 went offline",)
+
+
+def test_a_new_node() -> None:
+    assert drift(replace(PLANNED, numa_nodes=PLANNED.numa_nodes[:1]), PLANNED, PLAN) == (
+        "NUMA node 1 is new",
+    )
+
+
+def test_this_machine_has_not_drifted() -> None:
+    here = sysfs.read()
+    now = look(here)
+    assert drift(here, now.topology, PLAN, added(here, now, now)) == ()
+    assert here.allowed <= now.room
+
+
+def test_a_cpuset_that_grows() -> None:
+    narrow = replace(PLANNED, allowed=CpuSet.parse("0-3"))
+    first = Sight(narrow, CpuSet.parse("0-3"))
+    assert added(narrow, first, first) == CpuSet()
+    grown = Sight(narrow, CpuSet.parse("0-7"))
+    assert drift(narrow, narrow, PLAN, added(narrow, first, grown)) == (
+        "cpus 4-7 were added to this cgroup's cpuset, and nothing runs there: a restart of the daemon plans anew",
+    )
+    # A daemon under taskset had the room from the first on; a cpu that comes online is said as such.
+    assert added(narrow, grown, grown) == CpuSet()
+    nine = Sight(replace(narrow, online=CpuSet.parse("0-8")), CpuSet.parse("0-3,8"))
+    assert added(narrow, first, nine) == CpuSet()

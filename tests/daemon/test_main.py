@@ -1,0 +1,155 @@
+"""The composition root between fakes: how it wires, how it fails, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import SOON_S, FakeSpawner, until
+from rollout.test_diff import made
+
+from launcher.cpuset import CpuSet
+from launcher.daemon import main
+from launcher.daemon.deployment import Assembly
+from launcher.daemon.main import Daemon
+from launcher.errors import LauncherError
+from launcher.host import gc_tuning, notify, open_files
+
+
+@dataclass
+class Spawner(FakeSpawner):
+    """A fake whose daemon is stopped as `going_on` says, one answer after the other."""
+
+    going_on: list[bool] = field(default_factory=lambda: [False])
+    allowed: CpuSet = field(default_factory=CpuSet)
+    """What the daemon says of the machine."""
+    broken: LauncherError | None = None
+
+    async def goes_on(self) -> bool:
+        return self.going_on.pop(0)
+
+    async def inherit(self, slots: Any) -> Any:
+        if self.broken is not None:
+            raise self.broken
+        return await super().inherit(slots)
+
+
+@dataclass
+class House:
+    """A daemon that has a fake spawner."""
+
+    spawner: Spawner
+    build: Callable[[Assembly], Daemon]
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    monkeypatch.setattr(gc_tuning, "settle", lambda: None)  # it is for a process's whole life
+    spawner = Spawner()
+
+    def choose(_config: Any, _environ: Any, allowed: CpuSet, *_more: Any) -> Spawner:
+        spawner.allowed = allowed
+        return spawner
+
+    monkeypatch.setattr(main, "choose_spawner", choose)
+    return House(spawner, Daemon)
+
+
+def at(folder: Path) -> Assembly:
+    return made(
+        proxy={"listen": ["127.0.0.1:0"]}, control={"socket": str(folder / "c.sock")},
+        supervision={"drain_timeout_s": 1.0},
+    )  # fmt: skip
+
+
+async def test_an_error_for_a_person_arrives_as_one(house: House, tmp_path: Path) -> None:
+    """Not as a group with a traceback, though it ends tasks of a group."""
+    house.spawner.broken = LauncherError("cannot use systemd: no bus", "see `systemctl status dbus`")
+    with pytest.raises(LauncherError, match="cannot use systemd: no bus"):
+        async with asyncio.timeout(SOON_S):
+            await house.build(at(tmp_path)).run()
+
+
+async def test_a_defect_stays_one(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    daemon = house.build(at(tmp_path))
+    monkeypatch.setattr(daemon.supervisor, "run", fails)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(SOON_S):
+            await daemon.run()
+    assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_a_report_that_fails_is_tried_again(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.background.RETRY_S", 0.0)
+    tries = []
+
+    def fails(_text: str) -> None:
+        tries.append(1)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(notify, "status", fails)
+    running = asyncio.create_task(house.build(at(tmp_path)).run())
+    try:
+        await until(lambda: len(tries) > 2)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:
+    """What has been done when systemd answers so, each time that it is asked whether the instances go on."""
+    house.spawner.going_on = list(going_on)
+    one, done = house.build(at(folder)), []
+
+    async def door_stops(_grace: float) -> None:
+        done.append(f"door, {len(house.spawner.going_on)} answers left")
+
+    async def slots_stop() -> None:
+        done.append("slots")
+
+    one.door.stop = door_stops  # type: ignore[method-assign]
+    one.supervisor.stop = slots_stop  # type: ignore[method-assign]
+    async with asyncio.timeout(SOON_S):
+        await one._shut_down()
+    return [*done, "for good" if one._for_good else "to come again"]
+
+
+async def test_a_restart_leaves_the_instances(house: House, tmp_path: Path) -> None:
+    assert await ends(house, tmp_path, True, True) == ["door, 1 answers left", "to come again"]
+
+
+async def test_a_stop_takes_them_and_is_final(house: House, tmp_path: Path) -> None:
+    assert await ends(house, tmp_path, False) == ["door, 0 answers left", "slots", "for good"]
+
+
+async def test_a_stop_during_the_drain_of_a_restart_takes_them_too(house: House, tmp_path: Path) -> None:
+    assert await ends(house, tmp_path, True, False) == ["door, 1 answers left", "slots", "for good"]
+
+
+async def test_cpus_that_may_come_online_are_the_instances_too(house: House, tmp_path: Path) -> None:
+    """A reload may plan with them; numactl refuses what a start was not given."""
+    assembly = at(tmp_path)
+    topology = replace(assembly.topology, offline=CpuSet.parse("900-901"))
+    house.build(replace(assembly, topology=topology))
+    assert house.spawner.allowed == assembly.topology.allowed | CpuSet.parse("900-901")
+
+
+async def test_clients_leave_descriptors_to_the_instances(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "limit_now", lambda: 1026)
+    assembly = at(tmp_path)
+    assert assembly.connections == sum(slot.model.max_num_seqs for slot in assembly.plan.slots)
+    door = house.build(assembly).door
+    assert door._most_clients == max(513 - assembly.connections, 256)

@@ -1,0 +1,124 @@
+"""The queue: bounds, classes, fairness, order, deadlines."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from proxy.scheduling.house import ticket
+
+from launcher.proxy.balancing.admission_queue import AdmissionQueue
+from launcher.proxy.balancing.demand import Ticket
+
+
+def numbered(number: int, one: Ticket, cost: float = 1.0) -> Ticket:
+    one.number, one.rank, one.cost = number, float(number), cost
+    return one
+
+
+def take_all(queue: AdmissionQueue) -> list[Ticket]:
+    taken = []
+    while (first := next(queue.ordered("m"), None)) is not None:
+        queue.take(first)
+        taken.append(first)
+    return taken
+
+
+def test_bounds_by_count_and_bytes() -> None:
+    queue = AdmissionQueue(2, 100)
+    assert queue.refusal(100) is None
+    assert queue.refusal(101) == "0 bytes of request bodies wait already"
+    queue.add(numbered(1, ticket(tokens=15)))
+    assert len(queue) == 1
+    assert queue.bytes == 60
+    assert queue.refusal(41) is not None
+    queue.add(numbered(2, ticket(tokens=1)))
+    assert queue.refusal(0) == "2 requests wait already"
+
+
+def test_smaller_priority_first_then_rank() -> None:
+    queue = AdmissionQueue(10, 10**6)
+    late, urgent, early = (numbered(n, ticket(priority=p)) for n, p in ((3, 0), (2, -1), (1, 0)))
+    for one in (late, urgent, early):
+        queue.add(one)
+    assert take_all(queue) == [urgent, early, late]
+    assert queue.next_deadline() is not None
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=5), st.data())
+def test_keys_that_wait_share_by_cost(loads: list[int], data: st.DataObject) -> None:
+    queue = AdmissionQueue(1000, 10**9)
+    number = 0
+    dearest = 0.0
+    for key, load in enumerate(loads):
+        for _ in range(load):
+            number += 1
+            cost = data.draw(st.floats(0.1, 10.0))
+            dearest = max(dearest, cost)
+            queue.add(numbered(number, ticket(key=str(key)), cost))
+    served: Counter[str | None] = Counter()
+    waiting = Counter({str(key): load for key, load in enumerate(loads)})
+    while (first := next(queue.ordered("m"), None)) is not None:
+        # What it has been given differs by at most one dearest request from any other that still waits.
+        backlogged = [served[key] for key, left in waiting.items() if left]
+        assert max(backlogged) - min(backlogged) <= dearest + 1e-6
+        queue.take(first)
+        served[first.demand.key] += first.cost  # type: ignore[assignment]
+        waiting[str(first.demand.key)] -= 1
+    assert queue.count == queue.bytes == 0
+    assert not queue.families
+
+
+@given(st.lists(st.sampled_from("atwx"), max_size=200))
+def test_nothing_is_lost_or_doubled(acts: list[str]) -> None:
+    queue = AdmissionQueue(1000, 10**9)
+    inside: set[Ticket] = set()
+    number = 0
+    for now, act in enumerate(acts):
+        if act == "a":
+            number += 1
+            one = numbered(number, ticket(key=str(number % 3), priority=number % 2, deadline=now + 20.0))
+            queue.add(one)
+            inside.add(one)
+        elif act == "x":
+            gone = queue.expired(float(now))
+            assert {o.deadline <= now for o in gone} <= {True}
+            assert all(one in inside for one in gone)
+            inside -= set(gone)
+        elif inside:
+            one = next(queue.ordered("m"))
+            (queue.take if act == "t" else queue.remove)(one)
+            inside.remove(one)
+        assert set(queue.ordered("m")) == inside
+        assert len(list(queue.ordered("m"))) == queue.count == len(inside)
+
+
+def test_one_key_is_first_come_first_served_and_deadlines_are_tidied() -> None:
+    queue = AdmissionQueue(1000, 10**9)
+    tickets = [numbered(n, ticket(deadline=5.0)) for n in range(1, 200)]
+    for one in tickets:
+        queue.add(one)
+    assert take_all(queue) == tickets
+    assert queue.expired(10.0) == []
+    assert queue.next_deadline() is None
+
+
+def test_old_deadlines_are_swept() -> None:
+    queue = AdmissionQueue(1000, 10**9)
+    for n in range(1, 200):
+        one = numbered(n, ticket(deadline=1000.0 - n))
+        queue.add(one)
+        if n % 10:
+            queue.remove(one)
+    assert (queue.next_deadline() or 0.0) <= 810.0
+    queue.expired(800.0)
+    assert queue.count == 19
+
+
+def test_two_keys_take_turns() -> None:
+    queue = AdmissionQueue(10, 10**6)
+    tickets = [numbered(n, ticket(key="a" if n < 4 else "b")) for n in range(1, 7)]
+    for one in tickets:
+        queue.add(one)
+    assert [one.number for one in queue.ordered("m")] == [1, 4, 2, 5, 3, 6]

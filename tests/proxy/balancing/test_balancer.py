@@ -1,0 +1,558 @@
+"""The scheduler as its owner sees it: offers, pumps, ends, instances that come and go."""
+
+# ruff: noqa: S311
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from proxy.scheduling.house import run, scheduler, slot, ticket, up
+
+from launcher.config.schema import Policy
+from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Balancer
+from launcher.proxy.balancing.demand import Ending, FullError, Ticket
+
+
+def busy(made: Balancer, count: int, now: float = 0.0) -> list[Ticket]:
+    """So many requests that are past their prefill."""
+    tickets = []
+    for _ in range(count):
+        one = ticket(now)
+        assert made.offer(one, now) is not None
+        made.first_token(one, now)
+        tickets.append(one)
+    return tickets
+
+
+def test_a_request_is_bound_at_once_where_there_is_room_and_waits_where_there_is_none() -> None:
+    made = scheduler(1, seqs=2)
+    running = busy(made, 2)
+    waiting = ticket()
+    assert made.offer(waiting, 0.0) is None
+    assert waiting.waits
+    assert made.pump(0.1) == []
+    made.release(running[0], 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == [waiting]
+    assert slot(waiting) == 0
+    assert not waiting.waits
+    assert made.pump(1.0) == []
+
+
+def test_prefill_is_bound_late_too() -> None:
+    made = scheduler(1)
+    long, short = ticket(tokens=5000), ticket(tokens=10)
+    assert made.offer(long, 0.0) is not None
+    assert made.offer(short, 0.0) is None
+    when = made.next_pump(0.0)
+    assert when == pytest.approx(5.0 - 0.06, abs=0.01)
+    assert made.pump(when - 0.1) == []
+    assert made.pump(when + TICK_S) == [short]
+    assert made.next_pump(9.0) is None
+
+
+def test_a_first_burst_waits_for_no_guess() -> None:
+    made = scheduler(1)
+    made.speeds.line("m").count = 0
+    assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(UNKNOWN_AT_ONCE))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tokens", [20, 250, 4000])
+@pytest.mark.parametrize("instances", [1, 4])
+def test_a_burst_waits_little_for_a_guess_that_faster_engines_prove_wrong(
+    instances: int, tokens: int, seed: int
+) -> None:
+    random, count, over, step_s = Random(seed), 1000, 0.5, 0.001
+    made = scheduler(instances, seqs=4096, max_requests=count)
+    made.speeds.line("m").count = 0
+    coming = [ticket(now, tokens=tokens) for now in sorted(random.uniform(0.0, over) for _ in range(count))]
+    took = {one: random.uniform(0.024, 0.027) for one in coming}
+    bound: list[tuple[float, Ticket]] = []
+    first = 0  # of those in `bound` that may have no first token yet
+    for now in (step_s * step for step in range(4000)):
+        for since, one in bound[first:]:
+            if one.first is None and now >= since + took[one]:
+                made.first_token(one, now)
+        while first < len(bound) and bound[first][1].first is not None:
+            first += 1
+        while coming and coming[0].arrived <= now:
+            one = coming.pop(0)
+            if made.offer(one, now) is not None:
+                bound.append((now, one))
+        bound += [(now, one) for one in made.pump(now)]
+    waits = sorted(since - one.arrived for since, one in bound)
+    assert len(waits) == count
+    assert waits[count // 2] <= step_s
+    assert waits[count * 99 // 100] < 0.15  # six of their first tokens
+
+
+def test_a_first_token_lets_the_next_one_in() -> None:
+    made = scheduler(1)
+    one, two = ticket(tokens=5000), ticket(tokens=5000)
+    made.offer(one, 0.0)
+    made.offer(two, 0.0)
+    made.first_token(one, 0.5)
+    made.first_token(one, 0.6)
+    made.first_token(two, 0.6)
+    assert one.first == 0.5
+    assert two.first is None
+    assert made.pump(0.6) == [two]
+
+
+def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answers_do_not_count() -> None:
+    made = scheduler(1, seqs=9)
+    made.speeds.line("m").count = 0
+    tickets = [ticket(tokens=5000, stream=n > 2) for n in range(3 + UNKNOWN_AT_ONCE)]
+    for one in tickets:
+        assert made.offer(one, 0.0) is not None
+    third = ticket()
+    assert made.offer(third, 0.0) is None
+    before = made.speeds.line("m").slope
+    made.release(tickets[0], 0.1, Ending.WHOLE)
+    assert made.speeds.line("m").slope < before
+    made.first_token(tickets[3], 0.2)
+    assert made.pump(0.2) == [third]
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
+    made = scheduler(1, seqs=1, max_requests=1)
+    busy(made, 1)
+    assert made.retry_after_s(5.0) == 1
+    assert made.offer(ticket(), 0.0) is None
+    with pytest.raises(FullError, match="1 requests wait already") as full:
+        made.offer(ticket(9.0), 9.0)
+    assert full.value.retry_after_s == 10  # nothing has left yet: the oldest has waited so long
+    again = ticket(0.0)
+    again.number = 99
+    assert made.offer(again, 0.0) is None  # one that was accepted before is not refused
+
+
+def test_retry_after_follows_the_measured_drain_rate() -> None:
+    made = scheduler(1, seqs=100)
+    for n in range(100):
+        run(made, busy(made, 1, n * 0.5)[0], n * 0.5)
+    for one in busy(made, 100, 50.0):
+        assert one.upstream is not None
+    for _ in range(39):
+        made.offer(ticket(50.0), 50.0)
+    assert made.retry_after_s(50.0) == pytest.approx(40 / 2, abs=3)
+    assert made.retry_after_s(50_000.0) == RETRY_MAX_S
+
+
+def test_those_who_leave_the_queue_are_not_started() -> None:
+    made = scheduler(1, seqs=1)
+    running = busy(made, 1)
+    gone, late, kept = ticket(), ticket(deadline=2.0), ticket()
+    for one in (gone, late, kept):
+        made.offer(one, 0.0)
+    assert made.next_pump(0.0) == 2.0
+    made.withdraw(gone)
+    made.withdraw(gone)
+    assert made.expired(1.9) == []
+    assert made.expired(2.0) == [late]
+    made.release(running[0], 3.0, Ending.WHOLE)
+    made.release(running[0], 3.0, Ending.WHOLE)
+    assert made.pump(3.0) == [kept]
+
+
+def test_models_do_not_get_into_each_others_way() -> None:
+    made = scheduler(1, seqs=1)
+    made.add(up(1, model="n", seqs=1), 0.0)
+    busy(made, 1)
+    waits, other, whichever = ticket(), ticket(model="n"), ticket(model=None)
+    assert made.offer(waits, 0.0) is None
+    assert made.offer(other, 0.0) is not None
+    assert made.offer(whichever, 0.0) is None
+    assert not made.possible(ticket(model="none"))
+    made.first_token(other, 0.1)
+    made.release(other, 0.2, Ending.WHOLE)
+    assert made.pump(0.3) == [whichever]
+    nowhere = ticket(model="none")
+    assert made.offer(nowhere, 0.3) is None
+    assert made.pump(0.3) == []
+
+
+def test_what_failed_elsewhere_does_not_go_back_and_what_is_pinned_goes_home() -> None:
+    made = scheduler(2)
+    one = ticket()
+    one.tried.add((0, 1))
+    made.offer(one, 0.0)
+    assert slot(one) == 1
+    home = ticket(pinned=(1, 1))
+    made.first_token(one, 0.1)
+    made.offer(home, 0.2)
+    assert slot(home) == 1
+    made.drain(1, 1)
+    elsewhere = ticket(pinned=(1, 1))
+    made.offer(elsewhere, 0.3)
+    assert slot(elsewhere) == 0
+    lost = ticket(pinned=(9, 9))
+    made.first_token(elsewhere, 0.4)
+    made.offer(lost, 0.5)
+    assert slot(lost) == 0
+
+
+def test_a_pin_to_another_models_instance_counts_for_nothing() -> None:
+    made = scheduler(1)
+    made.add(up(1, model="n"), 0.0)
+    made.offer(one := ticket(pinned=(1, 1)), 0.0)
+    assert slot(one) == 0
+    made.offer(whichever := ticket(pinned=(1, 1), model=None), 0.0)
+    assert slot(whichever) == 1
+
+
+def test_a_pinned_one_that_failed_at_home_goes_elsewhere() -> None:
+    made = scheduler(2)
+    one = ticket(pinned=(1, 1))
+    one.tried.add((1, 1))
+    made.offer(one, 0.0)
+    assert slot(one) == 0
+
+
+def test_drained_and_removed_instances_get_nothing_and_what_they_had_can_move() -> None:
+    made = scheduler(2)
+    one = ticket()
+    made.offer(one, 0.0)
+    was = one.upstream
+    assert was is not None
+    assert made.remove(*was.key, "killed") is was
+    made.release(one, 1.0, Ending.BROKEN)
+    assert was.in_flight == 0
+    made.offer(one, 1.0)
+    assert slot(one) != was.slot
+    assert made.drain(1 - was.slot, 1) is not None
+    parked = ticket()
+    assert made.offer(parked, 2.0) is None
+    assert made.pump(2.0) == []
+    made.add(up(0, generation=2), 3.0)
+    assert made.pump(3.0) == [parked]
+    assert made.add(up(0, generation=1), 3.0) is None
+
+
+def test_failures_eject_and_one_request_tries_it_again() -> None:
+    made = scheduler(1, eject_failures=2, eject_s=10.0)
+    upstream = made.table.get(0, 1)
+    assert upstream is not None
+    assert not made.failed(upstream, 0.0)
+    assert made.failed(upstream, 0.0)
+    assert made.notes() == ["slot 0: ejected for 10 s"]
+    assert made.notes() == []
+    first, second = ticket(), ticket()
+    assert made.offer(first, 1.0) is None
+    assert made.offer(second, 1.0) is None
+    assert made.next_pump(1.0) == 10.0
+    assert made.pump(10.0) == [first]
+    assert made.pump(10.1) == []
+    made.first_token(first, 10.2)
+    made.release(first, 10.3, Ending.WHOLE)
+    assert made.pump(10.3) == [second]
+    made.eject((0, 1), 99.0)
+    made.eject((5, 1), 99.0)
+    assert made.offer(ticket(), 11.0) is None
+    assert made.next_pump(100.0) is not None
+
+
+def test_a_fresh_instance_beside_proven_ones_starts_slowly() -> None:
+    made = scheduler(1, seqs=10, slow_start_s=20.0)
+    fresh = up(1, seqs=10, kv_tokens=1280)
+    made.add(fresh, 100.0)
+    assert fresh.store.capacity == 10
+    made.drain(0, 1)
+    assert busy(made, 1, 100.0)
+    assert made.offer(ticket(100.0), 100.0) is None
+    assert len(made.pump(110.0)) == 1
+    busy(made, 1, 121.0)
+    made.add(fresh, 122.0)
+    assert fresh.health.ready_since is None
+
+
+def test_what_the_instance_says_itself_counts() -> None:
+    made = scheduler(1, seqs=2)
+    made.reconcile(0, 2, 0)
+    made.reconcile(7, 2, 0)
+    one = ticket()
+    assert made.offer(one, 0.0) is not None
+    made.release(one, 0.1, Ending.WHOLE)
+    made.reconcile(0, 2, 0)
+    made.reconcile(0, 2, 0)
+    waits = ticket()
+    assert made.offer(waits, 1.0) is None
+    made.reconcile(0, 0, 0)
+    assert made.pump(1.0) == [waits]
+    made.first_token(waits, 1.1)
+    made.reconcile(0, 0, 1, 0.99)
+    full = ticket()
+    assert made.offer(full, 2.0) is None
+    made.reconcile(0, 1, 0, 0.5)
+    assert made.pump(2.0) == [full]
+
+
+def test_usage_teaches() -> None:
+    made = scheduler(1)
+    one = ticket(tokens=100, max_tokens=50)
+    made.offer(one, 0.0)
+    made.first_token(one, 0.1)
+    made.progress(one, 3)
+    made.usage(one, 400, 200, 25, cached_tokens=0)
+    made.usage(one, 400, 200, 25)
+    made.release(one, 1.0, Ending.WHOLE)
+    assert made.prompt_tokens(400) == 201
+    assert made.output_tokens(None) == 25
+    assert made.output_tokens(50) == 25
+    made.usage(one, 400, 200, 0, cached_tokens=0)
+    made.progress(one, 1)
+
+
+def test_a_straggler_is_noted_gets_less_and_recovers() -> None:
+    made = scheduler(3, policy=Policy.ROUND_ROBIN, seqs=64)
+    now = 0.0
+
+    def play(rounds: int, slow_s: float) -> None:
+        nonlocal now
+        for _ in range(rounds):
+            one = ticket(now, tokens=100)
+            upstream = made.offer(one, now)
+            assert upstream is not None
+            run(made, one, now, slow_s if upstream.slot == 2 else 0.1)
+            now += 2.0
+
+    play(240, 0.5)
+    slow = made.table.get(2, 1)
+    assert slow is not None
+    assert slow.lag > 1.5
+    assert any("slot 2: takes" in note for note in made.notes())
+    play(900, 0.1)
+    assert slow.lag == 1.0
+    assert "slot 2: is as fast as its siblings again" in made.notes()
+
+
+def test_only_a_window_of_the_queue_is_looked_at() -> None:
+    made = scheduler(2, seqs=1000)
+    prompt = tuple(range(50))
+    home = ticket(tokens=6400, prefix=prompt)
+    made.offer(home, 0.0)
+    for _ in range(WINDOW + 10):
+        made.offer(ticket(tokens=6401, prefix=prompt), 0.0)
+    assert len(made.queue) > WINDOW
+    before = len(made.queue)
+    made.pump(0.0)
+    assert len(made.queue) <= before
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("keys", [1, 3])
+def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Policy, keys: int) -> None:
+    made = scheduler(1, policy=policy, seqs=2, max_requests=1000)
+    made.add(up(1, model="gone"), 0.0)
+    made.remove(1, 1, "crash")
+    running = busy(made, 2)
+    for n in range(4 * WINDOW):
+        assert made.offer(ticket(0.1, model="gone", key=str(n % keys)), 0.1) is None
+    waiting, whichever = [ticket(0.2), ticket(0.3)], ticket(0.4, model=None)
+    assert not any(made.offer(one, 0.4) for one in (*waiting, whichever))
+    made.release(running[0], 1.0, Ending.WHOLE)
+    made.release(running[1], 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == [whichever, waiting[0]]
+    made.release(whichever, 1.1, Ending.WHOLE)
+    assert made.pump(1.1) == [waiting[1]]
+    made.add(up(1, model="gone", generation=2), 2.0)
+    assert made.pump(2.0)[0].demand.model == "gone"
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_those_that_wait_for_one_instance_of_their_own_are_in_nobodys_way(tried: bool) -> None:
+    made = scheduler(2, seqs=1, max_requests=1000)
+    running = busy(made, 2)
+    assert {slot(one) for one in running} == {0, 1}
+    for _ in range(4 * WINDOW):
+        made.offer(one := ticket(0.1, pinned=None if tried else (0, 1)), 0.1)
+        if tried:
+            one.tried.add((1, 1))
+    made.offer(last := ticket(0.2), 0.2)
+    made.release(next(one for one in running if slot(one) == 1), 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == [last]
+
+
+def test_one_that_waits_for_its_cache_lets_others_pass() -> None:
+    made = scheduler(2)
+    prompt = tuple(range(50))
+    made.offer(first := ticket(tokens=6400, prefix=prompt, pinned=(0, 1)), 0.0)
+    made.first_token(first, 6.4)
+    made.offer(ticket(6.4, tokens=1000, pinned=(0, 1)), 6.4)
+    again, other = ticket(6.5, tokens=6410, prefix=prompt), ticket(6.5)
+    assert made.offer(again, 6.5) is None
+    assert made.pump(6.6) == []
+    assert made.offer(other, 6.6) is not None
+    assert slot(other) == 1
+    made.first_token(other, 6.7)
+    assert made.pump(7.6) == [again]
+    assert slot(again) == 0
+
+
+def test_those_who_wait_for_an_instance_are_known_to_it_until_they_leave() -> None:
+    made = scheduler(2, seqs=9)
+    prompt = tuple(range(50))
+    made.offer(ticket(tokens=6400, prefix=prompt, pinned=(1, 1)), 0.0)
+    made.offer(ticket(tokens=6400, pinned=(0, 1)), 0.0)
+    home = made.table.newest(1)
+    assert home is not None
+    waiting = [ticket(0.1, tokens=6500, prefix=prompt) for _ in range(3)]
+    assert not any(made.offer(one, 0.1) for one in waiting)
+    assert [one.home for one in waiting] == [home] * 3
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (3, pytest.approx(0.3))
+    made.withdraw(waiting[0])
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (2, pytest.approx(0.2))
+    assert made.pump(6.45) == [waiting[1]]
+    made.withdraw(waiting[2])
+    assert (home.ledger.waiting, home.ledger.waiting_s) == (0, 0.0)
+
+
+ACTS = ("offer", "offer", "first", "end", "withdraw", "drain", "add", "remove", "fail")
+
+
+class Play:
+    """Random acts on a scheduler, and what must hold after each of them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.made = scheduler(3, policy=policy, seqs=3, max_requests=20)
+        self.waiting: list[Ticket] = []
+        self.bound: list[Ticket] = []
+        self.now = 0.0
+        self.generation = 1
+
+    def act(self, what: str, number: int) -> None:
+        self.now += 0.05
+        getattr(self, what)(number)
+        for one in self.made.pump(self.now):
+            self.waiting.remove(one)
+            self.bound.append(one)
+        when = self.made.next_pump(self.now)
+        assert when is None or when >= self.now
+        queue = self.made.queue
+        assert {one for model in queue.models() for one in queue.ordered(model)} == set(self.waiting)
+        for upstream in self.made.table:
+            assert upstream.ledger.waiting == sum(one.home is upstream for one in self.waiting)
+        for upstream in {one.upstream for one in self.bound}:
+            assert upstream is not None
+            mine = [one for one in self.bound if one.upstream is upstream]
+            assert len(mine) == upstream.in_flight <= upstream.max_num_seqs
+
+    def offer(self, number: int) -> None:
+        one = ticket(
+            self.now, tokens=1 + number * 100, prefix=tuple(range(number)), key=str(number % 3),
+            priority=number % 2, session=str(number), stream=number != 5, model=None if number == 7 else "m",
+        )  # fmt: skip
+        try:
+            (self.waiting if self.made.offer(one, self.now) is None else self.bound).append(one)
+        except FullError:
+            assert len(self.waiting) == 20
+            assert self.made.retry_after_s(self.now) >= 1
+
+    def first(self, number: int) -> None:
+        if self.bound:
+            self.made.first_token(self.bound[number % len(self.bound)], self.now)
+
+    def end(self, number: int) -> None:
+        if self.bound:
+            one = self.bound.pop(number % len(self.bound))
+            self.made.progress(one, number)
+            self.made.release(one, self.now, tuple(Ending)[number % 4])
+
+    def withdraw(self, number: int) -> None:
+        if self.waiting:
+            self.made.withdraw(self.waiting.pop(number % len(self.waiting)))
+
+    def drain(self, number: int) -> None:
+        self.made.drain(number % 3, self.generation)
+
+    def add(self, number: int) -> None:
+        self.generation += number % 2
+        self.made.add(up(number % 3, generation=self.generation, seqs=3), self.now)
+
+    def remove(self, number: int) -> None:
+        self.made.remove(number % 3, self.generation, "gone")
+
+    def fail(self, number: int) -> None:
+        if self.bound:
+            upstream = self.bound[number % len(self.bound)].upstream
+            assert upstream is not None
+            self.made.failed(upstream, self.now)
+
+    def settle(self) -> None:
+        """Fresh instances serve all that wait, whatever happened before."""
+        for number in range(3):
+            self.made.add(up(number, generation=self.generation + 1, seqs=3), self.now)
+        for _ in range(500):
+            self.now += 30.0
+            for one in self.bound:
+                self.made.first_token(one, self.now)
+                self.made.release(one, self.now, Ending.WHOLE)
+            self.bound = self.made.pump(self.now)
+            self.waiting = [one for one in self.waiting if one not in self.bound]
+        assert not self.waiting
+        assert self.made.queue.count == self.made.queue.bytes == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(list(Policy)),
+    st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 11)), max_size=120),
+)
+def test_nothing_is_lost_doubled_or_bound_over_the_limit(policy: Policy, acts: list[tuple[str, int]]) -> None:
+    play = Play(policy)
+    for what, number in acts:
+        play.act(what, number)
+    play.settle()
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=2, max_size=40))
+def test_like_requests_are_started_in_the_order_they_came(gaps: list[float]) -> None:
+    made = scheduler(1, seqs=1)
+    busy(made, 1)
+    now, came = 0.0, []
+    for gap in gaps:
+        now += gap
+        one = ticket(now)
+        assert made.offer(one, now) is None
+        came.append(one)
+    running = next(iter(made.table))
+    assert running.in_flight == 1
+    started: list[Ticket] = []
+    last: Ticket | None = None
+    running.in_flight = 0
+    for _ in came:
+        now += 1.0
+        if last is not None:
+            made.first_token(last, now)
+            made.release(last, now, Ending.WHOLE)
+        (last,) = made.pump(now)
+        started.append(last)
+    assert started == came
+
+
+def test_a_stream_of_small_prompts_does_not_starve_a_large_one() -> None:
+    made = scheduler(1, seqs=1)
+    (running,) = busy(made, 1)
+    large = ticket(0.0, tokens=50_000)
+    assert made.offer(large, 0.0) is None
+    now = 0.0
+    for _ in range(200):
+        now += 0.1
+        made.offer(ticket(now, tokens=1), now)
+        made.release(running, now, Ending.WHOLE)
+        (running,) = made.pump(now)
+        if running is large:
+            break
+        made.first_token(running, now)
+    assert running is large
+    assert now < 10.0
+
+
+def test_a_full_queue_takes_any_seat_before_it_refuses() -> None:
+    made = scheduler(2, seqs=2, max_requests=0)
+    for _ in range(4):  # each is held back by the prefill before it, and yet has a seat
+        assert made.offer(ticket(tokens=5000), 0.0) is not None
+    with pytest.raises(FullError):
+        made.offer(ticket(tokens=10), 0.0)

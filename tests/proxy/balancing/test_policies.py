@@ -1,0 +1,157 @@
+"""Which instance a policy takes."""
+
+# ruff: noqa: S311
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from proxy.scheduling.house import ticket, up
+
+from launcher.config.schema import Policy as Name
+from launcher.proxy.balancing.cost_model import CostModel
+from launcher.proxy.balancing.policies import LeastRequests, Policy, RoundRobin, Session, make_policy
+from launcher.proxy.balancing.upstreams import Upstream
+
+
+def rows(*in_flight: int) -> list[Upstream]:
+    made = [up(slot, seqs=32) for slot in range(len(in_flight))]
+    for row, load in zip(made, in_flight, strict=True):
+        row.in_flight = load
+    return made
+
+
+def policy(name: Name, seed: int = 1, families: dict[int | None, int] | None = None) -> Policy:
+    return make_policy(name, Random(seed).randrange, CostModel(), families or {})
+
+
+@given(st.sampled_from(list(Name)), st.lists(st.integers(0, 31), min_size=1, max_size=6), st.data())
+def test_one_of_the_candidates_is_taken_and_the_same_one_by_the_same_seed(
+    name: Name, loads: list[int], data: st.DataObject
+) -> None:
+    table = rows(*loads)
+    opened = [row for row in table if data.draw(st.booleans())] or table
+    one = ticket(session=data.draw(st.sampled_from([None, "s"])))
+    first = policy(name).choose(one, table, opened, 0.0)
+    assert first in table
+    assert policy(name).choose(one, table, opened, 0.0) is first
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers())
+def test_least_requests_takes_a_least_one(loads: list[int], seed: int) -> None:
+    table = rows(*loads)
+    assert LeastRequests(Random(seed).randrange).choose(ticket(), table, table, 0.0).in_flight == min(loads)
+
+
+def test_ties_are_broken_evenly_and_a_straggler_counts_as_fuller() -> None:
+    least = LeastRequests(Random(1).randrange)
+    table = rows(2, 1, 1, 1)
+    counts = Counter(least.choose(ticket(), table, table, 0.0).slot for _ in range(3000))
+    assert set(counts) == {1, 2, 3}
+    assert min(counts.values()) > 900
+    table[1].lag = table[2].lag = 2.0
+    assert least.choose(ticket(), table, table, 0.0).slot == 3
+
+
+def test_round_robin_goes_round_past_what_can_not_start() -> None:
+    turns = RoundRobin()
+    table = rows(0, 0, 0)
+    assert [turns.choose(ticket(), table, table, 0.0).slot for _ in range(4)] == [0, 1, 2, 0]
+    assert turns.choose(ticket(), table, [table[0], table[2]], 0.0).slot == 2
+
+
+def test_least_tokens_weighs_prefill_and_decode() -> None:
+    chosen = policy(Name.LEAST_TOKENS)
+    table = rows(0, 0)
+    table[0].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)
+    assert chosen.choose(ticket(), table, table, 0.0).slot == 1
+    table[1].ledger.bind(ticket(tokens=10, output=10_000), 10.0, 0.0)
+    assert chosen.choose(ticket(), table, table, 0.0).slot == 0
+
+
+def test_a_session_stays_unless_its_instance_is_overfull_or_gone() -> None:
+    session = Session(CostModel())
+    table = rows(0, 0, 0, 0)
+    homes = {n: session.choose(ticket(session=str(n)), table, table, 0.0).slot for n in range(40)}
+    assert set(homes.values()) == {0, 1, 2, 3}
+    fewer = [row for row in table if row.slot != 2]
+    for n, home in homes.items():
+        moved = session.choose(ticket(session=str(n)), fewer, fewer, 0.0).slot
+        assert home in (moved, 2)
+    table[homes[0]].in_flight = 9
+    assert session.choose(ticket(session="0"), table, table, 0.0).slot != homes[0]
+    assert session.choose(ticket(), table, table, 0.0) in table
+
+
+PROMPT = tuple(range(100, 120))
+
+
+def test_a_cached_prompt_goes_to_its_cache() -> None:
+    table = rows(0, 0)
+    table[1].store.use(PROMPT)
+    one = ticket(tokens=2560, prefix=PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot == 1
+
+
+def test_it_waits_for_the_cache_while_that_is_cheaper_and_spills_over_when_not() -> None:
+    table = rows(0, 1)
+    table[1].store.use(PROMPT)
+    one = ticket(tokens=2560, prefix=PROMPT)
+    table[1].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)  # a second of prefill, against 2.6 s
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[:1], 0.0).slot == 1
+    table[1].ledger.bind(ticket(tokens=2000), 2000.0, 0.0)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[:1], 0.0).slot == 0
+
+
+def test_those_who_wait_for_the_same_prompt_share_the_price_of_a_copy() -> None:
+    table = rows(0, 1)
+    table[1].store.use(PROMPT)
+    one = ticket(tokens=2560, prefix=PROMPT)
+    table[1].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)
+    families: dict[int | None, int] = {PROMPT[-1]: 9}
+    assert policy(Name.PREFIX_AWARE, families=families).choose(one, table, table[:1], 0.0).slot == 0
+
+
+def test_a_copy_is_charged_for_those_who_wait_where_it_would_be_made() -> None:
+    table = rows(1, 0, 0)
+    table[0].store.use(PROMPT)
+    table[0].ledger.bind(ticket(tokens=3000), 3000.0, 0.0)  # three seconds of prefill, against 2.6 s
+    one = ticket(tokens=2560, prefix=PROMPT)
+    for held_up, chosen in ((1, 2), (2, 0)):
+        table[held_up].ledger.expect(0.1)
+        assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == chosen
+    one.home = table[1]  # it is the one that waits there
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
+
+
+def test_a_copy_is_charged_for_what_it_evicts_less_where_that_is_held_elsewhere() -> None:
+    table = rows(0, 0, 0)
+    for row, held in zip(table, (range(40), range(40, 80), range(40)), strict=True):
+        row.store.capacity = 40
+        row.store.use(tuple(held))
+    one = ticket(tokens=2560, prefix=PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot in (0, 2)  # 1 holds the only copy
+
+
+def test_a_full_instance_costs_the_wait_for_a_seat_after_all_who_wait_for_it() -> None:
+    table = rows(32, 31)
+    assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[1:], 0.0).slot == 1
+    table[0].store.use(PROMPT)  # a copy takes 2.6 s, a seat is free every 0.3 s
+    one = ticket(tokens=2560, prefix=PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 0
+    table[0].ledger.ahead = 9
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
+
+
+def test_nobody_waits_for_an_instance_that_has_no_more_of_the_prompt_than_a_free_one() -> None:
+    table = rows(0, 5, 30)
+    assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[2:], 0.0).slot == 2
+    table[0].store.use(PROMPT)
+    table[1].store.use(PROMPT)
+    one = ticket(tokens=2560, prefix=PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
+    full = rows(32, 32)
+    full[0].store.use(PROMPT)
+    assert policy(Name.PREFIX_AWARE).choose(one, full, full[1:], 0.0).slot in (0, 1)

@@ -1,0 +1,87 @@
+"""The table: ready, draining, gone, and generations that overlap."""
+
+from __future__ import annotations
+
+from launcher.address import UnixAddress
+from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
+
+
+def up(slot: int, generation: int = 1, model: str = "m") -> Upstream:
+    return Upstream(slot, generation, model, UnixAddress("/x"), 8)
+
+
+def slots(table: UpstreamTable, model: str | None = None) -> list[tuple[int, int]]:
+    return [row.key for row in table.ready(model)]
+
+
+def test_ready_by_model_without_tried_ones_in_order() -> None:
+    table = UpstreamTable()
+    for row in (up(2), up(0), up(1, model="n")):
+        table.add(row)
+    assert slots(table) == [(0, 1), (1, 1), (2, 1)]
+    assert slots(table, "m") == [(0, 1), (2, 1)]
+    assert [row.key for row in table.ready("m", {(0, 1)})] == [(2, 1)]
+
+
+def test_idle_is_said_once_per_drain() -> None:
+    table = UpstreamTable()
+    row = table.add(up(0))
+    assert row is not None
+    table.begin(row)
+    assert not table.became_idle(row)
+    table.drain(0, 1)
+    assert slots(table) == []
+    assert not table.became_idle(row)
+    table.end(row)
+    assert table.became_idle(row)
+    assert not table.became_idle(row)
+
+
+def test_adding_again_takes_a_drain_back() -> None:
+    table = UpstreamTable()
+    table.add(up(0))
+    row = table.drain(0, 1)
+    assert table.add(up(0)) is row
+    assert slots(table) == [(0, 1)]
+    assert row is not None
+    assert not table.became_idle(row)
+
+
+def test_a_new_generation_overtakes_and_stale_events_change_nothing() -> None:
+    table = UpstreamTable()
+    old = table.add(up(0, 1))
+    assert old is not None
+    table.begin(old)
+    table.add(up(0, 2))
+    assert slots(table) == [(0, 2)]
+    table.drain(0, 1)
+    table.end(old)
+    assert table.became_idle(old)
+    assert table.remove(0, 1, "exit") is old
+    assert table.remove(0, 1, "exit") is None
+    assert table.drain(0, 1) is None
+    assert table.add(up(0, 1)) is None
+    assert slots(table) == [(0, 2)]
+
+
+def test_one_that_is_gone_never_becomes_idle() -> None:
+    table = UpstreamTable()
+    row = table.add(up(0))
+    assert row is not None
+    table.begin(row)
+    table.drain(0, 1)
+    table.remove(0, 1, "killed")
+    table.end(row)
+    assert not table.became_idle(row)
+
+
+def test_the_newest_of_a_slot_and_a_model_nobody_has() -> None:
+    table = UpstreamTable()
+    table.add(up(0, 1))
+    newest = table.add(up(0, 2))
+    assert table.newest(0) is newest
+    assert table.newest(5) is None
+    assert table.of("another") == []
+    assert table.of("m") is table.of("m")
+    table.remove(0, 2, "exit")
+    assert table.of("m") == []

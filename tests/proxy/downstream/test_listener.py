@@ -1,0 +1,232 @@
+"""Sockets, and what aiohttp's server alone would let through."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import time
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+import uvloop
+from fakes import SOON_S
+from proxy.front_house import Build, House
+
+from launcher.errors import LauncherError
+from launcher.proxy.downstream.listener import ACCEPTS, Listener, _cannot_listen, bind, unused
+
+
+def test_what_systemd_listens_instead_of() -> None:
+    both = ["http://127.0.0.1:8000", "unix:/run/x.sock"]
+    assert unused(("127.0.0.1:8000",), ["http://10.0.0.1:80"]) == []  # nobody has set that
+    assert unused(("127.0.0.1:8000", "unix:/run/x.sock"), both) == []
+    assert unused(("[::]:8000", "unix:/run/x.sock"), both) == ["[::]:8000"]
+
+
+async def answer_to(house: House, request: bytes) -> bytes:
+    """All that comes back until the connection is closed."""
+    reader, writer = await house.raw(request)
+    async with asyncio.timeout(SOON_S):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def error_of(answer: bytes) -> dict[str, object]:
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nA\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: h\r\nX: " + b"y" * 9000 + b"\r\n\r\n", 431),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nExpect: magic\r\nContent-Length: 2\r\n\r\n{}", 417),
+    ],
+)  # fmt: skip
+async def test_bad_requests_are_refused_in_openais_form_and_closed(
+    house: House, request_: bytes, status: int
+) -> None:
+    answer = await answer_to(house, request_)
+    assert answer.split(b" ")[:2] in ([b"HTTP/1.1", b"%d" % status], [b"HTTP/1.0", b"%d" % status]), answer
+    assert b"numa-launcher" in answer
+    error_of(answer)
+
+
+async def test_a_head_that_does_not_end_is_given_up(build: Build) -> None:
+    house = await build(header_timeout_s=0.2)
+    reader, writer = await house.raw(b"")
+    answer = asyncio.create_task(reader.readuntil(b"\r\n"))
+    started = time.monotonic()
+    async with asyncio.timeout(SOON_S):
+        for byte in chain(b"GET /health HTTP/1.1\r\nHost: h\r\nX: ", repeat(ord("y"))):  # as long as it takes
+            if answer.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+    assert (await answer).startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - started > 0.1
+
+
+async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
+    house = await build(header_timeout_s=1.0)
+    await house.engine(0)
+    reader, writer = await house.raw(
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 13\r\n\r\n"
+    )
+    for byte in b'{"model":"m"}':
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.09)
+    async with asyncio.timeout(SOON_S):
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_huge_heads_are_given_up_while_they_come(house: House) -> None:
+    line = b"X-%d: " + b"y" * 4000 + b"\r\n"
+    reader, writer = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n")
+    try:
+        for n in range(100):
+            writer.write(line % n)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(SOON_S):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    except ConnectionError:
+        pass  # it was closed while we wrote, which is the point
+    async with house.client.get("/health") as answer:
+        assert answer.status == 503
+
+
+async def test_requests_in_a_row_on_one_connection(house: House) -> None:
+    await house.engine(0)
+    one = b"GET /v1/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    answer = await answer_to(house, one + one + last)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+async def test_http_1_0_streams_until_close(house: House) -> None:
+    await house.engine(0)
+    body = b'{"model":"m", "stream": true}'
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+    answer = await answer_to(house, head.encode() + body)
+    assert b"chunked" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n")
+
+
+async def test_absolute_form_is_taken(house: House) -> None:
+    await house.engine(0)
+    answer = await answer_to(house, b"GET http://h/health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+    ],
+)
+async def test_odd_targets_are_not_there(house: House, request_: bytes) -> None:
+    reader, _ = await house.raw(request_)
+    async with asyncio.timeout(SOON_S):
+        assert (await reader.readuntil(b"\r\n")).startswith(
+            (b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 405")
+        )
+
+
+# --- listening -------------------------------------------------------------------------------------
+
+
+async def test_unix_and_v6_listeners(build: Build, tmp_path: Path) -> None:
+    path = tmp_path / "door.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))
+    stale.close()
+    house = await build(listen=(f"unix:{path}", "[::1]:0", "127.0.0.1:0"))
+    assert house.door.endpoint == f"unix:{path}"
+    assert house.door.endpoints[1].startswith("http://[::1]:")
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 503")
+    writer.close()
+    assert path.stat().st_mode & 0o777 == 0o660
+    await house.door.stop(0)
+    assert not path.exists()
+
+
+async def test_a_port_that_is_taken_is_said(build: Build, tmp_path: Path) -> None:
+    house = await build()
+    taken = house.door.endpoint.removeprefix("http://")
+    with pytest.raises(LauncherError) as caught:
+        await build(listen=("127.0.0.1:0", taken))
+    assert caught.value.message == f"cannot listen on '{taken}': address in use"
+    assert "[proxy] listen" in caught.value.remedy
+    path = f"unix:{tmp_path}/x.sock"
+    other = await build(listen=(path,))
+    with pytest.raises(LauncherError, match="address in use"):
+        bind(path)
+    assert other.door.endpoint == path
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["8000", "h:x", "127.0.0.1:99999", "no.such.host.invalid:80", "192.0.2.1:80", "unix:/no/such/folder/s"],
+)
+def test_what_can_not_be_listened_on(listen: str) -> None:
+    with pytest.raises(LauncherError) as caught:
+        bind(listen)
+    assert caught.value.message.startswith(f"cannot listen on '{listen}': ")
+    assert caught.value.remedy
+
+
+def test_what_nobody_foresaw_has_a_remedy_too() -> None:
+    error = _cannot_listen("h:1", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)))
+    assert error.message == "cannot listen on 'h:1': no buffer space available"
+    assert error.remedy == "set [proxy] listen to another address"
+
+
+def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(LauncherError):
+        bind(f"unix:{tmp_path}/file")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_many_clients_at_once_are_taken_in_few_turns_of_the_loop(tmp_path: Path) -> None:
+    """Also where a turn takes long, because a thousand streams move."""
+    taken: list[asyncio.BaseTransport] = []
+
+    class Client(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            taken.append(transport)
+
+    async def turns() -> int:
+        listener = Listener(Client)
+        await listener.open(f"unix:{tmp_path}/s")
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(64)]
+        for client in clients:
+            client.connect(f"{tmp_path}/s")
+        count = 0
+        while len(taken) < len(clients):
+            await asyncio.sleep(0)
+            count += 1
+        for one in (*clients, *taken):
+            one.close()
+        listener.close()
+        return count
+
+    assert uvloop.run(turns()) <= 2 * 64 // ACCEPTS

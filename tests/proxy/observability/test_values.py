@@ -1,0 +1,66 @@
+"""Sums on /metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from proxy.auth.test_api_keys import make, put
+
+from launcher.config import schema
+from launcher.config.schema import Proxy
+from launcher.proxy.auth.api_keys import ApiKeys
+from launcher.proxy.auth.rate_limits import Limit
+from launcher.proxy.observability import values
+from launcher.proxy.upstream.overflow import Ending, Overflow
+from launcher.telemetry import metrics
+
+
+def rows(found: metrics.Values) -> dict[str, dict[tuple[str, ...], float]]:
+    """What a scraper reads: metric -> label values in the table's order -> value."""
+    order = {spec.name: spec.labels for spec in metrics.TABLE}
+    return {
+        family.name: {
+            tuple(sample.labels[label] for label in order[family.name]): sample.value
+            for sample in family.samples
+        }
+        for family in text_string_to_metric_families(metrics.render(found, metrics.Timings()))
+        if family.name in order and family.samples
+    }
+
+
+def test_keys(tmp_path: Path) -> None:
+    put(tmp_path / "keys", make("ann")[1], make("bob")[1])
+    keys = ApiKeys(str(tmp_path / "keys"))
+    ann = keys.sums["ann"]
+    ann.accepted, ann.tokens = 5, 70
+    ann.ended["completed"] = 3
+    ann.refused[Limit.TOKENS] = 1
+    keys.unauthorized = 2
+    assert rows(values.of_keys(keys, ["completed", "failed"])) == {
+        metrics.UNAUTHORIZED: {(): 2},
+        metrics.KEY_ACCEPTED: {("ann",): 5, ("bob",): 0},
+        metrics.KEY_ENDED: {
+            ("ann", "completed"): 3, ("ann", "failed"): 0, ("bob", "completed"): 0, ("bob", "failed"): 0,
+        },
+        metrics.KEY_REFUSED: {("ann", "tokens_per_minute"): 1},
+        metrics.KEY_IN_FLIGHT: {("ann",): 2, ("bob",): 0},
+        metrics.KEY_TOKENS: {("ann",): 70, ("bob",): 0},
+    }  # fmt: skip
+
+
+def test_overflow() -> None:
+    overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), Proxy(), lambda _: "m")
+    overflow.sent["m"], overflow.in_flight = 4, 1
+    overflow.ended["m", Ending.COMPLETED] = 3
+    found = rows(values.of_overflow(overflow))
+    assert found[metrics.OVERFLOW_SENT] == {("m",): 4}
+    assert found[metrics.OVERFLOW_IN_FLIGHT] == {(): 1}
+    assert found[metrics.OVERFLOW_ENDED] == {
+        ("m", "completed"): 3, ("m", "client_aborted"): 0, ("m", "rejected"): 0, ("m", "failed"): 0,
+    }  # fmt: skip
+
+
+def test_nothing_of_what_is_off() -> None:
+    assert values.of_keys(ApiKeys(None), ["completed"]) == {}
+    assert values.of_overflow(None) == {}

@@ -1,0 +1,125 @@
+"""Large bodies, read as they come: the same as a small one would say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.proxy.openai.body import HttpError, RequestBody, peek_json
+from launcher.proxy.openai.json_reader import MAX_DEPTH, MAX_FIELDS, MAX_SHORT_BYTES, MAX_VALUES, JsonReader
+
+PROMPT = ("system", "messages")
+_NAMES = [
+    "model",
+    "messages",
+    "system",
+    "stream",
+    "n",
+    "max_tokens",
+    "user",
+    "tools",
+    "priority",
+    "x",
+    "",
+    "\u00e9",
+]
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+_bodies = st.dictionaries(st.sampled_from(_NAMES) | st.text(max_size=3), _values, max_size=8)
+
+
+def outcome(read: Any) -> object:
+    """What a body says; None: it is refused."""
+    try:
+        found: RequestBody = read()
+    except HttpError:
+        return None
+    raws = {name: json.loads(bytes(raw)) for name, raw in found.prompt.items()}
+    tools = json.loads(bytes(found.tools)) if found.tools else None
+    return (found.model, found.previous_response_id, found.stream, found.n, found.max_tokens, raws, tools,
+            found.cache_key, found.priority)  # fmt: skip
+
+
+def in_pieces(body: bytes, sizes: list[int]) -> RequestBody:
+    reader, had, at = JsonReader(PROMPT), bytearray(), 0
+    for number in range(len(body)):
+        if at >= len(body):
+            break
+        size = sizes[number % len(sizes)]
+        had += body[at : at + size]
+        at += size
+        reader.feed(had)
+    return reader.peek(had)
+
+
+@settings(deadline=None)
+@given(
+    _bodies, st.booleans(), st.sampled_from([None, 1]), st.lists(st.integers(1, 30), min_size=1, max_size=5)
+)
+def test_a_large_body_says_what_a_small_one_does(
+    body: dict[str, object], ascii_only: bool, indent: int | None, sizes: list[int]
+) -> None:
+    raw = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "replace")
+    assert outcome(lambda: in_pieces(raw, sizes)) == outcome(lambda: peek_json(raw, PROMPT))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"b","mod\\u0065l":"c","messages":[1],"messages":[2]}',
+        b' {"a":"\\\\","b":"\\"","c":[{"d":"]}"}],"model":"m"} \n',
+        b'{"model":"a"} x',
+        b'{"model":"a"}}',
+        b'{"model":"a",}',
+        b'{"model" "a"}',
+        b'{"model":"a" "b":1}',
+        b"{'model':'a'}",
+        b'{"model":}',
+        b'{"model":1}',
+        b'{"model":"\xff"}',
+        b'{,"model":"a"}',
+        b'["model"]',
+        b"",
+        b"{",
+        b'{"model":"a","x":[',
+        b'{"model":"a',
+        b"\xef\xbb\xbf{}",
+        '{"model":"a"}'.encode("utf-16"),
+    ],
+)
+def test_odd_bodies_read_alike(body: bytes) -> None:
+    assert outcome(lambda: in_pieces(body, [3])) == outcome(lambda: peek_json(body, PROMPT))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x":[' + b"[]," * MAX_VALUES + b"0]}",
+        b'{"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
+        b"{" + b'"x":{},' * MAX_FIELDS + b'"y":0}',
+        b'{"model":"' + b"m" * MAX_SHORT_BYTES + b'"}',
+        b'{"n":' + b"1" * 2000 + b"}",
+    ],
+)
+def test_what_would_take_long_is_refused(body: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        JsonReader(PROMPT).peek(body)
+    assert caught.value.status == 400
+
+
+def test_media_are_where_the_prompt_has_them() -> None:
+    medium = b'{"data":"' + b"A" * 9999 + b'"}'
+    found = JsonReader(PROMPT).peek(b'{"x":[%b],"messages": [1,%b]}' % (medium, medium))
+    assert found.media == {"messages": [(3 + 9, 3 + 9 + 9999)]}
+    assert bytes(found.prompt["messages"]) == b"[1,%b]" % medium

@@ -1,0 +1,135 @@
+"""What the instance sends, in any pieces, and what may pass."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.proxy.sse import tracker as sse_tracker
+from launcher.proxy.sse.tracker import EventTracker
+
+WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
+COMMENT = b": still here\n\n"
+NAMED = b"event: response.created\ndata: {}\n\n"
+CRLF = b"data: a\r\n\r\n"
+MULTI = b"data: a\ndata: b\nid: 4\n\n"
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
+
+whole_events = st.lists(st.sampled_from([WORD, COMMENT, NAMED, CRLF, MULTI]), max_size=8)
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    marks = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in pairwise(marks)]
+
+
+def run(data: bytes, cuts: list[int]) -> tuple[EventTracker, bytes]:
+    tracker = EventTracker()
+    return tracker, b"".join(tracker.feed(piece) for piece in pieces(data, cuts))
+
+
+@given(whole_events, st.lists(st.integers(min_value=0), max_size=12))
+def test_a_good_stream_passes_byte_for_byte_in_any_pieces(events: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(events) + DONE
+    tracker, passed = run(data, cuts)
+    assert passed == data
+    assert tracker.done
+    assert tracker.error is None
+
+
+@given(whole_events, whole_events, st.lists(st.integers(min_value=0), max_size=12))
+def test_no_done_passes_after_an_error(before: list[bytes], after: list[bytes], cuts: list[int]) -> None:
+    head = b"".join(before) + ERROR + b"".join(after)
+    tracker, passed = run(head + DONE, cuts)
+    assert passed == b"".join(before)  # the engine's own error is withheld: the stream may go on elsewhere
+    assert not tracker.done
+    assert tracker.error == ERROR
+    assert tracker.engine_fault
+    assert tracker.error_first == (not before)
+
+
+@given(whole_events, st.lists(st.integers(min_value=0), max_size=12), st.integers(min_value=0))
+def test_a_cut_stream_leaves_whole_events_only(events: list[bytes], cuts: list[int], at: int) -> None:
+    data = b"".join(events)
+    data = data[: at % (len(data) + 1)]
+    tracker, passed = run(data, cuts)
+    assert data.startswith(passed)
+    assert passed == b"" or passed.endswith((b"\n\n", b"\r\n\r\n", b"\n\r\n"))
+    assert tracker.break_off() == b""
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(min_value=0), max_size=12))
+def test_any_bytes_pass_in_order(data: bytes, cuts: list[int]) -> None:
+    tracker, passed = run(data, cuts)
+    assert passed + tracker.rest() == data
+
+
+@pytest.mark.parametrize(
+    ("event", "is_error"),
+    [
+        (b'data: {"error":{"message":"x"}}\n\n', True),
+        (b'data:{ "error" : {"message":"x"}}\n\n', True),
+        (b'data: {"error": "out of memory"}\n\n', True),
+        (b'event: error\ndata: {"type":"error"}\n\n', True),
+        (b'event: response.failed\ndata: {"type":"response.failed"}\r\n\r\n', True),
+        (b'data: {"error": null, "choices": []}\n\n', False),
+        (b'data: {"choices":[], "error": {"message":"x"}}\n\n', False),
+        (b'data: {"errors": {}}\n\n', False),
+        (b"event: errors\ndata: {}\n\n", False),
+        (b': data: {"error":{}}\n\n', False),
+    ],
+)
+def test_what_is_an_error_event(event: bytes, is_error: bool) -> None:
+    tracker = EventTracker()
+    assert tracker.feed(event) == (b"" if is_error else event)
+    assert tracker.error == (event if is_error else None)
+
+
+@pytest.mark.parametrize(
+    ("event", "fault"),
+    [
+        (b'data: {"error":{"code":500}}\n\n', True),
+        (b'data: {"error":{"message":"died"}}\n\n', True),
+        (b'data: {"error":{"message":"too long","code":400}}\n\n', False),
+        (b'data: {"error":{"message":"too long","code": "404"}}\n\n', False),
+    ],
+)
+def test_whose_fault_an_error_is(event: bytes, fault: bool) -> None:
+    tracker = EventTracker()
+    tracker.feed(event)
+    assert tracker.engine_fault == fault
+
+
+def test_an_engine_that_gives_a_request_up_has_failed() -> None:
+    """vLLM 0.32 ends what comes to an engine that shuts down with this reason, [DONE], and status 200."""
+    said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""},"finish_reason":null}]}\n\n'
+    tracker = EventTracker()
+    assert tracker.feed(said) == said
+    assert (
+        tracker.feed(b'data: {"choices":[{"text":"","finish_reason": "abort"}]}\n\ndata: [DONE]\n\n') == b""
+    )
+    assert tracker.engine_fault
+    assert not tracker.done
+
+
+def test_a_huge_event_passes_as_it_comes_and_is_ended_when_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse_tracker, "HOLD_BYTES", 10)
+    tracker = EventTracker()
+    data = b"data: " + b"x" * 20 + b"\n\n"
+    passed = tracker.feed(data[:20])
+    assert passed == data[:17]
+    assert tracker.break_off() == b"\n\n"
+    tracker = EventTracker()
+    assert b"".join(tracker.feed(data[i : i + 1]) for i in range(len(data))) == data
+    assert tracker.break_off() == b""
+
+
+def test_done_without_its_blank_line_counts() -> None:
+    tracker = EventTracker()
+    assert tracker.feed(b"data: a\n\ndata: [DONE]") == b"data: a\n\n"
+    assert tracker.rest() == b"data: [DONE]"
+    assert tracker.done

@@ -1,0 +1,113 @@
+"""One configuration against another, on a machine that is not this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from synthetic import Machine
+
+from launcher.config.docs import to_markdown
+from launcher.config.load import parse_config
+from launcher.daemon.deployment import Assembly, assemble
+from launcher.rollout import diff
+from launcher.rollout.diff import Changes, SlotChange, Step, compare
+
+MACHINE = Machine(cores=8).topology()
+
+
+def made(**more: Any) -> Assembly:
+    """Two instances of four cores each, but for `more`."""
+    tree: dict[str, Any] = {
+        "models": [{"name": "m", "path": "/m"}],
+        "layout": {"instances_per_socket": 2, "reserve_cores": 0},
+        "engine": {"kind": "command", "command": ["serve", "{uds}"]},
+    }
+    for section, keys in more.items():
+        tree[section] = {**tree.get(section, {}), **keys} if isinstance(keys, dict) else keys
+    return assemble(parse_config(tree, origin="test"), machine=MACHINE, cpus_only=True)
+
+
+def steps(changes: Changes) -> list[tuple[int, Step]]:
+    return [(change.slot, change.step) for change in changes.slots]
+
+
+def test_nothing_differs() -> None:
+    changes = compare(made(), made())
+    assert steps(changes) == [(0, Step.NOTHING), (1, Step.NOTHING)]
+    assert (changes.steps, changes.live, changes.needs_restart) == ((), (), ())
+
+
+def test_an_argument_restarts_every_slot() -> None:
+    changes = compare(made(), made(engine={"command": ["serve", "{uds}", "--quick"]}))
+    assert changes.steps == (
+        SlotChange(0, Step.RESTART, ("arguments: (order) becomes --quick",)),
+        SlotChange(1, Step.RESTART, ("arguments: (order) becomes --quick",)),
+    )
+
+
+def test_secrets_are_not_shown() -> None:
+    changes = compare(
+        made(engine={"env": {"A": "1", "MY_TOKEN": "x"}}), made(engine={"env": {"A": "2", "MY_TOKEN": "y"}})
+    )
+    assert changes.slots[0].reasons == ("A: 1 becomes 2", "MY_TOKEN changes")
+
+
+def test_fewer_instances_stop_some_first_and_give_the_others_their_cpus() -> None:
+    changes = compare(made(), made(layout={"instances_per_socket": 1}))
+    assert [(change.slot, change.step) for change in changes.steps] == [(1, Step.STOP), (0, Step.RESTART)]
+    assert changes.slots[0].reasons[0].startswith("cpus ")
+    back = compare(made(layout={"instances_per_socket": 1}), made())
+    assert [(change.slot, change.step) for change in back.steps] == [(0, Step.RESTART), (1, Step.START)]
+
+
+def test_supervision_is_taken_over_at_once() -> None:
+    changes = compare(made(), made(supervision={"probe_interval_s": 1.0, "min_ready": 2}))
+    assert changes.live == ("supervision.min_ready", "supervision.probe_interval_s")
+    assert changes.steps == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "keys"),
+    [
+        ({"proxy": {"listen": ["127.0.0.1:9"]}}, ("proxy.listen",)),
+        ({"control": {"group": "root"}}, ("control.group",)),
+        ({"logging": {"level": "debug"}}, ("logging.level",)),
+        ({"engine": {"health_path": "/ping"}}, ("engine.health_path",)),
+        ({"systemd": {"memory_max": "4GiB"}}, ("systemd.memory_max",)),
+        ({"models": [{"name": "other", "path": "/m"}]}, ("the models' names",)),
+        ({"models": [{"name": "m", "path": "/m", "aliases": ["other"]}]}, ("the models' aliases",)),
+        ({"layout": {"reserve_cores": 1}}, ("the reserved cpus",)),
+    ],
+)
+def test_what_only_a_restart_of_the_daemon_takes_over(more: dict[str, Any], keys: tuple[str, ...]) -> None:
+    assert compare(made(), made(**more)).needs_restart == keys
+
+
+def test_the_page_on_the_configuration_says_so() -> None:
+    intro = to_markdown().partition("\n## ")[0]
+    live, _, once = intro.partition("Only a restart of the daemon takes over")
+    for section in diff._ONCE:
+        assert f"`[{section}]`" in once
+    for setting in diff._BUILT_IN:
+        assert f"`{setting}`" in once
+    for section in diff._LIVE:
+        assert f"`[{section}]` at once" in live
+    assert all(words in once for words in ("models' names", "aliases", "reserved"))
+
+
+def test_how_many_requests_an_instance_runs_is_a_change_of_its_own() -> None:
+    changes = compare(made(), made(models=[{"name": "m", "path": "/m", "max_num_seqs": 8}]))
+    assert changes.steps[0] == SlotChange(0, Step.RESTART, ("max_num_seqs 64 becomes 8",))
+
+
+def test_memory_nodes_are_named() -> None:
+    two = Machine(sockets=2, cores=4).topology()
+    engine = {"kind": "command", "command": ["serve", "{uds}"]}
+
+    def on(cpus: str) -> Assembly:
+        layout = {"instances_per_socket": 1, "cpus": cpus}
+        tree = {"models": [{"name": "m", "path": "/m"}], "engine": engine, "layout": layout}
+        return assemble(parse_config(tree, origin="test"), machine=two, cpus_only=True)
+
+    assert "memory nodes 0 become 1" in compare(on("0-3"), on("4-7")).slots[0].reasons

@@ -1,0 +1,224 @@
+"""`reload` as the daemon takes it: what is refused before anything happens, and one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fakes import SOON_S, FakeProcess, FakeSpawner, until
+from rollout.test_diff import made
+from rollout.test_rollout import CHANGED, LIMITS, PACE, Bank
+
+from launcher.daemon.deployment import Assembly
+from launcher.engines.base import Launch
+from launcher.errors import BusyError, LauncherError, RefusedError
+from launcher.instances.lifecycle import HoldRequested, State
+from launcher.instances.ports import Inherited, InstanceDraining, InstanceEvent
+from launcher.instances.supervisor import Supervisor
+from launcher.rollout.reload import Reloader
+
+
+@dataclass
+class House:
+    """A running daemon's part of it; `after` is what the file says now."""
+
+    before: Assembly
+    after: Assembly
+    prober: Bank = field(default_factory=Bank)
+    now: Assembly | None = None
+    fails: Exception | None = None
+    spawner: FakeSpawner = field(default_factory=FakeSpawner)
+    ready_first: bool = True
+
+    @asynccontextmanager
+    async def play(self) -> AsyncIterator[Reloader]:
+        self.now = self.before
+        self.supervisor = Supervisor(
+            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
+            pace=PACE, strict_binding=False, announce=self.hear,
+        )  # fmt: skip
+        self.reloader = Reloader(self.supervisor, self.prober, self.reread, self.reloaded)
+        task = asyncio.create_task(self.supervisor.run())
+        keepers = self.supervisor.keepers.values()
+        if self.ready_first:
+            await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))
+        async with asyncio.timeout(SOON_S):
+            yield self.reloader
+        await self.reloader.end()
+        await self.supervisor.stop()
+        task.cancel()
+        await asyncio.wait({task})
+
+    def hear(self, event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining):
+            asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
+
+    def reread(self, overrides: Any) -> Assembly:
+        if self.fails is not None:
+            raise self.fails
+        return self.after
+
+    def reloaded(self, assembly: Assembly) -> None:
+        self.now = assembly
+
+    async def ask(self, *, dry_run: bool = False, force: bool = False) -> dict[str, Any]:
+        return await self.reloader.reload(self.before, (), dry_run=dry_run, force=force)
+
+    async def over(self) -> str:
+        await until(lambda: self.reloader.target is None)
+        return str(self.reloader.show()["stage"])
+
+
+async def test_it_goes_there_and_is_the_configuration_then() -> None:
+    house = House(made(), made(engine=CHANGED))
+    async with house.play() as reloader:
+        assert reloader.show() == {"stage": "none"}
+        assert (await house.ask(dry_run=True))["stage"] == "dry run"
+        assert reloader.target is None
+        begun = await house.ask()
+        assert begun["stage"] == "running"
+        assert reloader.target is house.after
+        with pytest.raises(RefusedError, match="another reload is running"):
+            await house.ask()
+        assert await house.over() == "done"
+        assert house.now is house.after
+        assert all(keeper.engine is house.after.engine for keeper in house.supervisor.keepers.values())
+
+
+async def test_a_slot_that_goes_and_one_that_would_restart_after_it_is_refused_beforehand() -> None:
+    house = House(made(), made(layout={"instances_per_socket": 1}))
+    async with house.play() as reloader:
+        with pytest.raises(
+            RefusedError, match="cannot reload slot '0': 0 instances of 'm' would be left ready"
+        ):
+            await house.ask()
+        assert reloader.show() == {"stage": "none"}
+        assert [keeper.seat.generation for keeper in house.supervisor.keepers.values()] == [1, 1]
+        await house.ask(force=True)
+        assert await house.over() == "done"
+        assert sorted(house.supervisor.keepers) == [0]
+
+
+async def test_more_slots_need_no_spare_one_where_there_was_only_one() -> None:
+    house = House(made(layout={"instances_per_socket": 1}), made())
+    async with house.play():
+        await house.ask()
+        assert await house.over() == "done"
+        assert sorted(house.supervisor.keepers) == [0, 1]
+
+
+async def test_one_that_is_held_is_no_spare_one() -> None:
+    house = House(made(), made(engine=CHANGED))
+    async with house.play():
+        house.supervisor.keepers[1].post(HoldRequested())
+        await until(lambda: house.supervisor.keepers[1].seat.state is State.HELD)
+        with pytest.raises(RefusedError, match="would be left ready"):
+            await house.ask()
+        await house.ask(force=True)
+        assert await house.over() == "done"
+
+
+async def test_a_file_that_cannot_be_used_changes_nothing() -> None:
+    house = House(made(), made(), fails=LauncherError("cannot use it: why", "mend it"))
+    async with house.play() as reloader:
+        with pytest.raises(LauncherError, match="cannot use it"):
+            await house.ask()
+        house.fails, house.after = None, made(systemd={"memory_max": "4GiB"})
+        with pytest.raises(
+            RefusedError, match=r"only a restart of the daemon takes over systemd\.memory_max"
+        ):
+            await house.ask()
+        assert reloader.show() == {"stage": "none"}
+
+
+async def test_a_daemon_without_a_file_has_nothing_to_read_again() -> None:
+    house = House(made(), made())
+    async with house.play() as reloader:
+        reloader._reread = None
+        with pytest.raises(RefusedError, match="started without a file") as caught:
+            await house.ask()
+        assert caught.value.remedy == "start it with serve -c FILE"
+
+
+async def test_what_should_not_happen_is_said_and_does_not_look_like_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House(made(), made(engine=CHANGED))
+    async with house.play() as reloader:
+
+        async def broken(*_: Any) -> bool:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(house.prober, "canary", broken)
+        await house.ask()
+        assert await house.over() == "stuck"
+        assert "ZeroDivisionError" in reloader.show()["error"]
+        assert house.now is house.before
+
+
+async def test_one_that_still_compares_when_the_daemon_ends_changes_nothing() -> None:
+    house = House(made(), made(engine=CHANGED))
+    reading, ended = threading.Event(), threading.Event()
+
+    def slow(_overrides: Any) -> Assembly:
+        reading.set()
+        assert ended.wait(SOON_S)
+        return house.after
+
+    async with house.play() as reloader:
+        reloader._reread = slow
+        asked = asyncio.create_task(house.ask())
+        await until(reading.is_set)
+        await reloader.end()
+        ended.set()
+        with pytest.raises(RefusedError, match="the daemon is stopping"):
+            await asked
+        assert reloader.show() == {"stage": "none"}
+
+
+@dataclass
+class SlowSpawner(FakeSpawner):
+    """systemd takes its time to say what an earlier daemon left: life 7 of each slot."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+        await self.asked.wait()
+        for slot in slots:
+            self.started.append(FakeProcess(2000 + slot, slot, 7, print))
+        return {
+            process.slot: Inherited(7, slots[process.slot](7), process, 60.0, lambda _tell: None)
+            for process in self.started
+        }
+
+
+async def test_a_reload_waits_until_what_an_earlier_daemon_left_is_taken_over() -> None:
+    spawner = SlowSpawner()
+    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with house.play():
+        asked = asyncio.create_task(house.ask(force=True))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        spawner.asked.set()
+        await asked
+        assert await house.over() == "done"
+        assert [keeper.seat.generation for keeper in house.supervisor.keepers.values()] == [8, 8]
+        assert all(keeper.engine is house.after.engine for keeper in house.supervisor.keepers.values())
+
+
+async def test_a_take_over_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.rollout.reload.TAKE_OVER_S", 0.01)
+    spawner = SlowSpawner()
+    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with house.play() as reloader:
+        with pytest.raises(BusyError, match="still being taken over"):
+            await house.ask()
+        assert reloader.show() == {"stage": "none"}
+        spawner.asked.set()
+        keepers = house.supervisor.keepers.values()
+        await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))

@@ -1,0 +1,372 @@
+"""From one configuration to another between fakes: one slot at a time, checked, and back when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fakes import SOON_S, FakeClock, FakeProber, FakeProcess, FakeSpawner, until
+from rollout.test_diff import made
+
+from launcher.address import Address
+from launcher.config.schema import Supervision
+from launcher.daemon.deployment import Assembly
+from launcher.instances.backoff import Limits
+from launcher.instances.life import Pace
+from launcher.instances.lifecycle import (
+    DrainRequested,
+    Event,
+    HoldRequested,
+    Intent,
+    ProbeSucceeded,
+    QuarantineRequested,
+    ReleaseRequested,
+    ResumeRequested,
+    StartRequested,
+    State,
+    StopRequested,
+)
+from launcher.instances.ports import InstanceDraining, InstanceEvent
+from launcher.instances.supervisor import Supervisor
+from launcher.rollout.diff import compare
+from launcher.rollout.rollout import Rollout, Stage
+
+LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02, crash_limit=1)
+PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
+CHANGED = {"command": ["serve", "{uds}", "--changed"]}
+
+
+@dataclass
+class Bank(FakeProber):
+    """Answers canaries in `took_s` on the clock, by slot."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    took_s: dict[str, float] = field(default_factory=dict)
+    failing: str = "never"
+
+    async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
+        self.canaries += 1
+        self.clock.now += next((took for part, took in self.took_s.items() if part in str(address)), 0.1)
+        return self.failing not in str(address)
+
+
+@dataclass
+class Company:
+    """A supervisor of `before`'s slots, and the way to `after`."""
+
+    before: Assembly
+    after: Assembly
+    spawner: FakeSpawner = field(default_factory=FakeSpawner)
+    prober: Bank = field(default_factory=Bank)
+    force: bool = False
+    limits: Limits = LIMITS
+    most_away: int = 0
+    meddle: Callable[[InstanceEvent], None] = lambda _event: None
+    """Somebody who does something to the slots when he sees this."""
+
+    def hear(self, event: InstanceEvent) -> None:
+        self.meddle(event)
+        if isinstance(event, InstanceDraining):
+            ready = [k.seat.state is State.READY for k in self.supervisor.keepers.values()]
+            self.most_away = max(self.most_away, ready.count(False))
+            asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
+
+    @asynccontextmanager
+    async def play(self) -> AsyncIterator[Rollout]:
+        self.supervisor = Supervisor(
+            self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
+            pace=PACE, strict_binding=False, announce=self.hear,
+        )  # fmt: skip
+        task = asyncio.create_task(self.supervisor.run())
+        await until(lambda: self.states == {State.READY})
+        async with asyncio.timeout(SOON_S):
+            yield self.rollout()
+        await self.supervisor.stop()
+        task.cancel()
+        await asyncio.wait({task})
+
+    def rollout(self) -> Rollout:
+        return Rollout(
+            self.supervisor,
+            self.prober,
+            self.before,
+            self.after,
+            compare(self.before, self.after),
+            lambda _a: (self.limits, PACE),
+            self.prober.clock,
+            force=self.force,
+        )
+
+    @property
+    def states(self) -> set[State]:
+        return {keeper.seat.state for keeper in self.supervisor.keepers.values()}
+
+    def argv(self, slot: int) -> tuple[str, ...]:
+        launch = self.supervisor.keepers[slot].life.launch
+        assert launch is not None
+        return launch.argv
+
+
+async def test_one_slot_after_the_other() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert rollout.progress.stage is Stage.DONE
+        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+        assert all("--changed" in company.argv(slot) for slot in (0, 1))
+        assert company.states == {State.READY}
+        assert company.most_away == 1
+        assert company.prober.canaries == 4 * 3, "each new one and its sibling, three times"
+
+
+async def test_slots_that_come_and_go() -> None:
+    two, one = made(), made(layout={"instances_per_socket": 1})
+    for before, after, slots in ((two, one, [0]), (one, two, [0, 1])):
+        company = Company(before, after, force=True)
+        async with company.play() as rollout:
+            assert await rollout.run()
+            assert sorted(company.supervisor.keepers) == slots
+            assert company.states == {State.READY}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ({"took_s": {"slot1-2": 9.0}}, "slot 1 took 9.00 s for one token, its sibling 0.10 s"),
+        ({"failing": "slot1-2"}, "slot 1 gave no answer to a completion of one token"),
+    ],
+)
+async def test_one_that_is_worse_brings_all_back(trouble: dict[str, Any], said: str) -> None:
+    company = Company(made(), made(engine=CHANGED), prober=Bank(**trouble))
+    async with company.play() as rollout:
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert said in rollout.progress.error
+        assert rollout.progress.remedy
+        assert company.states == {State.READY}
+        assert not any("--changed" in company.argv(slot) for slot in (0, 1))
+        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 3]
+
+
+async def test_one_that_does_not_come_up_is_named_and_the_other_is_not_touched() -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    async def fail_the_second() -> None:
+        company.prober.health = None
+        await until(lambda: len(company.spawner.started) == 3)
+        company.spawner.started[2].say("vllm: error: unrecognized arguments: --changed")
+        company.prober.health = True
+        company.spawner.started[2].end(code=2)
+
+    async with company.play() as rollout:
+        failing = asyncio.create_task(fail_the_second())
+        assert not await rollout.run()
+        await failing
+        assert "slot 0 did not come up: bad-argument" in rollout.progress.error
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 1]
+
+
+async def test_who_is_out_of_rotation_changes_when_it_starts_again() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        keepers = company.supervisor.keepers
+        keepers[0].post(HoldRequested())
+        keepers[1].post(DrainRequested())
+        await until(lambda: company.states == {State.HELD, State.DRAINING})
+        assert await rollout.run()
+        assert company.states == {State.HELD, State.DRAINING}
+        assert keepers[1].seat.generation == 1
+
+
+# --- somebody else is at work too ---------------------------------------------------------------------
+
+
+async def test_none_is_taken_away_while_too_few_would_be_left() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        company.supervisor.keepers[1].post(HoldRequested())
+        await until(lambda: company.supervisor.keepers[1].seat.state is State.HELD)
+        assert not await rollout.run()
+        assert rollout.progress.error.startswith(
+            "cannot reload slot '0': 0 instances of 'm' would be left ready"
+        )
+        assert "--force" in rollout.progress.remedy
+        assert company.supervisor.keepers[0].seat.generation == 1, "it is not even restarted on the way back"
+
+
+async def test_a_stop_and_then_a_restart_leave_enough_or_are_refused() -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}))
+    async with company.play() as rollout:
+        assert not await rollout.run(), "slot 1 goes, and slot 0 would have to be restarted alone"
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert sorted(company.supervisor.keepers) == [0, 1]
+        assert company.states == {State.READY}
+        assert company.supervisor.keepers[0].seat.generation == 1
+
+
+async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3))
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[1].end(code=9)
+        await until(lambda: company.supervisor.keepers[1].seat.state is State.STARTING)
+        rolling = asyncio.create_task(rollout.run())
+        await until(lambda: rollout.progress.doing.endswith("waits for slot 1"))
+        assert rollout.progress.doing == "restart slot 0: waits for slot 1"
+        assert company.supervisor.keepers[0].seat.state is State.READY
+        company.prober.health = True
+        assert await rolling
+        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+
+
+async def test_one_that_is_starting_with_the_old_configuration_starts_anew() -> None:
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3))
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[0].end(code=9)
+        await until(lambda: len(company.spawner.started) == 3)
+        rolling = asyncio.create_task(rollout.run())
+        await until(lambda: len(company.spawner.started) == 4)
+        company.prober.health = True
+        assert await rolling
+        assert all("--changed" in company.argv(slot) for slot in (0, 1))
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested(), HoldRequested(), StopRequested()])
+async def test_one_that_somebody_takes_out_of_rotation_meanwhile_ends_nothing(verb: Event) -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    def take_away(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.generation == 1 and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, verb)
+
+    company.meddle = take_away
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert company.supervisor.keepers[0].seat.generation == 2
+        assert company.supervisor.keepers[1].seat.intent is not Intent.RUN
+
+
+@pytest.mark.parametrize("verb", [ResumeRequested(), StartRequested()])
+async def test_one_that_somebody_puts_back_before_it_has_restarted_is_told(verb: Event) -> None:
+    company = Company(made(), made(engine=CHANGED))
+
+    def put_back(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining):
+            company.meddle = lambda _event: None
+            company.supervisor.post(event.slot, verb)
+
+    company.meddle = put_back
+    async with company.play() as rollout:
+        assert not await rollout.run()
+        assert "somebody has put slot 0 back into rotation" in rollout.progress.error
+        assert rollout.progress.stage is Stage.ROLLED_BACK
+        assert company.states == {State.READY}
+
+
+async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
+
+    def start_again(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, StartRequested())
+
+    company.meddle = start_again
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert sorted(company.supervisor.keepers) == [0]
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
+async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) -> None:
+    company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
+
+    def keep(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 1:
+            company.meddle = lambda _event: None
+            company.supervisor.post(1, verb)
+
+    company.meddle = keep
+    async with company.play() as rollout:
+        assert await rollout.run()
+        assert sorted(company.supervisor.keepers) == [0]
+
+
+@pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
+async def test_one_that_became_ready_before_its_stop_and_is_kept_by_somebody_ends_nothing(
+    verb: Event,
+) -> None:
+    """It was starting with the old configuration, so it was to be stopped and started anew."""
+    company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3), force=True)
+
+    def keep(event: InstanceEvent) -> None:
+        if isinstance(event, InstanceDraining) and event.slot == 0:
+            company.meddle = lambda _event: None
+            company.supervisor.post(0, verb)
+
+    async with company.play() as rollout:
+        company.prober.health = None
+        company.spawner.started[0].end(code=9)
+        await until(lambda: len(company.spawner.started) == 3)
+        company.meddle = keep
+        keeper = company.supervisor.keepers[0]
+        keeper.post(ProbeSucceeded(keeper.seat.generation))  # before the stop
+        company.prober.health = True
+        assert await rollout.run()
+        assert keeper.seat.state is State.DRAINING
+        assert keeper.seat.generation == 2
+
+
+def _lame(company: Company, *slots: int) -> None:
+    """None of the next lives of these slots comes up."""
+    spawn = company.spawner.spawn
+
+    async def and_end(slot: int, *more: Any) -> FakeProcess:
+        process = await spawn(slot, *more)
+        if slot in slots:
+            asyncio.get_running_loop().call_soon(process.end, 9)
+        return process
+
+    company.spawner.spawn = and_end  # type: ignore[method-assign]
+
+
+async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
+    company = Company(made(), made(engine=CHANGED))
+    async with company.play() as rollout:
+        _lame(company, 1)
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.STUCK
+        assert rollout.progress.error.endswith(
+            "; slot 0 is left with the new configuration: cannot reload slot '0': 0 instances of 'm' would be left "
+            "ready, and supervision.min_ready is 1"
+        )
+        assert company.most_away == 1
+        assert company.supervisor.keepers[0].seat.state is State.READY
+        assert "--changed" in company.argv(0)
+
+
+async def test_a_new_slot_that_a_way_back_left_is_restarted_by_the_next_reload() -> None:
+    """It answers nothing, and is the only one: slot 0 is held."""
+    one = made(layout={"instances_per_socket": 1}, supervision={"min_ready": 1})
+    company = Company(one, made(supervision={"min_ready": 1}), prober=Bank(failing="slot1-1"))
+    async with company.play() as rollout:
+        keepers = company.supervisor.keepers
+        keepers[0].post(HoldRequested())
+        await until(lambda: keepers[0].seat.state is State.HELD)
+        assert not await rollout.run()
+        assert rollout.progress.stage is Stage.STUCK
+        assert "slot 1 is left with the new configuration" in rollout.progress.error
+        assert keepers[1].seat.state is State.READY
+        keepers[0].post(ReleaseRequested())
+        await until(lambda: company.states == {State.READY})
+        again = company.rollout()
+        assert await again.run(), again.progress.error
+        assert company.states == {State.READY}
+        assert keepers[1].seat.generation == 2

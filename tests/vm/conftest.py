@@ -1,0 +1,95 @@
+"""One boot per layout: the guest collects facts, the tests judge them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vm.bytecode import add_bytecode
+from vm.image import ROOT
+from vm.vm import LAYOUTS, run
+
+GUEST = Path(__file__).parent / "guest"
+# A boot with everything in it: 3 to 9 minutes on two cores, several times that where other programs have them. A guest
+# that hangs ends here; how long one takes is printed.
+GUEST_TIMEOUT_S = 5400.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.host)
+            # Building the image and booting happen in the first test's fixture.
+            item.add_marker(pytest.mark.timeout(7200))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as it is in this checkout; built elsewhere, so that nothing is left here."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "launcher", source / "launcher", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)],
+        check=True, timeout=600,
+    )  # fmt: skip
+    (found,) = folder.glob("*.whl")
+    add_bytecode(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def night(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What guest/oncall.py did to a host and saw, with every request of the load."""
+    folder = tmp_path_factory.mktemp("oncall")
+    repo, tests = folder / "repo", ROOT / "tests"
+    for name in ("scripts", "systemd", "configs"):
+        shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(tests / "fake_engine.py", repo)
+    (folder / "instances").mkdir()
+    for name in ("conftest.py", "test_spawner_contract.py"):
+        shutil.copy(tests / "instances" / name, folder / "instances")
+    files = [wheel, tests / "fakes.py", tests / "conftest.py", ROOT / "pyproject.toml"]
+    files += [GUEST / name for name in ("notes.py", "load.py", "contract")]
+    done = run(LAYOUTS["nps2"], GUEST / "oncall.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    facts["load"] = [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
+    return facts
+
+
+@pytest.fixture(scope="module", params=["nps4", "cxl"])
+def facts(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What guest/observe.py saw on a host of that layout."""
+    folder = tmp_path_factory.mktemp(request.param)
+    files = [wheel, ROOT / "tests" / "fake_engine.py", GUEST / "notes.py", *(ROOT / "systemd").iterdir()]
+    done = run(LAYOUTS[request.param], GUEST / "observe.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found | {"layout": request.param}
+
+
+@pytest.fixture(scope="module")
+def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What guest/caches.py saw of compile caches under the shipped units."""
+    folder = tmp_path_factory.mktemp("caches")
+    files = [wheel, ROOT / "tests" / "fake_engine.py", *(ROOT / "systemd").iterdir()]
+    files += [GUEST / name for name in ("notes.py", "stand_in_vllm.py")]
+    done = run(LAYOUTS["2s8"], GUEST / "caches.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found
