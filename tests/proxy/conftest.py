@@ -1,4 +1,4 @@
-"""Fixtures of the front door's tests; a test that leaks a task fails. All run on asyncio and on uvloop."""
+"""Fixtures of the proxy's tests; a test that leaks a task fails. All run on asyncio and on uvloop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import uvloop
 from fakes import SOON_S
-from proxy.front_house import Build, House
+from proxy.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.server import ProxyServer
@@ -25,15 +25,15 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture
 async def build(tmp_path: Path) -> AsyncIterator[Build]:
-    """build(**proxy settings) -> House, closed at the test's end."""
+    """build(**proxy settings) -> ProxyUnderTest, closed at the test's end."""
     async with AsyncExitStack() as stack:
 
-        async def make(*names: str, **settings: object) -> House:
+        async def make(*names: str, **settings: object) -> ProxyUnderTest:
             idle: list[tuple[int, int]] = []
             suspects: list[tuple[int, int, str]] = []
             most_clients = settings.pop("most_clients", None)
             assert most_clients is None or isinstance(most_clients, int)
-            door = ProxyServer(
+            server = ProxyServer(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
                 models=[Model(name=name, path="/x") for name in names or ("m",)],
                 on_idle=lambda slot, generation: idle.append((slot, generation)),
@@ -41,11 +41,11 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
                 chance=Random(7),  # noqa: S311
                 most_clients=most_clients,
             )
-            await door.start()
-            stack.push_async_callback(door.stop, 0.0)
-            base = door.endpoint if door.endpoint.startswith("http") else None
+            await server.start()
+            stack.push_async_callback(server.stop, 0.0)
+            base = server.endpoint if server.endpoint.startswith("http") else None
             client = await stack.enter_async_context(aiohttp.ClientSession(base))
-            return House(tmp_path, stack, door, client, idle, suspects)
+            return ProxyUnderTest(tmp_path, stack, server, client, idle, suspects)
 
         yield make
     leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -55,6 +55,6 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
 
 
 @pytest.fixture
-async def house(build: Build) -> House:
+async def proxy(build: Build) -> ProxyUnderTest:
     """One with default settings and the model "m"."""
     return await build()

@@ -112,7 +112,7 @@ async def no_tokenizer(call: Call) -> None:
 
 
 class FakeEngine:
-    """Listens on `path`; `script` may be changed between requests. What the front door asks of its template on its own
+    """Listens on `path`; `script` may be changed between requests. What the proxy asks of its template on its own
     is no call: `tokenizer` answers that.
     """
 

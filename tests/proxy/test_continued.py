@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, Script
 
 WORDS = [f" word{number}" for number in range(12)]
@@ -78,36 +78,36 @@ def told(body: bytes) -> tuple[str, set[str], list[dict[str, object]]]:
     return text, {c["id"] for c in chunks}, chunks
 
 
-async def stream(house: House, **more: object) -> bytes:
+async def stream(proxy: ProxyUnderTest, **more: object) -> bytes:
     asked = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, **more}
-    async with asyncio.timeout(SOON_S), house.chat(stream=True, **asked) as answer:
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True, **asked) as answer:
         assert answer.status == 200
         return await answer.read()
 
 
 @pytest.mark.parametrize("how", ["cut", "half", "error", "clean end"])
 @pytest.mark.parametrize("after", [1, 2, 7, 11])
-async def test_one_answer_from_two_instances(house: House, how: str, after: int) -> None:
-    await house.engine(0, speaks(after, how))
-    await house.engine(1, speaks(after, how))
-    await house.engine(2, speaks(None))
-    body = await stream(house)
+async def test_one_answer_from_two_instances(proxy: ProxyUnderTest, how: str, after: int) -> None:
+    await proxy.engine(0, speaks(after, how))
+    await proxy.engine(1, speaks(after, how))
+    await proxy.engine(2, speaks(None))
+    body = await stream(proxy)
     text, ids, chunks = told(body)
     assert text == "".join(WORDS)
     assert body.endswith(DONE)
     assert body.count(DONE) == 1
     assert len([c for c in chunks if c["choices"] and c["choices"][0]["delta"].get("role")]) == 1  # type: ignore[index]
-    assert house.sums()["completed"] == 1
-    assert house.door.stats()["continued"] == 1
-    assert house.balanced()
+    assert proxy.sums()["completed"] == 1
+    assert proxy.server.stats()["continued"] == 1
+    assert proxy.balanced()
     assert ids
 
 
-async def test_usage_is_that_of_the_whole(house: House) -> None:
-    await house.engine(0, speaks(4))
-    await house.engine(1, speaks(4))
-    await house.engine(2, speaks(None))
-    body = await stream(house, stream_options={"include_usage": True})
+async def test_usage_is_that_of_the_whole(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0, speaks(4))
+    await proxy.engine(1, speaks(4))
+    await proxy.engine(2, speaks(None))
+    body = await stream(proxy, stream_options={"include_usage": True})
     _, _, chunks = told(body)
     usage = chunks[-1]["usage"]
     assert isinstance(usage, dict)
@@ -118,44 +118,44 @@ async def test_usage_is_that_of_the_whole(house: House) -> None:
 @pytest.mark.parametrize(
     "field", [{"tools": [{"type": "function"}]}, {"logprobs": True}, {"n": 2}, {"response_format": {"type": "json_object"}}]
 )  # fmt: skip
-async def test_what_can_not_go_on_ends_honestly(house: House, field: dict[str, object]) -> None:
-    await house.engine(0, speaks(4))
-    await house.engine(1, speaks(4))
-    body = await stream(house, **field)
+async def test_what_can_not_go_on_ends_honestly(proxy: ProxyUnderTest, field: dict[str, object]) -> None:
+    await proxy.engine(0, speaks(4))
+    await proxy.engine(1, speaks(4))
+    body = await stream(proxy, **field)
     assert DONE not in body
     last = body[:-2].split(b"\n\n")[-1]
     assert "error" in json.loads(last.removeprefix(b"data: "))
-    assert house.sums()["failed"] == 1
+    assert proxy.sums()["failed"] == 1
 
 
-async def test_the_only_instance_comes_back_and_goes_on(house: House) -> None:
-    engine = await house.engine(0, speaks(5))
-    asked = asyncio.create_task(stream(house))
+async def test_the_only_instance_comes_back_and_goes_on(proxy: ProxyUnderTest) -> None:
+    engine = await proxy.engine(0, speaks(5))
+    asked = asyncio.create_task(stream(proxy))
     await until(lambda: bool(engine.calls))
     await asyncio.sleep(0.1)
     await engine.die()
-    house.door.remove_upstream(0, 1, "killed by signal 9")
-    await house.engine(0, speaks(None), generation=2)
+    proxy.server.remove_upstream(0, 1, "killed by signal 9")
+    await proxy.engine(0, speaks(None), generation=2)
     text, _, _ = told(await asked)
     assert text == "".join(WORDS)
 
 
-async def test_the_access_line_says_so(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_line_says_so(proxy: ProxyUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "launcher.access")
-    await house.engine(0, speaks(3))
-    await house.engine(1, speaks(3))
-    await house.engine(2, speaks(None))
-    await stream(house)
+    await proxy.engine(0, speaks(3))
+    await proxy.engine(1, speaks(3))
+    await proxy.engine(2, speaks(None))
+    await stream(proxy)
     (record,) = [record for record in caplog.records if record.name == "launcher.access"]
     assert record.__dict__["continued"] >= 1
     assert record.__dict__["attempts"] >= 2
 
 
 async def test_a_stream_cut_again_and_again(build: Build) -> None:
-    house = await build(policy="round-robin")
+    proxy = await build(policy="round-robin")
     for slot in range(3):
-        await house.engine(slot, speaks(3))
-    await house.engine(3, speaks(None))
-    text, _, _ = told(await stream(house))
+        await proxy.engine(slot, speaks(3))
+    await proxy.engine(3, speaks(None))
+    text, _, _ = told(await stream(proxy))
     assert text == "".join(WORDS)
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1

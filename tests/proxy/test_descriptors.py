@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fakes import SOON_S
 from proxy.downstream.test_tls import certify
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call, answer_chat
 from proxy.test_odd_engines import raw_engine
 
@@ -25,15 +25,17 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
 
 
-def refused(house: House) -> int:
-    return house.door.desk.tally.connections_refused
+def refused(proxy: ProxyUnderTest) -> int:
+    return proxy.server.desk.tally.connections_refused
 
 
-async def secure_house(build: Build, folder: Path, **settings: object) -> tuple[House, tuple[str, int]]:
+async def secure_proxy(
+    build: Build, folder: Path, **settings: object
+) -> tuple[ProxyUnderTest, tuple[str, int]]:
     chain, key = certify(folder, "cert")
-    house = await build(tls_certificate=str(chain), tls_key=str(key), most_clients=MOST, **settings)
-    host, _, port = house.door.endpoint.removeprefix("https://").rpartition(":")
-    return house, (host, int(port))
+    proxy = await build(tls_certificate=str(chain), tls_key=str(key), most_clients=MOST, **settings)
+    host, _, port = proxy.server.endpoint.removeprefix("https://").rpartition(":")
+    return proxy, (host, int(port))
 
 
 async def ask_securely(address: tuple[str, int], path: str) -> int:
@@ -49,12 +51,12 @@ async def ask_securely(address: tuple[str, int], path: str) -> int:
 
 async def test_tls_connections_count_before_their_handshake(build: Build, tmp_path: Path) -> None:
     """And when their time is up, others have their place."""
-    house, address = await secure_house(build, tmp_path, header_timeout_s=1.0)
+    proxy, address = await secure_proxy(build, tmp_path, header_timeout_s=1.0)
     silent = [socket.create_connection(address) for _ in range(2 * MOST)]
     for sock in silent:
-        house.stack.callback(sock.close)
+        proxy.stack.callback(sock.close)
     async with asyncio.timeout(SOON_S):
-        await until(lambda: refused(house) == MOST)
+        await until(lambda: refused(proxy) == MOST)
         with pytest.raises(OSError):  # noqa: PT011 - reset or end of file, as the kernel has it
             await ask_securely(address, "/health")
         while True:
@@ -63,13 +65,13 @@ async def test_tls_connections_count_before_their_handshake(build: Build, tmp_pa
                 break
             except OSError:
                 await asyncio.sleep(0.05)
-    await until(lambda: not house.door._connections)
-    assert "\nnuma_launcher_connections 0.0\n" in await house.door.metrics_page()
+    await until(lambda: not proxy.server._connections)
+    assert "\nnuma_launcher_connections 0.0\n" in await proxy.server.metrics_page()
 
 
 async def test_as_many_tls_clients_as_may_connect(build: Build, tmp_path: Path) -> None:
     """One that shakes hands is not counted twice."""
-    house, address = await secure_house(build, tmp_path)
+    proxy, address = await secure_proxy(build, tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     async with asyncio.timeout(SOON_S):
@@ -77,7 +79,7 @@ async def test_as_many_tls_clients_as_may_connect(build: Build, tmp_path: Path) 
         for reader, writer in clients:
             writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
             assert await reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
-    assert refused(house) == 0
+    assert refused(proxy) == 0
     for _, writer in clients:
         writer.close()
 
@@ -85,7 +87,7 @@ async def test_as_many_tls_clients_as_may_connect(build: Build, tmp_path: Path) 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
 async def test_no_tls_and_half_of_it_end(build: Build, tmp_path: Path, said: bytes) -> None:
     """A client that speaks no TLS is closed at once, one that stops in the middle after `header_timeout_s`."""
-    _, address = await secure_house(build, tmp_path, header_timeout_s=0.3)
+    _, address = await secure_proxy(build, tmp_path, header_timeout_s=0.3)
     reader, writer = await asyncio.open_connection(*address)
     writer.write(said)
     async with asyncio.timeout(SOON_S):
@@ -95,18 +97,18 @@ async def test_no_tls_and_half_of_it_end(build: Build, tmp_path: Path, said: byt
 
 
 async def test_a_stop_ends_handshakes(build: Build, tmp_path: Path) -> None:
-    house, address = await secure_house(build, tmp_path)
+    proxy, address = await secure_proxy(build, tmp_path)
     reader, writer = await asyncio.open_connection(*address)
-    await until(lambda: house.door._connections == 1)
+    await until(lambda: proxy.server._connections == 1)
     async with asyncio.timeout(SOON_S):
-        await house.door.stop(0)
+        await proxy.server.stop(0)
         assert await reader.read() == b""
     writer.close()
 
 
 async def test_a_request_behind_the_handshakes_last_bytes(build: Build, tmp_path: Path) -> None:
     """They arrive together: TLS 1.3's client may send at once."""
-    _, address = await secure_house(build, tmp_path)
+    _, address = await secure_proxy(build, tmp_path)
 
     def ask() -> bytes:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -132,7 +134,7 @@ async def test_a_request_behind_the_handshakes_last_bytes(build: Build, tmp_path
     assert (await asyncio.to_thread(ask)).startswith(b"HTTP/1.1 503 ")
 
 
-async def test_pages_cost_no_descriptors(house: House) -> None:
+async def test_pages_cost_no_descriptors(proxy: ProxyUnderTest) -> None:
     """However many want one at once: those of the connections that ask, and of one look at the instances."""
     go = asyncio.Event()
 
@@ -140,10 +142,10 @@ async def test_pages_cost_no_descriptors(house: House) -> None:
         await go.wait()
         await answer_chat(call)
 
-    engine = await house.engine(0, script)
+    engine = await proxy.engine(0, script)
     before = open_files()
     asks = [
-        await house.raw(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path)
+        await proxy.raw(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path)
         for path in (b"/metrics", b"/v1/models", b"/v1/models/m") * 20
     ]
     await until(lambda: len(engine.calls) >= 2)
@@ -156,27 +158,27 @@ async def test_pages_cost_no_descriptors(house: House) -> None:
     await until(lambda: open_files() <= before)
 
 
-async def test_heads_of_pages_have_no_body(house: House) -> None:
-    await house.engine(0)
+async def test_heads_of_pages_have_no_body(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
     for path in ("/health", "/metrics", "/v1/models"):
-        async with house.client.head(path) as answer:
+        async with proxy.client.head(path) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
             assert int(answer.headers["Content-Length"]) > 0
 
 
-async def test_a_client_that_leaves_ends_its_page(house: House) -> None:
+async def test_a_client_that_leaves_ends_its_page(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.until_left()
 
-    engine = await house.engine(0, script)
-    _, writer = await house.raw(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
+    engine = await proxy.engine(0, script)
+    _, writer = await proxy.raw(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
     await until(lambda: bool(engine.calls))
     writer.transport.abort()
     await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name() == "page"])
 
 
 async def test_idle_connections_to_an_instance_are_closed(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a burst's, also while later requests reuse the youngest again and again."""
     monkeypatch.setattr(connection, "REUSE_S", 0.3)
@@ -200,12 +202,12 @@ async def test_idle_connections_to_an_instance_are_closed(
         async with session.post("/v1/completions", data=b'{"model":"m"}') as answer:
             assert answer.status == 200
 
-    await raw_engine(house, serve)
-    burst = asyncio.gather(*(ask(house.client) for _ in range(8)))
+    await raw_engine(proxy, serve)
+    burst = asyncio.gather(*(ask(proxy.client) for _ in range(8)))
     await until(lambda: len(open_now) == 8)
     together.set()
     await burst
     async with asyncio.timeout(SOON_S):
         while len(open_now) > 1:
-            await ask(house.client)
+            await ask(proxy.client)
             await asyncio.sleep(0.02)

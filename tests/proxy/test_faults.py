@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, answer_chat, event
 from proxy.test_guarded import new_key
 
@@ -100,18 +100,18 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, once: bo
     return raised
 
 
-async def guarded(build: Build, folder: Path, script: Script) -> tuple[House, dict[str, str]]:
-    """A house whose one key has one place."""
+async def guarded(build: Build, folder: Path, script: Script) -> tuple[ProxyUnderTest, dict[str, str]]:
+    """A proxy whose one key has one place."""
     key = new_key(folder / "keys", "app", concurrency=1)
-    house = await build(api_keys_file=str(folder / "keys"), park_timeout_s=0.1, queue_timeout_s=1)
-    await house.engine(0, script)
-    return house, {"Authorization": f"Bearer {key}"}
+    proxy = await build(api_keys_file=str(folder / "keys"), park_timeout_s=0.1, queue_timeout_s=1)
+    await proxy.engine(0, script)
+    return proxy, {"Authorization": f"Bearer {key}"}
 
 
-async def rest_of(reader: asyncio.StreamReader, house: House) -> bytes | None:
+async def rest_of(reader: asyncio.StreamReader, proxy: ProxyUnderTest) -> bytes | None:
     """What comes next; b"" at the end of the connection, None where it is kept alive after the answer."""
     while True:
-        over = house.sums()["in_flight"] == 0
+        over = proxy.sums()["in_flight"] == 0
         try:
             return await asyncio.wait_for(reader.read(65536), 0.3)
         except TimeoutError:
@@ -151,25 +151,25 @@ async def test_a_fault_of_ours_ends_the_request_honestly(  # noqa: PLR0917
     name: str,
     once: bool,
 ) -> None:
-    house, head = await guarded(build, tmp_path, script)
+    proxy, head = await guarded(build, tmp_path, script)
     raised = fail_at(monkeypatch, owner, name, once=once)
     body = b'{"model":"m","messages":[],"stream":%s}' % (b"true" if script in {streams, tears} else b"false")
     fields = "".join(f"{key}: {value}\r\n" for key, value in head.items())
     asked = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n{fields}\r\n"
-    reader, writer = await house.raw(asked.encode() + body)
+    reader, writer = await proxy.raw(asked.encode() + body)
     answer = bytearray()
     clean = True
     async with asyncio.timeout(SOON_S):
         await until(lambda: bool(raised))
         try:
-            while data := await rest_of(reader, house):
+            while data := await rest_of(reader, proxy):
                 answer += data
             clean = data is None
         except ConnectionError:
             clean = False
     assert ends_honestly(bytes(answer), clean=clean), (clean, bytes(answer))
-    assert house.balanced()
-    assert house.sums()["in_flight"] == 0
+    assert proxy.balanced()
+    assert proxy.sums()["in_flight"] == 0
     writer.close()
     faults = [record for record in caplog.records if "a fault of the front door" in record.getMessage()]
     assert len(faults) == len({record.__dict__["request_id"] for record in faults}) == 1
@@ -177,7 +177,7 @@ async def test_a_fault_of_ours_ends_the_request_honestly(  # noqa: PLR0917
     assert faults[0].exc_info[0] is ZeroDivisionError
     assert not [record for record in caplog.records if record.name == "asyncio"]
     monkeypatch.undo()
-    keys = house.door._keys
+    keys = proxy.server._keys
     assert [entry.limits.in_flight for entry in keys] == [0]
 
 
@@ -187,17 +187,17 @@ async def test_a_fault_while_a_client_leaves(
     async def script(call: Call) -> None:
         await call.until_left()
 
-    house, head = await guarded(build, tmp_path, script)
+    proxy, head = await guarded(build, tmp_path, script)
     raised = fail_at(monkeypatch, Relay, "client_gone", once=True)
     ask = asyncio.create_task(
-        house.client.post("/v1/completions", data=b'{"model":"m"}', headers=head).__aenter__()
+        proxy.client.post("/v1/completions", data=b'{"model":"m"}', headers=head).__aenter__()
     )
-    await until(lambda: house.sums()["in_flight"] == 1)
+    await until(lambda: proxy.sums()["in_flight"] == 1)
     ask.cancel()
     await until(lambda: bool(raised))
-    await until(lambda: house.sums()["in_flight"] == 0)
-    assert house.balanced()
-    assert [entry.limits.in_flight for entry in house.door._keys] == [0]
+    await until(lambda: proxy.sums()["in_flight"] == 0)
+    assert proxy.balanced()
+    assert [entry.limits.in_flight for entry in proxy.server._keys] == [0]
 
 
 BAD = {
@@ -210,7 +210,7 @@ BAD = {
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("waits", [False, True], ids=["plain", "after comments"])
 async def test_an_error_that_can_not_be_read_passes_as_it_is(build: Build, body: bytes, waits: bool) -> None:
-    house = await build(keepalive_comment_s=0.05)
+    proxy = await build(keepalive_comment_s=0.05)
 
     async def script(call: Call) -> None:
         if waits:
@@ -218,32 +218,32 @@ async def test_an_error_that_can_not_be_read_passes_as_it_is(build: Build, body:
         head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         await call.raw(head + body)
 
-    await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=waits) as answer:
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=waits) as answer:
         got = await answer.read()
     if waits:
         assert b'"error"' in got
         assert b"[DONE]" not in got
     else:
         assert (answer.status, got) == (400, body)
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection that fails is closed, its request ends as failed, and deadlines hold for all others."""
-    house = await build(header_timeout_s=0.2)
+    proxy = await build(header_timeout_s=0.2)
 
     async def never(call: Call) -> None:
         await call.until_left()
 
-    engine = await house.engine(0, never)
+    engine = await proxy.engine(0, never)
     body = b'{"model":"m","prompt":"hello"}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
-    reader, writer = await house.raw(head + body)
+    reader, writer = await proxy.raw(head + body)
     await until(lambda: bool(engine.calls))
-    (broken,) = house.door._clients
+    (broken,) = proxy.server._clients
     tick = DownstreamConnection.tick
 
     def fail(client: DownstreamConnection, now: float) -> None:
@@ -252,10 +252,10 @@ async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(
         tick(client, now)
 
     monkeypatch.setattr(DownstreamConnection, "tick", fail)
-    silent, other = await house.raw(b"GET /health HTTP/1.1\r\n")
+    silent, other = await proxy.raw(b"GET /health HTTP/1.1\r\n")
     async with asyncio.timeout(SOON_S):
         assert (await reader.read()).startswith(b"HTTP/1.1 502 ")
         assert (await silent.read()).startswith(b"HTTP/1.1 408 ")
-    assert house.sums()["failed"] == 1
+    assert proxy.sums()["failed"] == 1
     for end in (writer, other):
         end.close()

@@ -1,4 +1,4 @@
-"""Keys, certificates, origins, aliases and overflow at the door: who may ask what."""
+"""Keys, certificates, origins, aliases and overflow: who may ask what."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from proxy.front_house import Build, until
+from proxy.proxy_under_test import Build, until
 from proxy.scripted_engine import DONE, Call, answer_chat
 
 from launcher.config.schema import Model, Overflow, Proxy
@@ -40,24 +40,24 @@ def new_key(path: Path, name: str, **fields: object) -> str:
 async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app")
-    house = await build(api_keys_file=str(keys))
-    engine = await house.engine(0)
-    async with house.chat() as answer:
+    proxy = await build(api_keys_file=str(keys))
+    engine = await proxy.engine(0)
+    async with proxy.chat() as answer:
         assert answer.status == 401
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
         assert (await answer.json())["error"]["code"] == "invalid_api_key"
     assert engine.calls == []
-    async with house.client.get("/health") as answer:
+    async with proxy.client.get("/health") as answer:
         assert answer.status == 200
     head = {"Authorization": f"Bearer {key}"}
     body = json.dumps({"model": "m", "messages": []})
-    async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+    async with proxy.client.post("/v1/chat/completions", data=body, headers=head) as answer:
         assert answer.status == 200
     (call,) = engine.calls
     assert call.header("Authorization") is None
-    async with house.client.get("/v1/models", headers=head) as answer:
+    async with proxy.client.get("/v1/models", headers=head) as answer:
         assert [entry["id"] for entry in (await answer.json())["data"]] == ["m"]
-    async with house.client.get("/metrics") as answer:
+    async with proxy.client.get("/metrics") as answer:
         page = await answer.text()
     assert 'numa_launcher_key_requests_ended_total{key="app",outcome="completed"} 1.0' in page
     assert key not in page
@@ -82,11 +82,11 @@ async def test_a_page_is_for_the_key_that_was_let_in(
     keys = tmp_path / "keys"
     named = {"ann": new_key(keys, "ann", models=("m",)), "bob": new_key(keys, "bob")}
     named["bob_id"] = key_record.id_of(named["bob"])
-    house = await build("m", "other", api_keys_file=str(keys))
-    await house.engine(0)
-    await house.engine(1, lists_other, model="other")
+    proxy = await build("m", "other", api_keys_file=str(keys))
+    await proxy.engine(0)
+    await proxy.engine(1, lists_other, model="other")
     fields = "".join(f"{line.format_map(named)}\r\n" for line in lines)
-    reader, _ = await house.raw(f"GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode())
+    reader, _ = await proxy.raw(f"GET {target} HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
     body = json.loads(await reader.readexactly(length))
@@ -103,20 +103,20 @@ async def lists_other(call: Call) -> None:
 async def test_a_keys_limits(build: Build, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app", concurrency=1, models=("m",))
-    house = await build("m", "other", api_keys_file=str(keys))
+    proxy = await build("m", "other", api_keys_file=str(keys))
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
         await go.wait()
         await answer_chat(call)
 
-    engine = await house.engine(0, script)
-    await house.engine(1, model="other")
+    engine = await proxy.engine(0, script)
+    await proxy.engine(1, model="other")
     head = {"Authorization": f"Bearer {key}"}
 
     async def ask(model: str) -> tuple[int, str | None]:
         body = json.dumps({"model": model, "messages": []})
-        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+        async with proxy.client.post("/v1/chat/completions", data=body, headers=head) as answer:
             await answer.read()
             return answer.status, answer.headers.get("Retry-After")
 
@@ -130,50 +130,50 @@ async def test_a_keys_limits(build: Build, tmp_path: Path) -> None:
     assert (await first)[0] == 200
     assert (await ask("other"))[0] == 403
     assert (await ask("m"))[0] == 200
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 async def test_tokens_of_whole_answers_count(build: Build, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app", tokens_per_minute=1000)
-    house = await build(api_keys_file=str(keys))
+    proxy = await build(api_keys_file=str(keys))
 
     async def script(call: Call) -> None:
         await call.json(
             {"id": "x", "usage": {"prompt_tokens": 395, "completion_tokens": 5, "total_tokens": 400}}
         )
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     head = {"Authorization": f"Bearer {key}"}
     statuses = []
     body = json.dumps(
         {"model": "m", "messages": [{"role": "user", "content": "word " * 310}], "max_tokens": 10}
     )
     for _ in range(3):
-        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+        async with proxy.client.post("/v1/chat/completions", data=body, headers=head) as answer:
             statuses.append(answer.status)
     assert statuses == [200, 200, 429]  # 800 of 1,000 are spent, and a third one takes 400
-    async with house.client.get("/metrics") as answer:
+    async with proxy.client.get("/metrics") as answer:
         assert 'numa_launcher_key_tokens_total{key="app"} 800.0' in await answer.text()
 
 
 async def test_a_client_that_leaves_pays_for_its_prompt(build: Build, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app", tokens_per_minute=1000)
-    house = await build(api_keys_file=str(keys))
+    proxy = await build(api_keys_file=str(keys))
 
     async def script(call: Call) -> None:
         await call.until_left()
 
-    engine = await house.engine(0, script)
+    engine = await proxy.engine(0, script)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 200}]})
     head = {"Authorization": f"Bearer {key}"}
-    asked = house.client.post("/v1/chat/completions", data=body, headers=head)
+    asked = proxy.client.post("/v1/chat/completions", data=body, headers=head)
     client = asyncio.create_task(asked.__aenter__())
     await until(lambda: bool(engine.calls))
     client.cancel()
-    await until(house.balanced)
-    async with house.client.get("/metrics") as answer:
+    await until(proxy.balanced)
+    async with proxy.client.get("/metrics") as answer:
         page = await answer.text()
     spent = float(page.partition('numa_launcher_key_tokens_total{key="app"} ')[2].partition("\n")[0])
     assert 200 <= spent <= 300  # 1,000 letters and what is around them, no answer
@@ -184,9 +184,9 @@ async def test_prompts_are_logged_only_where_that_is_wanted(
     build: Build, caplog: pytest.LogCaptureFixture, wanted: bool
 ) -> None:
     caplog.set_level("DEBUG")
-    house = await build(log_prompts=wanted)
-    await house.engine(0)
-    async with house.chat(secret="what people wrote") as answer:
+    proxy = await build(log_prompts=wanted)
+    await proxy.engine(0)
+    async with proxy.chat(secret="what people wrote") as answer:
         assert answer.status == 200
     assert any("what people wrote" in record.getMessage() for record in caplog.records) == wanted
 
@@ -199,37 +199,37 @@ async def test_tls(tmp_path: Path) -> None:
     )
     await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
     key.chmod(0o600)
-    door = ProxyServer(
+    server = ProxyServer(
         Proxy(listen=("127.0.0.1:0",), tls_certificate=str(certificate), tls_key=str(key)),
         models=[Model(name="m", path="/x")],
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
     )
-    await door.start()
+    await server.start()
     try:
-        assert door.endpoint.startswith("https://")
+        assert server.endpoint.startswith("https://")
         context = ssl.create_default_context(cafile=str(certificate))
         async with (
             aiohttp.ClientSession() as client,
-            client.get(door.endpoint + "/health", ssl=context) as answer,
+            client.get(server.endpoint + "/health", ssl=context) as answer,
         ):
             assert answer.status == 503
     finally:
-        await door.stop(0)
+        await server.stop(0)
 
 
 async def test_cors(build: Build) -> None:
-    house = await build(cors_origins=("https://chat.example.org",))
-    engine = await house.engine(0)
+    proxy = await build(cors_origins=("https://chat.example.org",))
+    engine = await proxy.engine(0)
     asks = {"Origin": "https://chat.example.org", "Access-Control-Request-Method": "POST"}
-    async with house.client.options("/v1/chat/completions", headers=asks) as answer:
+    async with proxy.client.options("/v1/chat/completions", headers=asks) as answer:
         assert answer.status == 204
         assert answer.headers["Access-Control-Allow-Origin"] == "https://chat.example.org"
     body = b'{"model":"m"}'
     head = {"Origin": "https://chat.example.org"}
-    async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+    async with proxy.client.post("/v1/chat/completions", data=body, headers=head) as answer:
         assert answer.headers["Access-Control-Allow-Origin"] == "https://chat.example.org"
-    async with house.client.post(
+    async with proxy.client.post(
         "/v1/chat/completions", data=body, headers={"Origin": "https://evil.example"}
     ) as answer:
         assert "Access-Control-Allow-Origin" not in answer.headers
@@ -237,20 +237,20 @@ async def test_cors(build: Build) -> None:
 
 
 async def test_no_cors_unless_asked_for(build: Build) -> None:
-    house = await build()
-    await house.engine(0)
-    async with house.client.options(
+    proxy = await build()
+    await proxy.engine(0)
+    async with proxy.client.options(
         "/v1/chat/completions", headers={"Origin": "https://a.example"}
     ) as answer:
         assert answer.status == 405
 
 
 async def test_what_passes_for_tracing(build: Build) -> None:
-    house = await build()
-    engine = await house.engine(0)
+    proxy = await build()
+    engine = await proxy.engine(0)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     head = {"traceparent": trace, "tracestate": "a=b", "X-Request-Id": "mine-1"}
-    async with house.client.post("/v1/completions", data=b'{"model":"m"}', headers=head) as answer:
+    async with proxy.client.post("/v1/completions", data=b'{"model":"m"}', headers=head) as answer:
         assert answer.headers["X-Request-Id"] == "mine-1"
         assert "queue;dur=" in answer.headers["Server-Timing"]
     (call,) = engine.calls
@@ -293,7 +293,7 @@ async def test_overflow_takes_what_has_no_room(
     secret.write_text("sk-outside")
     secret.chmod(0o600)
     free, local = new_key(keys, "free"), new_key(keys, "local", local_only=True)
-    house = await build(
+    proxy = await build(
         queue_max_requests=0,
         api_keys_file=str(keys),
         overflow=Overflow(url=url, models={"m": "gpt-outside"}, api_key_file=str(secret)),
@@ -304,12 +304,12 @@ async def test_overflow_takes_what_has_no_room(
         await go.wait()
         await answer_chat(call)
 
-    engine = await house.engine(0, script)
+    engine = await proxy.engine(0, script)
 
     async def ask(key: str) -> tuple[int, bytes, str | None]:
         body = json.dumps({"model": "m", "messages": [], "stream": stream})
         head = {"Authorization": f"Bearer {key}"}
-        async with house.client.post("/v1/chat/completions", data=body, headers=head) as answer:
+        async with proxy.client.post("/v1/chat/completions", data=body, headers=head) as answer:
             return answer.status, await answer.read(), answer.headers.get("X-Served-By")
 
     inside = [asyncio.create_task(ask(local)) for _ in range(8)]
@@ -318,7 +318,7 @@ async def test_overflow_takes_what_has_no_room(
     assert seen == []
     large = json.dumps({"model": "m", "messages": [], "pad": "x" * MAX_REWRITTEN_BYTES})
     head = {"Authorization": f"Bearer {free}"}
-    async with house.client.post(
+    async with proxy.client.post(
         "/v1/chat/completions", data=io.BytesIO(large.encode()), headers=head
     ) as answer:
         assert answer.status == 429  # it would be made anew in one go
@@ -330,13 +330,13 @@ async def test_overflow_takes_what_has_no_room(
     assert headers["Authorization"] == "Bearer sk-outside"
     assert free not in str(headers)
     assert asked["model"] == "gpt-outside"
-    async with house.client.get("/metrics") as answer:
+    async with proxy.client.get("/metrics") as answer:
         page = await answer.text()
     spent = float(page.partition('numa_launcher_key_tokens_total{key="free"} ')[2].partition("\n")[0])
     assert spent > 0 if stream else spent == 12  # an estimate where it does not say
     go.set()
     assert {task[0] for task in await asyncio.gather(*inside)} == {200}
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 WORDS = "word " * 4000
@@ -360,8 +360,8 @@ async def test_a_key_is_charged_for_what_the_route_computes(
 ) -> None:
     """By estimate, when the request is admitted, whatever other fields it has."""
     key = new_key(tmp_path / "keys", "app", tokens_per_minute=8000)
-    house = await build(api_keys_file=str(tmp_path / "keys"))
-    engine = await house.engine(0)
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
+    engine = await proxy.engine(0)
     head = {"Authorization": f"Bearer {key}"}
     held = asyncio.Semaphore(0)
 
@@ -371,9 +371,9 @@ async def test_a_key_is_charged_for_what_the_route_computes(
 
     engine.script = script
     body = json.dumps({"model": "m", "max_tokens": 10, **fields})
-    first = asyncio.create_task(house.client.post(path, data=body, headers=head).__aenter__())
+    first = asyncio.create_task(proxy.client.post(path, data=body, headers=head).__aenter__())
     await until(lambda: len(engine.calls) == 1)
-    async with house.client.post(path, data=body, headers=head) as answer:
+    async with proxy.client.post(path, data=body, headers=head) as answer:
         assert answer.status == 429
     held.release()
     assert (await first).status == 200
@@ -382,9 +382,9 @@ async def test_a_key_is_charged_for_what_the_route_computes(
 
 async def test_a_tokenizers_work_costs_a_key_nothing(build: Build, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "app", tokens_per_minute=10)
-    house = await build(api_keys_file=str(tmp_path / "keys"))
-    await house.engine(0)
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
+    await proxy.engine(0)
     body = json.dumps({"model": "m", "prompt": WORDS})
     for path in ("/tokenize", "/v1/completions/render"):
-        async with house.client.post(path, data=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+        async with proxy.client.post(path, data=body, headers={"Authorization": f"Bearer {key}"}) as answer:
             assert answer.status == 200

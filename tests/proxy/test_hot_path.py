@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from proxy.front_house import House
+from proxy.proxy_under_test import ProxyUnderTest
 from proxy.scripted_engine import DONE, Call
 from proxy.test_continued import chunk_of
 
 from launcher.proxy.dispatch.relay import Relay
 
 
-async def test_ordinary_events_take_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ordinary_events_take_it(proxy: ProxyUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     leave = Relay._leave
 
@@ -34,8 +34,8 @@ async def test_ordinary_events_take_it(house: House, monkeypatch: pytest.MonkeyP
         await call.chunk(DONE)
         await call.end_stream()
 
-    await house.engine(0, script)
-    async with house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with proxy.chat(stream=True) as answer:
         body = await answer.read()
     assert b"".join(sent) in body
     assert taken[0] >= 30  # all but the first, and those that a busy machine joins

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call
 from proxy.test_guarded import new_key
 
@@ -135,23 +135,23 @@ HUGE: dict[str, bytes] = {
 }
 
 
-async def answer_of(house: House, request: bytes) -> bytes:
-    reader, writer = await house.raw(request)
+async def answer_of(proxy: ProxyUnderTest, request: bytes) -> bytes:
+    reader, writer = await proxy.raw(request)
     await writer.drain()
     return await reader.read()
 
 
 @pytest.mark.parametrize("what", HUGE)
 async def test_a_clients_values(build: Build, logs: Logs, what: str) -> None:
-    house = await build("m", "other", cors_origins=("https://a.example",))
-    await house.engine(0)
-    answer = await answer_of(house, HUGE[what])
+    proxy = await build("m", "other", cors_origins=("https://a.example",))
+    await proxy.engine(0)
+    answer = await answer_of(proxy, HUGE[what])
     assert answer.startswith(b"HTTP/1.1 ")
     assert len(answer) <= ANSWER_BYTES
-    page = await answer_of(house, get("/metrics"))
+    page = await answer_of(proxy, get("/metrics"))
     assert b"AAAA" not in page
     assert b"forged" not in page
-    await until(lambda: house.sums()["in_flight"] == 0)
+    await until(lambda: proxy.sums()["in_flight"] == 0)
     logs.check()
 
 
@@ -160,8 +160,8 @@ async def test_a_clients_values(build: Build, logs: Logs, what: str) -> None:
 )
 async def test_an_api_key_is_never_said(build: Build, tmp_path: Path, logs: Logs, line: str) -> None:
     new_key(tmp_path / "keys", "ann")
-    house = await build(api_keys_file=str(tmp_path / "keys"))
-    answer = await answer_of(house, get("/v1/models", line))
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
+    answer = await answer_of(proxy, get("/v1/models", line))
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"AAAA" not in answer
     assert "AAAA" not in str(logs.entries)
@@ -178,15 +178,15 @@ async def test_an_api_key_is_never_said(build: Build, tmp_path: Path, logs: Logs
     ],
 )
 async def test_an_engines_answer_that_is_none(build: Build, logs: Logs, said: bytes) -> None:
-    house = await build(park_timeout_s=0.1, queue_timeout_s=1.0)
+    proxy = await build(park_timeout_s=0.1, queue_timeout_s=1.0)
 
     async def script(call: Call) -> None:
         await call.raw(said)
         call.cut()
 
-    await house.engine(0, script)
-    answer = await answer_of(house, post(CHAT, body()))
+    await proxy.engine(0, script)
+    answer = await answer_of(proxy, post(CHAT, body()))
     assert answer.startswith(b"HTTP/1.1 502 ")
     assert len(answer) <= ANSWER_BYTES
     logs.check()
-    assert all(len(reason) < LINE for _, _, reason in house.suspects)
+    assert all(len(reason) < LINE for _, _, reason in proxy.suspects)

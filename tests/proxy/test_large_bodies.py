@@ -107,14 +107,14 @@ async def no_stall(tmp_path: Path, path: str, body: bytes, fields: bytes) -> Non
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode() + fields + b"\r\n"
     async with AsyncExitStack() as stack:
         stack.enter_context(engine(tmp_path / "engine.sock"))
-        door = ProxyServer(
+        server = ProxyServer(
             Proxy(listen=("127.0.0.1:0",)), models=[Model(name="m", path="/x")],
             on_idle=lambda *_: None, on_suspect=lambda *_: None,
         )  # fmt: skip
-        await door.start()
-        stack.push_async_callback(door.stop, 0.0)
-        door.add_upstream(0, 1, "m", UnixAddress(str(tmp_path / "engine.sock")), 8)
-        host, port = door.endpoint.removeprefix("http://").rsplit(":", 1)
+        await server.start()
+        stack.push_async_callback(server.stop, 0.0)
+        server.add_upstream(0, 1, "m", UnixAddress(str(tmp_path / "engine.sock")), 8)
+        host, port = server.endpoint.removeprefix("http://").rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         stack.callback(writer.close)
         await ask_health(reader, writer)

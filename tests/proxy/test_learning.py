@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call
 from proxy.test_guarded import new_key
 
@@ -19,8 +19,8 @@ IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 50_000
 LONG = "word " * 150_000
 
 
-def scheduler_of(house: House) -> Balancer:
-    return house.door.desk.fleet.scheduler
+def scheduler_of(proxy: ProxyUnderTest) -> Balancer:
+    return proxy.server.desk.fleet.scheduler
 
 
 def learned(made: Balancer) -> tuple[object, ...]:
@@ -35,15 +35,15 @@ def learned(made: Balancer) -> tuple[object, ...]:
     )
 
 
-def bound(house: House) -> Ticket:
-    (ticket,) = next(iter(scheduler_of(house).table)).ledger.pending
+def bound(proxy: ProxyUnderTest) -> Ticket:
+    (ticket,) = next(iter(scheduler_of(proxy).table)).ledger.pending
     return ticket
 
 
 async def post(
-    house: House, path: str, payload: object, headers: dict[str, str] | None = None
+    proxy: ProxyUnderTest, path: str, payload: object, headers: dict[str, str] | None = None
 ) -> aiohttp.ClientResponse:
-    async with house.client.post(path, data=json.dumps(payload), headers=headers) as answer:
+    async with proxy.client.post(path, data=json.dumps(payload), headers=headers) as answer:
         await answer.read()
         return answer
 
@@ -52,32 +52,34 @@ def chat(content: object, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": content}], **more}
 
 
-async def test_a_refused_prompt_teaches_nothing(house: House) -> None:
+async def test_a_refused_prompt_teaches_nothing(proxy: ProxyUnderTest) -> None:
     async def refuse(call: Call) -> None:
         await call.json({"error": {"message": "too long"}}, 400)
 
-    await house.engine(0, refuse)
-    made = scheduler_of(house)
+    await proxy.engine(0, refuse)
+    made = scheduler_of(proxy)
     before = learned(made)
-    assert (await post(house, "/v1/chat/completions", chat(LONG, max_tokens=1000))).status == 400
+    assert (await post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000))).status == 400
     assert learned(made) == before
     assert len(next(iter(made.table)).store) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_teaches_nothing_and_heals_nothing(house: House, stream: bool) -> None:
-    engine = await house.engine(0, Call.until_left)
-    made = scheduler_of(house)
+async def test_a_client_that_leaves_teaches_nothing_and_heals_nothing(
+    proxy: ProxyUnderTest, stream: bool
+) -> None:
+    engine = await proxy.engine(0, Call.until_left)
+    made = scheduler_of(proxy)
     before, upstream = learned(made), next(iter(made.table))
     upstream.health.eject(0.0)
     assert upstream.health.admits(1.0)
     asked = asyncio.create_task(
-        post(house, "/v1/chat/completions", chat(LONG, max_tokens=1000, stream=stream))
+        post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000, stream=stream))
     )
     await until(lambda: bool(engine.calls))
     assert upstream.health.trying is not None
     asked.cancel()
-    await until(house.balanced)
+    await until(proxy.balanced)
     await until(lambda: upstream.in_flight == 0)
     assert learned(made) == before
     assert (upstream.health.half_open, upstream.health.trying) == (True, None)
@@ -98,19 +100,19 @@ async def test_a_client_that_leaves_teaches_nothing_and_heals_nothing(house: Hou
 )
 async def test_what_computes_no_prompt_is_not_taken_for_fast(build: Build, tmp_path: Path, path: str) -> None:
     key = new_key(tmp_path / "keys", "app", tokens_per_minute=10)
-    house = await build(api_keys_file=str(tmp_path / "keys"))
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
     go = asyncio.Event()
 
     async def count(call: Call) -> None:
         await go.wait()
         await call.json({"count": 200_000})
 
-    engine = await house.engine(0, count)
-    made = scheduler_of(house)
+    engine = await proxy.engine(0, count)
+    made = scheduler_of(proxy)
     before = learned(made)
-    asked = asyncio.create_task(post(house, path, chat(LONG), {"Authorization": f"Bearer {key}"}))
+    asked = asyncio.create_task(post(proxy, path, chat(LONG), {"Authorization": f"Bearer {key}"}))
     await until(lambda: bool(engine.calls))
-    demand = bound(house).demand
+    demand = bound(proxy).demand
     assert (demand.prompt_tokens, demand.output_tokens, demand.prefix) == (0, 0, ())
     go.set()
     assert (await asked).status == 200
@@ -119,7 +121,7 @@ async def test_what_computes_no_prompt_is_not_taken_for_fast(build: Build, tmp_p
 
 async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "app", tokens_per_minute=3000)
-    house = await build(api_keys_file=str(tmp_path / "keys"))
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
     go = asyncio.Semaphore(0)
 
     async def describe(call: Call) -> None:
@@ -127,8 +129,8 @@ async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
         usage = {"prompt_tokens": 1200, "completion_tokens": 20, "total_tokens": 1220}
         await call.json({"choices": [], "usage": usage})
 
-    engine = await house.engine(0, describe)
-    made = scheduler_of(house)
+    engine = await proxy.engine(0, describe)
+    made = scheduler_of(proxy)
     before = made.prompt_tokens(400), made.speeds.block_tokens
     for number in range(2):
         content = [
@@ -136,10 +138,10 @@ async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
             {"type": "text", "text": "What is it?"},
         ]
         asked = asyncio.create_task(
-            post(house, "/v1/chat/completions", chat(content), {"Authorization": f"Bearer {key}"})
+            post(proxy, "/v1/chat/completions", chat(content), {"Authorization": f"Bearer {key}"})
         )
         await until(lambda count=number: len(engine.calls) > count)  # type: ignore[misc]
-        ticket = bound(house)
+        ticket = bound(proxy)
         assert 1000 < ticket.demand.prompt_tokens < 1100
         assert len(ticket.demand.prefix) == 8
         assert ticket.held == (8 if number else 0)  # the same image again
@@ -150,15 +152,15 @@ async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
 
 async def test_sound_is_charged_as_one_medium(build: Build, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "app", tokens_per_minute=2000)
-    house = await build(api_keys_file=str(tmp_path / "keys"))
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
 
     async def write_down(call: Call) -> None:
         await call.json({"text": "hello"})
 
-    await house.engine(0, write_down)
+    await proxy.engine(0, write_down)
     for _ in range(3):
         form = aiohttp.FormData({"model": "m"})
         form.add_field("file", bytes(900_000), filename="a.wav")
         headers = {"Authorization": f"Bearer {key}"}
-        async with house.client.post("/v1/audio/transcriptions", data=form, headers=headers) as answer:
+        async with proxy.client.post("/v1/audio/transcriptions", data=form, headers=headers) as answer:
             assert answer.status == 200, await answer.text()

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import House, until
+from proxy.proxy_under_test import ProxyUnderTest, until
 from proxy.scripted_engine import Call, Script, answer_chat
 
 GOOD = {"id": "x", "choices": [{"message": {"content": "hi"}}]}
@@ -49,32 +49,34 @@ BAD = {
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("what", BAD)
-async def test_another_instance_is_asked(house: House, what: str, stream: bool, chunked: bool) -> None:
+async def test_another_instance_is_asked(
+    proxy: ProxyUnderTest, what: str, stream: bool, chunked: bool
+) -> None:
     body, kind = BAD[what]
     bad = says(body, kind, chunked=chunked)
-    engines = [await house.engine(slot, bad) for slot in range(2)]
-    good = await house.engine(2)
+    engines = [await proxy.engine(slot, bad) for slot in range(2)]
+    good = await proxy.engine(2)
     for _ in range(3):
-        async with asyncio.timeout(SOON_S), house.chat(stream=stream) as answer:
+        async with asyncio.timeout(SOON_S), proxy.chat(stream=stream) as answer:
             assert answer.status == 200
             got = await answer.read()
         assert got.endswith(b"[DONE]\n\n") if stream else json.loads(got) == GOOD
     assert len(good.calls) == 3
     asked = sum(len(engine.calls) for engine in engines)
     assert asked >= 2
-    assert house.door.stats()["retried"] == asked
-    await until(lambda: house.sums()["completed"] == 3)
-    assert house.suspects
+    assert proxy.server.stats()["retried"] == asked
+    await until(lambda: proxy.sums()["completed"] == 3)
+    assert proxy.suspects
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_where_there_is_no_other_the_client_is_told(house: House, what: str) -> None:
-    await house.engine(0, says(*BAD[what]))
-    async with asyncio.timeout(SOON_S), house.chat() as answer:
+async def test_where_there_is_no_other_the_client_is_told(proxy: ProxyUnderTest, what: str) -> None:
+    await proxy.engine(0, says(*BAD[what]))
+    async with asyncio.timeout(SOON_S), proxy.chat() as answer:
         assert answer.status == 502
         assert (await answer.json())["error"]["type"] == "upstream_error"
-    assert house.sums()["failed"] == 1
-    assert house.balanced()
+    assert proxy.sums()["failed"] == 1
+    assert proxy.balanced()
 
 
 @pytest.mark.parametrize(
@@ -91,35 +93,35 @@ async def test_where_there_is_no_other_the_client_is_told(house: House, what: st
     ],
 )
 async def test_what_is_as_it_should_be_passes(
-    house: House, path: str, body: bytes, kind: str, status: int
+    proxy: ProxyUnderTest, path: str, body: bytes, kind: str, status: int
 ) -> None:
-    await house.engine(0, says(body, kind, status=status))
-    async with asyncio.timeout(SOON_S), house.client.post(path, data=b'{"model": "m"}') as answer:
+    await proxy.engine(0, says(body, kind, status=status))
+    async with asyncio.timeout(SOON_S), proxy.client.post(path, data=b'{"model": "m"}') as answer:
         assert (answer.status, await answer.read()) == (status, body)
-    assert house.door.stats()["retried"] == 0
+    assert proxy.server.stats()["retried"] == 0
 
 
 @pytest.mark.parametrize(("body", "kind"), [(b"1\n00:00 --> 00:01\nwords\n", "text/plain"), (b"words", None)])
-async def test_the_texts_of_audio_pass(house: House, body: bytes, kind: str | None) -> None:
-    await house.engine(0, says(body, kind))
+async def test_the_texts_of_audio_pass(proxy: ProxyUnderTest, body: bytes, kind: str | None) -> None:
+    await proxy.engine(0, says(body, kind))
     form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
     head = {"Content-Type": "multipart/form-data; boundary=b"}
     async with (
         asyncio.timeout(SOON_S),
-        house.client.post("/v1/audio/transcriptions", data=form, headers=head) as answer,
+        proxy.client.post("/v1/audio/transcriptions", data=form, headers=head) as answer,
     ):
         assert (answer.status, await answer.read()) == (200, body)
 
 
-async def test_an_instance_is_blamed_once_another_has_answered_well(house: House) -> None:
+async def test_an_instance_is_blamed_once_another_has_answered_well(proxy: ProxyUnderTest) -> None:
     """What only this request makes the instances say puts none of them out of rotation."""
-    engines = [await house.engine(slot, says(b"{")) for slot in range(2)]
+    engines = [await proxy.engine(slot, says(b"{")) for slot in range(2)]
     for _ in range(6):
-        async with asyncio.timeout(SOON_S), house.chat() as answer:
+        async with asyncio.timeout(SOON_S), proxy.chat() as answer:
             assert answer.status == 502
     for engine in engines:
         engine.script = answer_chat
-    async with asyncio.timeout(SOON_S), house.client.get("/metrics") as answer:
+    async with asyncio.timeout(SOON_S), proxy.client.get("/metrics") as answer:
         page = await answer.text()
     assert 'numa_launcher_slot_ejected{model="m",slot="0"} 0.0' in page
     assert 'numa_launcher_slot_ejected{model="m",slot="1"} 0.0' in page

@@ -13,8 +13,8 @@ from typing import Self
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.proxy_under_test import ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, FakeEngine, Script, answer_chat, event
 
 from launcher.address import TcpAddress
@@ -41,11 +41,11 @@ class RawEngine(FakeEngine):
         return self
 
 
-async def raw_engine(house: House, serve: Serve, *, tcp: bool = False) -> None:
+async def raw_engine(proxy: ProxyUnderTest, serve: Serve, *, tcp: bool = False) -> None:
     """Slot 0."""
-    engine = RawEngine(house.folder / "raw.sock", serve, tcp=tcp)
-    await house.stack.enter_async_context(engine)
-    house.door.add_upstream(0, 1, "m", engine.address, 8)
+    engine = RawEngine(proxy.folder / "raw.sock", serve, tcp=tcp)
+    await proxy.stack.enter_async_context(engine)
+    proxy.server.add_upstream(0, 1, "m", engine.address, 8)
 
 
 def large(size: int) -> io.BytesIO:
@@ -60,7 +60,7 @@ def text_of(stream: bytes) -> str:
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in found if c.get("choices"))
 
 
-async def test_interim_answers_are_skipped_wherever_they_are_cut(house: House) -> None:
+async def test_interim_answers_are_skipped_wherever_they_are_cut(proxy: ProxyUnderTest) -> None:
     body = b'{"ok": 1}'
     answer = (
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\nContent-Length: 5\r\n\r\n"
@@ -74,15 +74,17 @@ async def test_interim_answers_are_skipped_wherever_they_are_cut(house: House) -
         await asyncio.sleep(0.002)
         await call.raw(answer[cut:])
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     while cuts:
-        async with asyncio.timeout(SOON_S), house.chat() as got:
+        async with asyncio.timeout(SOON_S), proxy.chat() as got:
             assert (got.status, await got.read()) == (200, body)
-    assert house.sums()["completed"] == 10
+    assert proxy.sums()["completed"] == 10
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_layer_before_an_engine_compresses_what_must_be_read(house: House, stream: bool) -> None:
+async def test_no_layer_before_an_engine_compresses_what_must_be_read(
+    proxy: ProxyUnderTest, stream: bool
+) -> None:
     async def script(call: Call) -> None:
         if "gzip" not in (call.header("Accept-Encoding") or ""):
             await answer_chat(call)
@@ -92,12 +94,12 @@ async def test_no_layer_before_an_engine_compresses_what_must_be_read(house: Hou
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Encoding: gzip\r\nContent-Length: {len(data)}"
         await call.raw(head.encode() + b"\r\n\r\n" + data)
 
-    engine = await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=stream) as got:
+    engine = await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=stream) as got:
         body = await got.read()
     assert got.status == 200
     assert body.endswith(DONE) or not stream
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
     assert "gzip" in got.request_info.headers["Accept-Encoding"]
     assert engine.calls[0].header("Accept-Encoding") is None
 
@@ -125,7 +127,7 @@ def cut_once(engine: PlainEngine, cut: int | None, write: Callable[[bytes], byte
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("cut", [None, 3, 9])
-async def test_any_line_ends_and_comments(house: House, end: str, cut: int | None) -> None:
+async def test_any_line_ends_and_comments(proxy: ProxyUnderTest, end: str, cut: int | None) -> None:
     words = tuple(f" wörd{n}" for n in range(12))
     engine = PlainEngine(CHAT, words, escaped=False)
 
@@ -134,29 +136,29 @@ async def test_any_line_ends_and_comments(house: House, end: str, cut: int | Non
         return data[:-1] + b"\r\n" if end == "both" else data
 
     script = cut_once(engine, cut, write)
-    await house.engine(0, script)
-    await house.engine(1, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+    await proxy.engine(0, script)
+    await proxy.engine(1, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True, **ASKED) as got:
         body = await got.read()
     assert text_of(body) == "".join(words)
     assert body.count(b"[DONE]") == 1
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_data_of_several_lines(house: House) -> None:
+async def test_data_of_several_lines(proxy: ProxyUnderTest) -> None:
     words = tuple(f" w{n}" for n in range(12))
     engine = PlainEngine(CHAT, words)
     script = cut_once(engine, 8, lambda told: told.replace(b',"choices"', b'\ndata: ,"choices"'))
-    await house.engine(0, script)
-    await house.engine(1, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+    await proxy.engine(0, script)
+    await proxy.engine(1, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True, **ASKED) as got:
         body = await got.read()
     joined = body.replace(b"\ndata: ,", b",")
     assert text_of(joined) == "".join(words)
 
 
 @pytest.mark.parametrize("at", range(0, 14, 2))
-async def test_a_cut_within_a_character(house: House, at: int) -> None:
+async def test_a_cut_within_a_character(proxy: ProxyUnderTest, at: int) -> None:
     """The connection ends after some bytes of an emoji's: none of them reaches the client, all of it comes once."""
     words = ("Hello", " a", " b", " c", " d", " e", " f", " g", " h", " 🙂🙃", " i", " \u00e9", " k", ".")
     engine = PlainEngine(CHAT, words, escaped=False)
@@ -178,9 +180,9 @@ async def test_a_cut_within_a_character(house: House, at: int) -> None:
                 await asyncio.sleep(0)
         await call.end_stream()
 
-    await house.engine(0, script)
-    await house.engine(1, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True, **ASKED) as got:
+    await proxy.engine(0, script)
+    await proxy.engine(1, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True, **ASKED) as got:
         body = await got.read()
     body.decode()
     assert text_of(body) == "".join(words)
@@ -190,7 +192,7 @@ async def test_a_cut_within_a_character(house: House, at: int) -> None:
 @pytest.mark.parametrize("tcp", [False, True])
 @pytest.mark.parametrize("size", [1 << 10, 3 << 20, 15 << 20])
 async def test_an_early_refusal_of_a_large_body_reaches_the_client(
-    house: House, size: int, tcp: bool
+    proxy: ProxyUnderTest, size: int, tcp: bool
 ) -> None:
     """The engine answers 413 when it has read the head, and closes with most of the body unread."""
     seen = []
@@ -204,15 +206,15 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client(
         await writer.drain()
         writer.close()
 
-    await raw_engine(house, serve, tcp=tcp)
-    async with asyncio.timeout(SOON_S), house.client.post(CHAT, data=large(size)) as got:
+    await raw_engine(proxy, serve, tcp=tcp)
+    async with asyncio.timeout(SOON_S), proxy.client.post(CHAT, data=large(size)) as got:
         body = await got.read()
     assert (got.status, body) == (413, b'{"error": "no"}'), len(seen)
     assert len(seen) == 1
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_an_engine_that_dies_while_a_body_is_written(house: House) -> None:
+async def test_an_engine_that_dies_while_a_body_is_written(proxy: ProxyUnderTest) -> None:
     """Another one gets the whole of it, byte for byte."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -220,19 +222,19 @@ async def test_an_engine_that_dies_while_a_body_is_written(house: House) -> None
         await reader.readexactly(100_000)
         writer.transport.abort()
 
-    await raw_engine(house, serve)
-    other = await house.engine(1)
+    await raw_engine(proxy, serve)
+    other = await proxy.engine(1)
     bodies = set()
     for _ in range(4):
-        async with asyncio.timeout(SOON_S), house.client.post(CHAT, data=large(9 << 20)) as got:
+        async with asyncio.timeout(SOON_S), proxy.client.post(CHAT, data=large(9 << 20)) as got:
             assert got.status == 200
         bodies.add(other.calls[-1].body)
     assert len(bodies) == 1
     assert len(bodies.pop()) > 9 << 20
-    assert house.sums()["completed"] == 4
+    assert proxy.sums()["completed"] == 4
 
 
-async def test_kept_connections_that_close_as_a_request_comes(house: House) -> None:
+async def test_kept_connections_that_close_as_a_request_comes(proxy: ProxyUnderTest) -> None:
     """As uvicorn does after its keep-alive time: the request goes on a new connection, the instance is not blamed."""
     served = 0
 
@@ -245,13 +247,13 @@ async def test_kept_connections_that_close_as_a_request_comes(house: House) -> N
         await asyncio.sleep(0.001 * (served % 4))
         writer.close()
 
-    await raw_engine(house, serve)
+    await raw_engine(proxy, serve)
     for _ in range(60):
-        async with asyncio.timeout(SOON_S), house.chat() as got:
+        async with asyncio.timeout(SOON_S), proxy.chat() as got:
             assert (got.status, await got.read()) == (200, b"{}")
-    assert house.suspects == []
-    assert house.door.stats()["retried"] == 0
-    await until(lambda: house.sums()["completed"] == 60)
+    assert proxy.suspects == []
+    assert proxy.server.stats()["retried"] == 0
+    await until(lambda: proxy.sums()["completed"] == 60)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -265,30 +267,30 @@ async def test_kept_connections_that_close_as_a_request_comes(house: House) -> N
     ids=["101", "two lengths", "no length"],
 )
 async def test_what_every_instance_would_answer_is_asked_of_one(
-    house: House, answer: bytes, stream: bool
+    proxy: ProxyUnderTest, answer: bytes, stream: bool
 ) -> None:
     async def script(call: Call) -> None:
         await call.raw(answer)
 
-    engines = [await house.engine(slot, script) for slot in range(3)]
-    async with asyncio.timeout(SOON_S), house.chat(stream=stream) as got:
+    engines = [await proxy.engine(slot, script) for slot in range(3)]
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=stream) as got:
         error = (await got.json())["error"]
     assert (got.status, error["type"]) == (502, "upstream_error")
     assert sum(len(engine.calls) for engine in engines) == 1
-    assert house.sums()["failed"] == 1
-    assert house.balanced()
+    assert proxy.sums()["failed"] == 1
+    assert proxy.balanced()
 
 
-async def test_what_is_no_http_may_be_one_instances_own_trouble(house: House) -> None:
+async def test_what_is_no_http_may_be_one_instances_own_trouble(proxy: ProxyUnderTest) -> None:
     """Such as another program on its port: the next one is asked."""
 
     async def script(call: Call) -> None:
         await call.raw(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")
 
-    odd = await house.engine(0, script)
-    await house.engine(1)
+    odd = await proxy.engine(0, script)
+    await proxy.engine(1)
     for _ in range(4):
-        async with asyncio.timeout(SOON_S), house.chat() as got:
+        async with asyncio.timeout(SOON_S), proxy.chat() as got:
             assert got.status == 200
     assert odd.calls
-    assert house.sums()["completed"] == 4
+    assert proxy.sums()["completed"] == 4

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 from fakes import SOON_S
 from msgspec.structs import replace
-from proxy.front_house import Build, House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call
 from proxy.test_guarded import new_key
 
@@ -47,37 +47,37 @@ async def says_and_waits(call: Call) -> None:
 
 @pytest.mark.parametrize("leave", ["fin", "half", "rst"])
 @pytest.mark.parametrize("where", ["pause", "park", "cut", "stream", "held"])
-async def test_a_client_that_leaves(house: House, leave: str, where: str) -> None:
+async def test_a_client_that_leaves(proxy: ProxyUnderTest, leave: str, where: str) -> None:
     """`pause`: between two rounds; `park`: no instance is left; `cut`: its stream is to go on elsewhere."""
     script = {"pause": Call.cut_now, "held": Call.until_left}.get(where, says_and_waits)
-    engine = await house.engine(0, script)
-    reader, writer = await house.raw(STREAM)
+    engine = await proxy.engine(0, script)
+    reader, writer = await proxy.raw(STREAM)
     await until(lambda: bool(engine.calls))
     if where in {"stream", "cut"}:
         await reader.readuntil(b"word".replace(b"o", "ö".encode()))
     if where in {"cut", "park"}:
         await engine.die()
-        house.door.remove_upstream(0, 1, "killed")
+        proxy.server.remove_upstream(0, 1, "killed")
     if where == "park":
-        await until(lambda: house.door.stats()["waiting"] == 1)
+        await until(lambda: proxy.server.stats()["waiting"] == 1)
     if leave == "fin":
         writer.close()
     elif leave == "half":
         writer.write_eof()
     else:
         await reset(writer)
-    await until(lambda: house.sums()["in_flight"] == 0)
+    await until(lambda: proxy.sums()["in_flight"] == 0)
     if where in {"stream", "held"}:
         await until(lambda: all(call.left.is_set() for call in engine.calls))
-    assert house.sums()["client_aborted"] == 1
-    assert house.balanced()
-    assert house.door.stats()["waiting"] == 0
+    assert proxy.sums()["client_aborted"] == 1
+    assert proxy.balanced()
+    assert proxy.server.stats()["waiting"] == 0
 
 
 async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     secret = new_key(path, "ada")
-    house = await build(api_keys_file=str(path))
+    proxy = await build(api_keys_file=str(path))
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -88,37 +88,37 @@ async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build,
         await call.chunk(b"".join(events[2:]))
         await call.end_stream()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     bearer = {"Authorization": f"Bearer {secret}"}
-    async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as answer:
+    async with proxy.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as answer:
         await answer.content.readuntil(b"\n\n")
         revoked = "2026-11-22T10:00:00Z"
         key_store.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
-        house.door._keys.reload(0.0)
-        async with house.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
+        proxy.server._keys.reload(0.0)
+        async with proxy.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
             assert late.status == 401
         go.set()
         body = await answer.read()
     assert body.endswith(DONE)
-    assert house.balanced()
-    sums = house.door._keys.sums["ada"]
+    assert proxy.balanced()
+    sums = proxy.server._keys.sums["ada"]
     assert (sums.accepted, sums.in_flight, dict(sums.ended)) == (1, 0, {"completed": 1})
     assert sums.tokens > 0
 
 
 @pytest.mark.parametrize("step", [1, 1000, 65536, 70_001, 1 << 20])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_of_16_mib_in_any_pieces(house: House, step: int, chunked: bool) -> None:
+async def test_a_body_of_16_mib_in_any_pieces(proxy: ProxyUnderTest, step: int, chunked: bool) -> None:
     size = (16 << 20) - 1000 if step > 1 else 5000
     body = json.dumps({"model": "m", "messages": [], "pad": "x" * size}).encode()
-    engine = await house.engine(0)
+    engine = await proxy.engine(0)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\n"
     framing = (
         "Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n"
         if chunked
         else f"Content-Length: {len(body)}\r\n\r\n"
     )
-    reader, writer = await house.raw((head + framing).encode())
+    reader, writer = await proxy.raw((head + framing).encode())
     for at in range(0, len(body), step):
         piece = body[at : at + step]
         writer.write(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
@@ -135,7 +135,7 @@ async def test_a_body_of_16_mib_in_any_pieces(house: House, step: int, chunked: 
     assert call.header("Transfer-Encoding") is None
 
 
-async def test_requests_sent_ahead_are_answered_in_order_whatever_breaks(house: House) -> None:
+async def test_requests_sent_ahead_are_answered_in_order_whatever_breaks(proxy: ProxyUnderTest) -> None:
     """Three streams on one connection; the engine of the second one breaks where it can't go on."""
     odd = request(json.dumps({**ASKED, "tools": [{}]}).encode())
 
@@ -150,20 +150,20 @@ async def test_requests_sent_ahead_are_answered_in_order_whatever_breaks(house: 
         await call.chunk(b"".join(events))
         await call.end_stream()
 
-    await house.engine(0, script)
-    reader, _ = await house.raw(STREAM + odd + STREAM.replace(b"Host: h", b"Host: h\r\nConnection: close"))
+    await proxy.engine(0, script)
+    reader, _ = await proxy.raw(STREAM + odd + STREAM.replace(b"Host: h", b"Host: h\r\nConnection: close"))
     async with asyncio.timeout(SOON_S):
         everything = await reader.read()
     assert everything.count(b"HTTP/1.1 200 OK") == 3
     assert everything.count(DONE) == 2
     assert everything.count(b'{"error":') == 1
-    assert house.sums() | {"completed": 2, "failed": 1} == house.sums()
-    assert house.balanced()
+    assert proxy.sums() | {"completed": 2, "failed": 1} == proxy.sums()
+    assert proxy.balanced()
 
 
 async def test_hundreds_of_clients_whose_engines_die(build: Build) -> None:
     """Each stream is cut once or more, at any place, by eight engines that do nothing else; each text is exact."""
-    house = await build(policy="round-robin", queue_max_requests=2000)
+    proxy = await build(policy="round-robin", queue_max_requests=2000)
     chance = Random(11)  # noqa: S311
 
     async def script(call: Call) -> None:
@@ -184,10 +184,10 @@ async def test_hundreds_of_clients_whose_engines_die(build: Build) -> None:
         await call.end_stream()
 
     for slot in range(8):
-        await house.engine(slot, script)
+        await proxy.engine(slot, script)
 
     async def one() -> bytes:
-        async with house.client.post(CHAT, data=json.dumps(ASKED)) as answer:
+        async with proxy.client.post(CHAT, data=json.dumps(ASKED)) as answer:
             return await answer.read()
 
     bodies = await asyncio.gather(*(one() for _ in range(300)))
@@ -200,5 +200,5 @@ async def test_hundreds_of_clients_whose_engines_die(build: Build) -> None:
         if text != "".join(WORDS) or not body.endswith(DONE) or body.count(DONE) != 1 or len(ids) != 1:
             wrong.append(body)
     assert not wrong, (len(wrong), wrong[0][-600:])
-    assert house.sums()["completed"] == 300
-    assert house.balanced()
+    assert proxy.sums()["completed"] == 300
+    assert proxy.balanced()

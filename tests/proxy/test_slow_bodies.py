@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build
+from proxy.proxy_under_test import Build
 
 HEADS = {
     "length": b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n",
@@ -19,8 +19,8 @@ DROPS = {"length": b"x", "chunked": b"1\r\nx\r\n"}
 @pytest.mark.parametrize("framing", HEADS)
 async def test_a_body_in_drops_is_given_up(build: Build, framing: str) -> None:
     """Each drop comes long before `body_timeout_s` of silence."""
-    house = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
-    reader, writer = await house.raw(HEADS[framing])
+    proxy = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
+    reader, writer = await proxy.raw(HEADS[framing])
     answer = asyncio.create_task(reader.read())
     async with asyncio.timeout(SOON_S):
         while not answer.done():
@@ -29,15 +29,15 @@ async def test_a_body_in_drops_is_given_up(build: Build, framing: str) -> None:
     head, _, body = (await answer).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert "fewer than 1000 a second" in json.loads(body)["error"]["message"]
-    assert house.sums() | {"rejected": 1, "in_flight": 0} == house.sums()
+    assert proxy.sums() | {"rejected": 1, "in_flight": 0} == proxy.sums()
 
 
 @pytest.mark.parametrize("framing", HEADS)
 async def test_a_large_beginning_buys_no_time(build: Build, framing: str) -> None:
     """Else 50 KB at once would pay for 50 s of drops, and 64 MiB for 18 hours."""
-    house = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
+    proxy = await build(body_timeout_s=0.3, body_min_bytes_per_s=1000)
     beginning = b"x" * 50_000 if framing == "length" else b"c350\r\n" + b"x" * 50_000 + b"\r\n"
-    reader, writer = await house.raw(HEADS[framing] + beginning)
+    reader, writer = await proxy.raw(HEADS[framing] + beginning)
     answer = asyncio.create_task(reader.read())
     drops = 0
     async with asyncio.timeout(SOON_S):
@@ -50,8 +50,8 @@ async def test_a_large_beginning_buys_no_time(build: Build, framing: str) -> Non
 
 
 async def test_silence_is_called_silence(build: Build) -> None:
-    house = await build(body_timeout_s=0.2, body_min_bytes_per_s=1)
-    reader, writer = await house.raw(HEADS["length"] + b"x" * 1000)
+    proxy = await build(body_timeout_s=0.2, body_min_bytes_per_s=1)
+    reader, writer = await proxy.raw(HEADS["length"] + b"x" * 1000)
     async with asyncio.timeout(SOON_S):
         answer = await reader.read()
     writer.close()
@@ -61,10 +61,10 @@ async def test_silence_is_called_silence(build: Build) -> None:
 
 async def test_a_slow_body_above_the_rate_comes_whole(build: Build) -> None:
     """It takes longer than `body_timeout_s`, and more than the least rate comes."""
-    house = await build(body_timeout_s=0.9, body_min_bytes_per_s=1000)
-    engine = await house.engine(0)
+    proxy = await build(body_timeout_s=0.9, body_min_bytes_per_s=1000)
+    engine = await proxy.engine(0)
     body = json.dumps({"model": "m", "prompt": "x" * 40_000}).encode()
-    reader, writer = await house.raw(HEADS["length"].replace(b"100000", b"%d" % len(body)))
+    reader, writer = await proxy.raw(HEADS["length"].replace(b"100000", b"%d" % len(body)))
     for at in range(0, len(body), 2000):
         writer.write(body[at : at + 2000])
         await asyncio.sleep(0.05)

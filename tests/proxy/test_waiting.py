@@ -9,8 +9,8 @@ import json
 import aiohttp
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
 from launcher.proxy.dispatch import moves
@@ -27,41 +27,41 @@ def gated(go: asyncio.Semaphore) -> Script:
     return script
 
 
-async def ask(house: House, **more: object) -> tuple[int, bytes, str | None]:
-    async with house.chat(**more) as answer:  # type: ignore[arg-type]
+async def ask(proxy: ProxyUnderTest, **more: object) -> tuple[int, bytes, str | None]:
+    async with proxy.chat(**more) as answer:  # type: ignore[arg-type]
         return answer.status, await answer.read(), answer.headers.get("Retry-After")
 
 
-async def test_what_an_instance_can_not_start_waits_here(house: House) -> None:
+async def test_what_an_instance_can_not_start_waits_here(proxy: ProxyUnderTest) -> None:
     go = asyncio.Semaphore(0)
-    engine = await house.engine(0, gated(go))  # 8 at once
-    asked = [asyncio.create_task(ask(house)) for _ in range(12)]
-    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 4)
+    engine = await proxy.engine(0, gated(go))  # 8 at once
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(12)]
+    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 4)
     await asyncio.sleep(0.05)
     assert len(engine.calls) == 8
-    assert house.door.stats()["waiting"] == 4
+    assert proxy.server.stats()["waiting"] == 4
     for _ in range(12):
         go.release()
     assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 12
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
-    house = await build(queue_max_requests=2)
+    proxy = await build(queue_max_requests=2)
     go = asyncio.Semaphore(0)
-    engine = await house.engine(0, gated(go))
-    asked = [asyncio.create_task(ask(house)) for _ in range(10)]
-    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 2)
-    status, body, retry = await ask(house)
+    engine = await proxy.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(10)]
+    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 2)
+    status, body, retry = await ask(proxy)
     assert status == 429
     assert json.loads(body)["error"]["code"] == "queue_full"
     assert int(retry or 0) >= 1
     for _ in range(10):
         go.release()
     assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
-    assert house.sums()["rejected"] == 1
-    assert house.balanced()
-    async with house.client.get("/metrics") as answer:
+    assert proxy.sums()["rejected"] == 1
+    assert proxy.balanced()
+    async with proxy.client.get("/metrics") as answer:
         page = await answer.text()
     assert 'numa_launcher_queue_rejected_total{reason="requests"} 1.0' in page
 
@@ -69,7 +69,7 @@ async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_was_begun_is_not_turned_away_by_a_full_queue(build: Build, stream: bool) -> None:
     """The only instance dies with 8 requests on it while the queue is full: all of them are answered by its next life."""
-    house = await build(queue_max_requests=2)
+    proxy = await build(queue_max_requests=2)
 
     said = PlainEngine(CHAT, ("Hello", " world"))
 
@@ -84,28 +84,28 @@ async def test_what_was_begun_is_not_turned_away_by_a_full_queue(build: Build, s
         await call.chunk(b"".join(said.answer(call.body)))
         await call.end_stream()
 
-    engine = await house.engine(0, begins)
+    engine = await proxy.engine(0, begins)
     messages = [{"role": "user", "content": QUESTION}]
     asked = [
-        asyncio.create_task(ask(house, stream=stream, messages=messages, temperature=0)) for _ in range(10)
+        asyncio.create_task(ask(proxy, stream=stream, messages=messages, temperature=0)) for _ in range(10)
     ]
-    await until(lambda: len(engine.calls) == 8 and house.door.stats()["waiting"] == 2)
+    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 2)
     await asyncio.sleep(0.02)
     await engine.die()
-    house.door.remove_upstream(0, 1, "killed by signal 9")
-    await until(lambda: house.door.stats()["waiting"] == 10 or house.sums()["in_flight"] < 10)
-    await house.engine(0, answers if stream else answer_chat, generation=2)
+    proxy.server.remove_upstream(0, 1, "killed by signal 9")
+    await until(lambda: proxy.server.stats()["waiting"] == 10 or proxy.sums()["in_flight"] < 10)
+    await proxy.engine(0, answers if stream else answer_chat, generation=2)
     told = await asyncio.gather(*asked)
     assert [status for status, _, _ in told] == [200] * 10
     assert not stream or all(body.endswith(DONE) and body.count(b"Hello") == 1 for _, body, _ in told)
-    assert house.sums()["completed"] == 10
+    assert proxy.sums()["completed"] == 10
 
 
 async def test_a_wait_that_is_too_long_is_429(build: Build) -> None:
-    house = await build(queue_timeout_s=0.1)
+    proxy = await build(queue_timeout_s=0.1)
     go = asyncio.Semaphore(0)
-    await house.engine(0, gated(go))
-    asked = [asyncio.create_task(ask(house)) for _ in range(9)]
+    await proxy.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(9)]
     done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=SOON_S)
     (late,) = done
     assert late.result()[0] == 429
@@ -114,121 +114,121 @@ async def test_a_wait_that_is_too_long_is_429(build: Build) -> None:
     assert {task.result()[0] for task in (await asyncio.wait(rest))[0]} == {200}
 
 
-async def test_a_client_that_leaves_the_queue_is_not_sent(house: House) -> None:
+async def test_a_client_that_leaves_the_queue_is_not_sent(proxy: ProxyUnderTest) -> None:
     go = asyncio.Semaphore(0)
-    engine = await house.engine(0, gated(go))
-    asked = [asyncio.create_task(ask(house)) for _ in range(9)]
-    await until(lambda: house.door.stats()["waiting"] == 1)
+    engine = await proxy.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(9)]
+    await until(lambda: proxy.server.stats()["waiting"] == 1)
     waiting = next(task for task in reversed(asked))
     waiting.cancel()
-    await until(lambda: house.door.stats()["waiting"] == 0 or house.sums()["client_aborted"] == 1)
+    await until(lambda: proxy.server.stats()["waiting"] == 0 or proxy.sums()["client_aborted"] == 1)
     for _ in range(9):
         go.release()
     await asyncio.wait(asked)
     assert len(engine.calls) <= 9
-    assert house.balanced()
+    assert proxy.balanced()
 
 
-async def test_while_the_only_instance_restarts_requests_are_parked(house: House) -> None:
-    await house.engine(0)
-    house.door.drain_upstream(0, 1)
-    house.door.remove_upstream(0, 1, "restart")
-    asked = asyncio.create_task(ask(house))
-    await until(lambda: house.door.stats()["waiting"] == 1)
-    await house.engine(0, generation=2)
+async def test_while_the_only_instance_restarts_requests_are_parked(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
+    proxy.server.drain_upstream(0, 1)
+    proxy.server.remove_upstream(0, 1, "restart")
+    asked = asyncio.create_task(ask(proxy))
+    await until(lambda: proxy.server.stats()["waiting"] == 1)
+    await proxy.engine(0, generation=2)
     assert (await asked)[0] == 200
 
 
-async def test_a_crash_of_the_only_instance_is_waited_out(house: House) -> None:
+async def test_a_crash_of_the_only_instance_is_waited_out(proxy: ProxyUnderTest) -> None:
     """Cut before its first byte, and nobody else is there: the next life of the slot answers."""
-    engine = await house.engine(0, Call.until_left)
-    asked = asyncio.create_task(ask(house, stream=True))
+    engine = await proxy.engine(0, Call.until_left)
+    asked = asyncio.create_task(ask(proxy, stream=True))
     await until(lambda: bool(engine.calls))
     await engine.die()
     await asyncio.sleep(0.02)
-    house.door.remove_upstream(0, 1, "killed by signal 9")
+    proxy.server.remove_upstream(0, 1, "killed by signal 9")
     await asyncio.sleep(0.05)
-    await house.engine(0, generation=2)
+    await proxy.engine(0, generation=2)
     status, body, _ = await asked
     assert (status, body.endswith(DONE)) == (200, True)
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 async def test_one_that_was_worked_on_for_longer_than_the_queue_may_take(build: Build) -> None:
     """Its time in the queue begins anew: what it has waited on an instance was no waiting."""
-    house = await build(queue_timeout_s=1.0)
-    engine = await house.engine(0, Call.until_left)
-    asked = asyncio.create_task(ask(house))
+    proxy = await build(queue_timeout_s=1.0)
+    engine = await proxy.engine(0, Call.until_left)
+    asked = asyncio.create_task(ask(proxy))
     await until(lambda: bool(engine.calls))
     await asyncio.sleep(1.2)
     await engine.die()
-    house.door.remove_upstream(0, 1, "killed by signal 9")
-    await until(lambda: house.door.stats()["waiting"] == 1)
+    proxy.server.remove_upstream(0, 1, "killed by signal 9")
+    await until(lambda: proxy.server.stats()["waiting"] == 1)
     await asyncio.sleep(0.1)
-    await house.engine(0, generation=2)
+    await proxy.engine(0, generation=2)
     assert (await asked)[0] == 200
 
 
 async def test_an_instance_that_takes_no_connections_any_more(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its listener closes long before its process is seen to have ended: nobody is turned away meanwhile."""
     monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
     monkeypatch.setattr(moves, "PARKED_PAUSE_S", 0.02)
-    engine = await house.engine(0)
+    engine = await proxy.engine(0)
     await engine.die()
-    asked = [asyncio.create_task(ask(house, stream=stream)) for stream in (False, True)]
-    await until(lambda: int(str(house.door.stats()["retried"])) > 3 * moves.MAX_ATTEMPTS)
-    house.door.remove_upstream(0, 1, "exit 1")
-    await house.engine(0, generation=2)
+    asked = [asyncio.create_task(ask(proxy, stream=stream)) for stream in (False, True)]
+    await until(lambda: int(str(proxy.server.stats()["retried"])) > 3 * moves.MAX_ATTEMPTS)
+    proxy.server.remove_upstream(0, 1, "exit 1")
+    await proxy.engine(0, generation=2)
     assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 async def test_nobody_waits_for_ever_for_an_instance_that_takes_no_connections(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
-    house = await build(park_timeout_s=0.2)
-    engine = await house.engine(0)
+    proxy = await build(park_timeout_s=0.2)
+    engine = await proxy.engine(0)
     await engine.die()
-    status, body, retry = await ask(house)
+    status, body, retry = await ask(proxy)
     assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_error")
     assert int(retry or 0) >= 1
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 async def test_parking_ends_in_503(build: Build) -> None:
-    house = await build(park_timeout_s=0.1)
-    await house.engine(0)
-    house.door.remove_upstream(0, 1, "stopped")
-    async with house.chat() as answer:
+    proxy = await build(park_timeout_s=0.1)
+    await proxy.engine(0)
+    proxy.server.remove_upstream(0, 1, "stopped")
+    async with proxy.chat() as answer:
         assert answer.status == 503
         assert (await answer.json())["error"]["code"] == "no_instance_ready"
         assert int(answer.headers["Retry-After"]) >= 1
 
 
 async def test_a_stream_that_waits_shows_that_it_lives(build: Build) -> None:
-    house = await build(keepalive_comment_s=0.05)
+    proxy = await build(keepalive_comment_s=0.05)
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
         await go.wait()
         await answer_chat(call)
 
-    await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         go.set()
         rest = await answer.read()
     assert rest.replace(b": waiting\n\n", b"") == b"".join(event(w) for w in ("one", "two", "three")) + DONE
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> None:
-    house = await build(keepalive_comment_s=0.05)
+    proxy = await build(keepalive_comment_s=0.05)
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -237,17 +237,17 @@ async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> N
         await call.chunk(b'event: last\ndata: {"type":"last"}\n\n')
         await call.end_stream()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     asked = json.dumps({"model": "m", "input": "x", "messages": [], "stream": True})
-    async with asyncio.timeout(SOON_S), house.client.post(path, data=asked) as answer:
+    async with asyncio.timeout(SOON_S), proxy.client.post(path, data=asked) as answer:
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         go.set()
         rest = await answer.read()
     assert rest.replace(b": waiting\n\n", b"") == b'event: last\ndata: {"type":"last"}\n\n'
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_a_response_that_is_created_is_not_computed_yet(house: House) -> None:
+async def test_a_response_that_is_created_is_not_computed_yet(proxy: ProxyUnderTest) -> None:
     """vLLM says so before it begins: only a token tells that the prompt is done and the next one may come."""
     go = asyncio.Event()
 
@@ -259,10 +259,10 @@ async def test_a_response_that_is_created_is_not_computed_yet(house: House) -> N
         await call.chunk(b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n')
         await call.until_left()
 
-    await house.engine(0, script)
-    (upstream,) = house.door.desk.fleet.table
+    await proxy.engine(0, script)
+    (upstream,) = proxy.server.desk.fleet.table
     asked = json.dumps({"model": "m", "input": "x", "stream": True})
-    async with asyncio.timeout(SOON_S), house.client.post("/v1/responses", data=asked) as answer:
+    async with asyncio.timeout(SOON_S), proxy.client.post("/v1/responses", data=asked) as answer:
         await answer.content.readuntil(b'in_progress"}\n\n')
         assert len(upstream.ledger.pending) == 1
         go.set()
@@ -271,14 +271,14 @@ async def test_a_response_that_is_created_is_not_computed_yet(house: House) -> N
 
 
 async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:
-    house = await build(keepalive_comment_s=0.03)
+    proxy = await build(keepalive_comment_s=0.03)
 
     async def script(call: Call) -> None:
         await asyncio.sleep(0.1)
         await call.json({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400)
 
-    await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
         body = await answer.read()
     assert DONE not in body
     last = body[:-2].split(b"\n\n")[-1]
@@ -286,20 +286,20 @@ async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:
 
 
 async def test_three_failures_in_a_row_take_one_out(build: Build) -> None:
-    house = await build(eject_s=30.0, policy="round-robin")
+    proxy = await build(eject_s=30.0, policy="round-robin")
 
     async def reset(call: Call) -> None:
         call.cut()
 
-    bad = await house.engine(0, reset)
-    await house.engine(1)
+    bad = await proxy.engine(0, reset)
+    await proxy.engine(1)
     for _ in range(20):
-        assert (await ask(house))[0] == 200
+        assert (await ask(proxy))[0] == 200
     assert len(bad.calls) == 3
-    assert house.sums()["completed"] == 20
+    assert proxy.sums()["completed"] == 20
 
 
-async def test_a_clients_5xx_ejects_nobody(house: House) -> None:
+async def test_a_clients_5xx_ejects_nobody(proxy: ProxyUnderTest) -> None:
     """A request that every instance answers with 500 says nothing of the instances."""
 
     async def poison(call: Call) -> None:
@@ -308,35 +308,35 @@ async def test_a_clients_5xx_ejects_nobody(house: House) -> None:
         else:
             await answer_chat(call)
 
-    engines = [await house.engine(slot, poison) for slot in range(2)]
+    engines = [await proxy.engine(slot, poison) for slot in range(2)]
     for _ in range(6):
-        assert (await ask(house, prompt="poison"))[0] == 500
+        assert (await ask(proxy, prompt="poison"))[0] == 500
     before = [len(engine.calls) for engine in engines]
     assert before == [6, 6]
-    assert (await ask(house))[0] == 200
+    assert (await ask(proxy))[0] == 200
 
 
-async def test_a_request_that_kills_is_given_up(house: House) -> None:
+async def test_a_request_that_kills_is_given_up(proxy: ProxyUnderTest) -> None:
     """After three instances that died with it in their hands no fourth one is given to it."""
     engines = []
 
     def deadly(slot: int) -> Script:
         async def script(call: Call) -> None:
             call.cut()
-            house.door.remove_upstream(slot, 1, "killed by signal 11")
+            proxy.server.remove_upstream(slot, 1, "killed by signal 11")
 
         return script
 
     for slot in range(5):
-        engines.append(await house.engine(slot, deadly(slot)))  # noqa: PERF401
-    status, body, _ = await ask(house)
+        engines.append(await proxy.engine(slot, deadly(slot)))  # noqa: PERF401
+    status, body, _ = await ask(proxy)
     assert status == 502
     assert b"instances died" in body
     assert sum(len(engine.calls) for engine in engines) == 3
 
 
 async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
-    house = await build(hung_timeout_s=1.0)
+    proxy = await build(hung_timeout_s=1.0)
 
     async def hangs(call: Call) -> None:
         await call.start_stream()
@@ -351,12 +351,12 @@ async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
         await call.chunk(DONE)
         await call.end_stream()
 
-    await house.engine(0, hangs)
-    first = asyncio.create_task(ask(house, stream=True, tools=[]))
-    await until(lambda: house.door.in_flight(0, 1) == 1)
-    house.door.drain_upstream(0, 1)
-    await house.engine(1, flows)
-    second = asyncio.create_task(ask(house, stream=True))
+    await proxy.engine(0, hangs)
+    first = asyncio.create_task(ask(proxy, stream=True, tools=[]))
+    await until(lambda: proxy.server.in_flight(0, 1) == 1)
+    proxy.server.drain_upstream(0, 1)
+    await proxy.engine(1, flows)
+    second = asyncio.create_task(ask(proxy, stream=True))
     async with asyncio.timeout(SOON_S):
         _, body, _ = await first
     assert DONE in body or b"it hangs" in body
@@ -364,21 +364,21 @@ async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
 
 
 @pytest.mark.parametrize("count", [1100])
-async def test_idle_connections_cost_little(house: House, count: int) -> None:
-    await house.engine(0)
-    writers = [(await house.raw(b""))[1] for _ in range(count)]
+async def test_idle_connections_cost_little(proxy: ProxyUnderTest, count: int) -> None:
+    await proxy.engine(0)
+    writers = [(await proxy.raw(b""))[1] for _ in range(count)]
     async with asyncio.timeout(SOON_S):
-        assert (await ask(house))[0] == 200
+        assert (await ask(proxy))[0] == 200
     for writer in writers:
         writer.close()
 
 
 @pytest.mark.parametrize("bound", ["max_connections", "most_clients"])
 async def test_too_many_connections_are_closed(build: Build, bound: str) -> None:
-    house = await build(**{bound: 2})
-    await house.engine(0)
-    one, two = await house.raw(b""), await house.raw(b"")
-    reader, _ = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+    proxy = await build(**{bound: 2})
+    await proxy.engine(0)
+    one, two = await proxy.raw(b""), await proxy.raw(b"")
+    reader, _ = await proxy.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
     async with asyncio.timeout(SOON_S):
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
@@ -386,8 +386,8 @@ async def test_too_many_connections_are_closed(build: Build, bound: str) -> None
     two[1].close()
     statuses: list[int] = []
     async with asyncio.timeout(SOON_S):
-        while not statuses:  # until the front door has seen that they left
+        while not statuses:  # until the proxy has seen that they left
             with contextlib.suppress(aiohttp.ClientConnectionError):
-                async with house.client.get("/health") as answer:
+                async with proxy.client.get("/health") as answer:
                     statuses.append(answer.status)
     assert statuses == [200]

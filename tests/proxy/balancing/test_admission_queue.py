@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.scheduling.house import ticket
+from proxy.balancing.builders import ticket
 
 from launcher.proxy.balancing.admission_queue import AdmissionQueue
 from launcher.proxy.balancing.demand import Ticket

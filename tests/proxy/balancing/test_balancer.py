@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy.scheduling.house import run, scheduler, slot, ticket, up
+from proxy.balancing.builders import run, scheduler, slot, ticket, up
 
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Balancer

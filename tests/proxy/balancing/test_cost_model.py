@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from proxy.scheduling.house import ticket, up
+from proxy.balancing.builders import ticket, up
 
 from launcher.proxy.balancing.cost_model import LEARNED, CostModel
 from launcher.proxy.balancing.demand import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
 
-def house() -> tuple[CostModel, Upstream]:
+def model_and_upstream() -> tuple[CostModel, Upstream]:
     speeds = CostModel()
     upstream = up(0)
     upstream.line = speeds.line("m")
@@ -25,7 +25,7 @@ def began(tokens: int, uncached: float | None = None) -> Ticket:
 
 
 def test_prefill_speed_comes_from_first_tokens() -> None:
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     for n in range(200):
         tokens = 100 + n % 10 * 100
         speeds.seen_first(began(tokens), upstream, 0.08 + tokens / 1500)
@@ -34,7 +34,7 @@ def test_prefill_speed_comes_from_first_tokens() -> None:
 
 
 def test_tokens_per_byte_come_from_usage() -> None:
-    speeds, _ = house()
+    speeds, _ = model_and_upstream()
     assert speeds.prompt_tokens(400) == 101
     speeds.seen_prompt(0, 10)
     speeds.seen_prompt(1000, 500)
@@ -43,7 +43,7 @@ def test_tokens_per_byte_come_from_usage() -> None:
 
 
 def test_answers_are_guessed_from_answers() -> None:
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     assert speeds.output_tokens(100) == 100
     assert speeds.output_tokens(None) == 200
     assert speeds.output_tokens(None, 3) == 600
@@ -64,7 +64,7 @@ def test_answers_are_guessed_from_answers() -> None:
 def test_a_prompt_that_was_not_cached_against_belief_makes_the_cache_smaller_and_says_nothing_of_speed() -> (
     None
 ):
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     for n in range(LEARNED + 10):
         speeds.seen_first(began(100 + n % 5 * 100), upstream, (100 + n % 5 * 100) * 0.001)
     before, capacity = upstream.line.count, upstream.store.capacity
@@ -83,7 +83,7 @@ def test_a_prompt_that_was_not_cached_against_belief_makes_the_cache_smaller_and
 
 
 def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     for _ in range(LEARNED + 1):
         upstream.line.add(0.0, 0.0)
     upstream.line.base = upstream.line.slope = 0.0
@@ -92,7 +92,7 @@ def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
 
 
 def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
-    speeds, busy = house()
+    speeds, busy = model_and_upstream()
     idle = up(1)
     for n in range(100):
         speeds.seen_bound(busy, 50.0, n * 0.1)
@@ -106,7 +106,7 @@ def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
 
 
 def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     sizes = (0.0, 1e-9, 10.0, 100.0, 500.0, 1000.0, 5000.0, 1e12)
     starts = [speeds.head_start_s(size, 0.001) for size in sizes]
     assert starts == sorted(starts, reverse=True)
@@ -118,7 +118,7 @@ def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
 
 
 def test_work_bound_while_the_speed_was_a_guess_is_not_told_by_that_guess() -> None:
-    speeds, upstream = house()
+    speeds, upstream = model_and_upstream()
     for n in range(100):
         speeds.seen_bound(upstream, 300.0, n * 0.1)
     before = speeds.head_start_s(300.0, speeds.token_s(upstream)), speeds.delayed(upstream, 1.0, 0.0, 10.0)

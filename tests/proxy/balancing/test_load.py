@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.scheduling.house import ticket
+from proxy.balancing.builders import ticket
 
 from launcher.proxy.balancing.load import Load
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.scheduling.house import ticket
+from proxy.balancing.builders import ticket
 
 from launcher.proxy.balancing.outlier_detection import ENOUGH, OutlierDetection
 

@@ -8,7 +8,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.scheduling.house import ticket, up
+from proxy.balancing.builders import ticket, up
 
 from launcher.config.schema import Policy as Name
 from launcher.proxy.balancing.cost_model import CostModel

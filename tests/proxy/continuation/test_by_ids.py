@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy.continuation.test_plan import reads, whole
-from proxy.front_house import House
 from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION
+from proxy.proxy_under_test import ProxyUnderTest
 from proxy.scripted_engine import Call
 from proxy.token_engine import END_OF_TEXT, FIRST_ID, PROMPT, TokenEngine
 
@@ -31,7 +31,7 @@ def ids(first: int, last: int) -> list[int]:
     return [FIRST_ID + number for number in range(first, last)]
 
 
-# --- through the front door ----------------------------------------------------------------------
+# --- through the proxy ----------------------------------------------------------------------
 
 
 def streams(engine: TokenEngine, events: int | None = None, *, at_once: int = 1) -> Way:
@@ -53,7 +53,7 @@ def streams(engine: TokenEngine, events: int | None = None, *, at_once: int = 1)
 
 
 async def ask(
-    house: House, path: str, *ways: Way, server: dict[str, Any] | None = None, **more: Any
+    proxy: ProxyUnderTest, path: str, *ways: Way, server: dict[str, Any] | None = None, **more: Any
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """One stream's payload, while the instances do this, in this order; the requests that they got."""
     left, bodies = list(ways), list[dict[str, Any]]()
@@ -63,13 +63,13 @@ async def ask(
         await left.pop(0)(call)
 
     for slot in range(len(ways)):
-        await house.engine(slot, script, token_ids=True, sampling_defaults=server)
+        await proxy.engine(slot, script, token_ids=True, sampling_defaults=server)
     engine = ENGINE if path == CHAT else PROMPTED
-    async with house.client.post(path, data=engine.request(**more)) as answer:
+    async with proxy.client.post(path, data=engine.request(**more)) as answer:
         assert answer.status == 200
         payload = await answer.read()
     assert not left
-    assert house.balanced()
+    assert proxy.balanced()
     return payload, bodies
 
 
@@ -80,14 +80,14 @@ def events(payload: bytes) -> list[bytes]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 async def test_the_usage_is_the_requests_own_where_its_text_makes_other_tokens(
-    house: House, path: str, temperature: float
+    proxy: ProxyUnderTest, path: str, temperature: float
 ) -> None:
     first = TokenEngine(
         path, SAID, merged=frozenset({3, 4})
     )  # its machine is busy: some events bring several tokens
     second = TokenEngine(path, SAID, "two", more_tokens=1)
     asked = {**USAGE, "max_tokens": 12, "temperature": temperature}
-    payload, bodies = await ask(house, path, streams(first, 9), streams(second), **asked)
+    payload, bodies = await ask(proxy, path, streams(first, 9), streams(second), **asked)
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
     assert told["end"] == "length"
@@ -100,15 +100,17 @@ async def test_the_usage_is_the_requests_own_where_its_text_makes_other_tokens(
     count = len(handed) - len(PROMPT)
     assert handed == [*PROMPT, *ids(0, count)]
     assert bodies[1]["max_tokens"] == 12 - count
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_the_client_gets_what_it_would_have_got_unasked(house: House, path: str, at_once: int) -> None:
+async def test_the_client_gets_what_it_would_have_got_unasked(
+    proxy: ProxyUnderTest, path: str, at_once: int
+) -> None:
     said = (*SAID[:4], 'a "quote"', "", "é", *SAID[4:])
     engine = TokenEngine(path, said, merged=frozenset({2, 9}), parser=True)
-    payload, bodies = await ask(house, path, streams(engine, at_once=at_once), **USAGE, max_tokens=50)
+    payload, bodies = await ask(proxy, path, streams(engine, at_once=at_once), **USAGE, max_tokens=50)
     plain = (
         json.loads(ENGINE.request())
         | {"max_tokens": 50}
@@ -122,22 +124,24 @@ async def test_the_client_gets_what_it_would_have_got_unasked(house: House, path
 
 
 @pytest.mark.parametrize("value", [True, False, None])
-async def test_a_client_that_asks_itself_gets_what_it_asks_for(house: House, value: object) -> None:
-    payload, bodies = await ask(house, CHAT, streams(ENGINE), return_token_ids=value)
+async def test_a_client_that_asks_itself_gets_what_it_asks_for(proxy: ProxyUnderTest, value: object) -> None:
+    payload, bodies = await ask(proxy, CHAT, streams(ENGINE), return_token_ids=value)
     assert events(payload) == ENGINE.answer(ENGINE.request(return_token_ids=value))
     assert bodies == [json.loads(ENGINE.request(return_token_ids=value))]
 
 
 @pytest.mark.parametrize("more", [{"tools": [{"type": "function"}]}, {"n": 2}, {"user": "x" * 300_000}])
-async def test_streams_that_could_not_go_on_by_ids_are_not_asked(house: House, more: dict[str, Any]) -> None:
-    _, bodies = await ask(house, CHAT, streams(ENGINE), **more)
+async def test_streams_that_could_not_go_on_by_ids_are_not_asked(
+    proxy: ProxyUnderTest, more: dict[str, Any]
+) -> None:
+    _, bodies = await ask(proxy, CHAT, streams(ENGINE), **more)
     assert "return_token_ids" not in bodies[0]
 
 
-async def test_a_stream_that_is_cut_again_and_again(house: House) -> None:
+async def test_a_stream_that_is_cut_again_and_again(proxy: ProxyUnderTest) -> None:
     engine = TokenEngine(CHAT, (*SAID[:5], "", "é", *SAID[5:]), merged=frozenset({3}))
     cuts = [streams(engine, count) for count in (5, 4, 4, 3)]
-    payload, bodies = await ask(house, CHAT, *cuts, streams(engine), **USAGE, temperature=1)
+    payload, bodies = await ask(proxy, CHAT, *cuts, streams(engine), **USAGE, temperature=1)
     told = whole(events(payload))
     assert told["text"] == "".join(engine.tokens)
     assert told["usage"][0]["prompt_tokens"] == len(PROMPT)
@@ -145,31 +149,33 @@ async def test_a_stream_that_is_cut_again_and_again(house: House) -> None:
     assert all(body["kv_transfer_params"]["prompt_token_ids"][: len(PROMPT)] == PROMPT for body in bodies[1:])
 
 
-async def test_the_end_was_told_and_only_the_usage_is_missing(house: House) -> None:
+async def test_the_end_was_told_and_only_the_usage_is_missing(proxy: ProxyUnderTest) -> None:
     engine = TokenEngine(CHAT, SAID, merged=frozenset({5}))
-    payload, _ = await ask(house, CHAT, streams(engine, -2), **USAGE)
+    payload, _ = await ask(proxy, CHAT, streams(engine, -2), **USAGE)
     assert whole(events(payload))["usage"] == [
         {"prompt_tokens": len(PROMPT), "total_tokens": len(PROMPT) + 13, "completion_tokens": 13}
     ]
 
 
-async def test_an_instance_that_says_other_tokens_is_on_another_way(house: House) -> None:
+async def test_an_instance_that_says_other_tokens_is_on_another_way(proxy: ProxyUnderTest) -> None:
     async def strays(call: Call) -> None:
         said = [event.replace(b"[105]", b"[999]") for event in ENGINE.answer(call.body)]
         await call.start_stream()
         await call.chunk(b"".join(said))
         await call.end_stream()
 
-    payload, bodies = await ask(house, CHAT, streams(ENGINE, 7), strays, streams(ENGINE))
+    payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 7), strays, streams(ENGINE))
     assert whole(events(payload))["text"] == "".join(SAID)
     assert "kv_transfer_params" not in bodies[2]  # all of it again
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-async def test_an_engine_that_does_not_take_ids_goes_on_by_text(house: House, temperature: int) -> None:
+async def test_an_engine_that_does_not_take_ids_goes_on_by_text(
+    proxy: ProxyUnderTest, temperature: int
+) -> None:
     other = TokenEngine(CHAT, SAID, "two", takes_ids=False, more_tokens=2)
     asked = {**USAGE, "temperature": temperature, "max_tokens": 20}
-    payload, bodies = await ask(house, CHAT, streams(ENGINE, 11), streams(other), streams(other), **asked)
+    payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 11), streams(other), streams(other), **asked)
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
     assert told["usage"] == [{"prompt_tokens": 7, "total_tokens": 20, "completion_tokens": 13}]
@@ -177,27 +183,27 @@ async def test_an_engine_that_does_not_take_ids_goes_on_by_text(house: House, te
     assert "return_token_ids" not in bodies[2]
 
 
-async def test_an_engine_that_tells_no_ids_ends_honestly_where_tokens_count(house: House) -> None:
+async def test_an_engine_that_tells_no_ids_ends_honestly_where_tokens_count(proxy: ProxyUnderTest) -> None:
     silent = TokenEngine(CHAT, SAID, tells_ids=False)
-    payload, _ = await ask(house, CHAT, streams(silent, 11), **USAGE, temperature=1)
+    payload, _ = await ask(proxy, CHAT, streams(silent, 11), **USAGE, temperature=1)
     assert b"[DONE]" not in payload
     assert payload.count(b'"error"') == 1
 
 
-async def test_the_same_at_temperature_0_says_all_of_it_again(house: House) -> None:
+async def test_the_same_at_temperature_0_says_all_of_it_again(proxy: ProxyUnderTest) -> None:
     silent = TokenEngine(CHAT, SAID, tells_ids=False)
-    payload, _ = await ask(house, CHAT, streams(silent, 11), streams(silent), **USAGE)
+    payload, _ = await ask(proxy, CHAT, streams(silent, 11), streams(silent), **USAGE)
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
     assert told["usage"][0] == {"prompt_tokens": 7, "total_tokens": 20, "completion_tokens": 13}
 
 
-async def test_a_template_of_its_own_goes_on_by_ids_and_not_by_text(house: House) -> None:
+async def test_a_template_of_its_own_goes_on_by_ids_and_not_by_text(proxy: ProxyUnderTest) -> None:
     asked = {"temperature": 1, "chat_template": "{{ messages }}"}
-    payload, _ = await ask(house, CHAT, streams(ENGINE, 9), streams(ENGINE), **asked)
+    payload, _ = await ask(proxy, CHAT, streams(ENGINE, 9), streams(ENGINE), **asked)
     assert whole(events(payload))["text"] == "".join(SAID)
     merged = TokenEngine(CHAT, SAID, merged=frozenset({7}))  # no token is known to end where the text does
-    payload, _ = await ask(house, CHAT, streams(merged, 8), **asked)
+    payload, _ = await ask(proxy, CHAT, streams(merged, 8), **asked)
     assert b"[DONE]" not in payload
 
 
@@ -206,10 +212,10 @@ async def test_a_template_of_its_own_goes_on_by_ids_and_not_by_text(house: House
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
 async def test_a_penalty_that_the_server_sets_forbids_it(
-    house: House, name: str, caplog: pytest.LogCaptureFixture
+    proxy: ProxyUnderTest, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "launcher.access")
-    payload, bodies = await ask(house, CHAT, streams(ENGINE, 7), server={name: 0.5})
+    payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 7), server={name: 0.5})
     assert b"[DONE]" not in payload
     assert payload.count(b'"error"') == 1
     assert len(bodies) == 1
@@ -217,16 +223,16 @@ async def test_a_penalty_that_the_server_sets_forbids_it(
     assert f"`{name}` among the server's sampling defaults" in record.__dict__["reason"]
 
 
-async def test_a_request_that_says_otherwise_goes_on(house: House) -> None:
+async def test_a_request_that_says_otherwise_goes_on(proxy: ProxyUnderTest) -> None:
     payload, _ = await ask(
-        house, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"presence_penalty": 0.5}, presence_penalty=0
+        proxy, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"presence_penalty": 0.5}, presence_penalty=0
     )
     assert whole(events(payload))["text"] == "".join(SAID)
 
 
-async def test_a_repetition_penalty_looks_at_the_prompt_too(house: House) -> None:
+async def test_a_repetition_penalty_looks_at_the_prompt_too(proxy: ProxyUnderTest) -> None:
     payload, _ = await ask(
-        house, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"repetition_penalty": 1.5, "top_k": 20}
+        proxy, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"repetition_penalty": 1.5, "top_k": 20}
     )
     assert whole(events(payload))["text"] == "".join(SAID)
 
@@ -242,7 +248,7 @@ async def test_a_repetition_penalty_looks_at_the_prompt_too(house: House) -> Non
     ],
 )
 async def test_a_limit_that_the_server_sets_holds_for_the_whole(
-    house: House, path: str, server: dict[str, Any], more: dict[str, Any], limit: int
+    proxy: ProxyUnderTest, path: str, server: dict[str, Any], more: dict[str, Any], limit: int
 ) -> None:
     engine = TokenEngine(path, SAID * 2)
     first = 1 + (path == CHAT)
@@ -259,16 +265,16 @@ async def test_a_limit_that_the_server_sets_holds_for_the_whole(
         seen.append(1)
 
     seen: list[int] = []
-    payload, _ = await ask(house, path, limited, limited, server=server, temperature=1, **more)
+    payload, _ = await ask(proxy, path, limited, limited, server=server, temperature=1, **more)
     told = whole(events(payload))
     assert told["text"] == "".join(engine.tokens[:limit])
     assert told["end"] == "length"
 
 
-async def test_a_temperature_of_0_that_the_server_sets_is_one(house: House) -> None:
+async def test_a_temperature_of_0_that_the_server_sets_is_one(proxy: ProxyUnderTest) -> None:
     body = {"temperature": None, "seed": 3}
     payload, _ = await ask(
-        house, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"temperature": 0.0}, **body
+        proxy, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"temperature": 0.0}, **body
     )
     assert whole(events(payload))["text"] == "".join(SAID)
 

@@ -7,12 +7,12 @@ import json
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call, answer_chat, event
 
 
-async def read(house: House, **more: object) -> bytes:
-    async with house.chat(**more) as answer:  # type: ignore[arg-type]
+async def read(proxy: ProxyUnderTest, **more: object) -> bytes:
+    async with proxy.chat(**more) as answer:  # type: ignore[arg-type]
         return await answer.read()
 
 
@@ -32,61 +32,61 @@ async def flows(call: Call) -> None:
         await asyncio.sleep(0.02)
 
 
-def ejections(house: House, slot: int) -> int:
-    return house.door.desk.tally.slots[slot].ejected
+def ejections(proxy: ProxyUnderTest, slot: int) -> int:
+    return proxy.server.desk.tally.slots[slot].ejected
 
 
-async def test_an_instance_that_comes_again_under_its_name_is_another_one(house: House) -> None:
+async def test_an_instance_that_comes_again_under_its_name_is_another_one(proxy: ProxyUnderTest) -> None:
     """Attempts that leave the old one take nothing off the new one."""
-    engine = await house.engine(0, hangs)
-    async with house.chat(stream=True, user="slow", tools=[{"type": "function"}]) as answer:
+    engine = await proxy.engine(0, hangs)
+    async with proxy.chat(stream=True, user="slow", tools=[{"type": "function"}]) as answer:
         await answer.content.readuntil(b"\n\n")
-        assert house.door.in_flight(0, 1) == 1
-        house.door.remove_upstream(0, 1, "signal 9")
-        house.door.add_upstream(0, 1, "m", engine.address, 8)
-        assert house.door.in_flight(0, 1) == house.door.progress(0, 1) == 0
+        assert proxy.server.in_flight(0, 1) == 1
+        proxy.server.remove_upstream(0, 1, "signal 9")
+        proxy.server.add_upstream(0, 1, "m", engine.address, 8)
+        assert proxy.server.in_flight(0, 1) == proxy.server.progress(0, 1) == 0
         assert b"signal 9" in await answer.content.read()
-    assert house.door.in_flight(0, 1) == house.door.progress(0, 1) == 0
-    assert await read(house)
-    assert house.door.in_flight(0, 1) == 0
-    assert house.door.progress(0, 1) > 0
-    assert house.idle == []
-    assert house.balanced()
+    assert proxy.server.in_flight(0, 1) == proxy.server.progress(0, 1) == 0
+    assert await read(proxy)
+    assert proxy.server.in_flight(0, 1) == 0
+    assert proxy.server.progress(0, 1) > 0
+    assert proxy.idle == []
+    assert proxy.balanced()
 
 
-async def test_instances_that_end_after_the_door_was_closed_are_let_go(house: House) -> None:
-    """As at the daemon's end: first the front door, then the instances."""
-    await house.engine(0)
-    assert await read(house)
-    await house.door.stop(0.0)
-    house.door.remove_upstream(0, 1, "stopped")
-    assert house.door.in_flight(0, 1) == 0
+async def test_instances_that_end_after_the_proxy_was_closed_are_let_go(proxy: ProxyUnderTest) -> None:
+    """As at the daemon's end: first the proxy, then the instances."""
+    await proxy.engine(0)
+    assert await read(proxy)
+    await proxy.server.stop(0.0)
+    proxy.server.remove_upstream(0, 1, "stopped")
+    assert proxy.server.in_flight(0, 1) == 0
 
 
 async def test_that_an_instance_hangs_is_said_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    house = await build(hung_timeout_s=0.8)
-    await house.engine(0, hangs)
+    proxy = await build(hung_timeout_s=0.8)
+    await proxy.engine(0, hangs)
 
     def ask() -> asyncio.Task[bytes]:
-        return asyncio.create_task(read(house, stream=True, user="slow", tools=[1]))
+        return asyncio.create_task(read(proxy, stream=True, user="slow", tools=[1]))
 
     asked = [ask() for _ in range(6)]
-    await until(lambda: house.door.in_flight(0, 1) == 6)
-    await house.engine(1, flows)
-    while house.door.in_flight(1, 1) == 0:  # one that flows beside them
+    await until(lambda: proxy.server.in_flight(0, 1) == 6)
+    await proxy.engine(1, flows)
+    while proxy.server.in_flight(1, 1) == 0:  # one that flows beside them
         asked.append(ask())
         await asyncio.sleep(0.01)
-    await until(lambda: house.door.in_flight(0, 1) == 0)
+    await until(lambda: proxy.server.in_flight(0, 1) == 0)
     await asyncio.sleep(0.2)  # some ticks more
-    assert [suspect[:2] for suspect in house.suspects if "it hangs" in suspect[2]] == [(0, 1)]
-    assert ejections(house, 0) == 1
+    assert [suspect[:2] for suspect in proxy.suspects if "it hangs" in suspect[2]] == [(0, 1)]
+    assert ejections(proxy, 0) == 1
     assert len([record for record in caplog.records if "ejected" in record.getMessage()]) == 1
     for task in asked:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_an_instance_whose_clients_do_not_read_owes_nothing(house: House) -> None:
+async def test_an_instance_whose_clients_do_not_read_owes_nothing(proxy: ProxyUnderTest) -> None:
     """It has done its work; to stand still with such requests on it is no hang."""
 
     async def pours(call: Call) -> None:
@@ -94,21 +94,21 @@ async def test_an_instance_whose_clients_do_not_read_owes_nothing(house: House) 
         while not call.left.is_set():
             await call.chunk(event("x" * 60_000))
 
-    await house.engine(0, pours)
+    await proxy.engine(0, pours)
     body = b'{"model":"m","stream":true}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, _ = await house.raw(head.encode() + body)
-    await until(lambda: house.door.in_flight(0, 1) == 1 and house.door.awaited(0, 1) == 0)
+    reader, _ = await proxy.raw(head.encode() + body)
+    await until(lambda: proxy.server.in_flight(0, 1) == 1 and proxy.server.awaited(0, 1) == 0)
     await reader.readuntil(b"\r\n\r\n")
     taken = 0
     async with asyncio.timeout(SOON_S):
-        while not house.door.awaited(0, 1):  # until it reads
+        while not proxy.server.awaited(0, 1):  # until it reads
             taken += len(await reader.read(1 << 20))
     assert taken > 60_000
 
 
 async def test_that_failures_ejected_an_instance_is_said_once(
-    house: House, caplog: pytest.LogCaptureFixture
+    proxy: ProxyUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Eight requests are on it when it breaks: three failures take it out, five more are no news."""
     go = asyncio.Event()
@@ -117,18 +117,18 @@ async def test_that_failures_ejected_an_instance_is_said_once(
         await go.wait()
         call.cut()
 
-    engine = await house.engine(0, breaks)
-    asked = [asyncio.create_task(read(house)) for _ in range(8)]
+    engine = await proxy.engine(0, breaks)
+    asked = [asyncio.create_task(read(proxy)) for _ in range(8)]
     await until(lambda: len(engine.calls) == 8)
-    await house.engine(1)
+    await proxy.engine(1)
     go.set()
     async with asyncio.timeout(SOON_S):
         assert all(json.loads(body)["choices"] for body in await asyncio.gather(*asked))
     await until(lambda: bool([r for r in caplog.records if "ejected" in r.getMessage()]))
     assert len([record for record in caplog.records if "ejected" in record.getMessage()]) == 1
-    assert ejections(house, 0) == 1
-    assert [suspect[:2] for suspect in house.suspects] == [(0, 1)] * 3
-    assert house.balanced()
+    assert ejections(proxy, 0) == 1
+    assert [suspect[:2] for suspect in proxy.suspects] == [(0, 1)] * 3
+    assert proxy.balanced()
 
 
 async def lies(call: Call) -> None:
@@ -138,25 +138,25 @@ async def lies(call: Call) -> None:
 
 async def test_silence_is_told_once_whatever_the_requests_are(build: Build) -> None:
     """There is no sibling: nothing is ejected, and the requests stay."""
-    house = await build(hung_timeout_s=0.1)
-    await house.engine(0, lies)
-    asked = [asyncio.create_task(read(house, stream=stream)) for stream in (False, True)]
-    await until(lambda: bool(house.suspects))
+    proxy = await build(hung_timeout_s=0.1)
+    await proxy.engine(0, lies)
+    asked = [asyncio.create_task(read(proxy, stream=stream)) for stream in (False, True)]
+    await until(lambda: bool(proxy.suspects))
     await asyncio.sleep(0.3)
-    assert [suspect[:2] for suspect in house.suspects] == [(0, 1)]
-    assert house.suspects[0][2].startswith("nothing has come of its 2 requests for ")
-    assert house.door.silent(0, 1)
-    assert not house.door.silent(0, 2)
-    assert ejections(house, 0) == 0
-    assert house.door.in_flight(0, 1) == 2
+    assert [suspect[:2] for suspect in proxy.suspects] == [(0, 1)]
+    assert proxy.suspects[0][2].startswith("nothing has come of its 2 requests for ")
+    assert proxy.server.silent(0, 1)
+    assert not proxy.server.silent(0, 2)
+    assert ejections(proxy, 0) == 0
+    assert proxy.server.in_flight(0, 1) == 2
     for task in asked:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
-    await until(lambda: not house.door.silent(0, 1))
+    await until(lambda: not proxy.server.silent(0, 1))
 
 
 async def test_an_instance_that_answers_now_and_then_is_not_silent(build: Build) -> None:
-    house = await build(hung_timeout_s=0.5)
+    proxy = await build(hung_timeout_s=0.5)
     go = asyncio.Event()
 
     async def long(call: Call) -> None:
@@ -164,43 +164,43 @@ async def test_an_instance_that_answers_now_and_then_is_not_silent(build: Build)
             await go.wait()
         await answer_chat(call)
 
-    await house.engine(0, long)
-    slow = asyncio.create_task(read(house, user="slow"))
-    await until(lambda: house.door.in_flight(0, 1) == 1)
+    await proxy.engine(0, long)
+    slow = asyncio.create_task(read(proxy, user="slow"))
+    await until(lambda: proxy.server.in_flight(0, 1) == 1)
     for _ in range(10):
-        await read(house)
+        await read(proxy)
         await asyncio.sleep(0.1)
-    assert house.suspects == []
+    assert proxy.suspects == []
     go.set()
     assert await slow
 
 
 async def test_a_full_silent_instance_gives_one_request_to_a_sibling(build: Build) -> None:
     """So that the supervisor's question waits in no line; the others stay: their answers may only take long."""
-    house = await build(hung_timeout_s=0.1, eject_s=60.0)
-    await house.engine(0, lies)
-    asked = [asyncio.create_task(read(house)) for _ in range(8)]
-    await until(lambda: house.door.in_flight(0, 1) == 8)
-    await house.engine(1)
-    await until(lambda: house.door.in_flight(0, 1) == 7)
-    assert house.door.silent(0, 1)
+    proxy = await build(hung_timeout_s=0.1, eject_s=60.0)
+    await proxy.engine(0, lies)
+    asked = [asyncio.create_task(read(proxy)) for _ in range(8)]
+    await until(lambda: proxy.server.in_flight(0, 1) == 8)
+    await proxy.engine(1)
+    await until(lambda: proxy.server.in_flight(0, 1) == 7)
+    assert proxy.server.silent(0, 1)
     done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
     assert [bool(json.loads(task.result())["choices"]) for task in done] == [True]
     assert len(rest) == 7
-    assert await read(house), "new ones go to the sibling"
-    assert ejections(house, 0) == 1
-    assert house.door.in_flight(0, 1) == 7
+    assert await read(proxy), "new ones go to the sibling"
+    assert ejections(proxy, 0) == 1
+    assert proxy.server.in_flight(0, 1) == 7
     for task in asked:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_long_prompt_is_given_time(build: Build) -> None:
-    house = await build(hung_timeout_s=0.05, first_token_timeout_per_1k_s=1000.0)
-    await house.engine(0, lies)
-    asked = asyncio.create_task(read(house, messages=[{"role": "user", "content": "word " * 4000}]))
-    await until(lambda: house.door.in_flight(0, 1) == 1)
+    proxy = await build(hung_timeout_s=0.05, first_token_timeout_per_1k_s=1000.0)
+    await proxy.engine(0, lies)
+    asked = asyncio.create_task(read(proxy, messages=[{"role": "user", "content": "word " * 4000}]))
+    await until(lambda: proxy.server.in_flight(0, 1) == 1)
     await asyncio.sleep(0.3)
-    assert house.suspects == []
+    assert proxy.suspects == []
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)

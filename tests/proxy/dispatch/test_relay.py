@@ -10,7 +10,7 @@ import random
 import aiohttp
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, answer_chat, event
 from yarl import URL
 
@@ -33,7 +33,7 @@ def last_error(body: bytes) -> dict[str, object]:
 # --- streams ---------------------------------------------------------------------------------------
 
 
-async def test_each_event_leaves_when_it_comes(house: House) -> None:
+async def test_each_event_leaves_when_it_comes(proxy: ProxyUnderTest) -> None:
     go = asyncio.Semaphore(0)
 
     async def script(call: Call) -> None:
@@ -44,8 +44,8 @@ async def test_each_event_leaves_when_it_comes(house: House) -> None:
         await call.chunk(DONE)
         await call.end_stream()
 
-    await house.engine(0, script)
-    async with house.chat(stream=True) as answer, asyncio.timeout(SOON_S):
+    await proxy.engine(0, script)
+    async with proxy.chat(stream=True) as answer, asyncio.timeout(SOON_S):
         for text in ("one", "two"):  # the engine sends no further event before this one is here
             assert await answer.content.readuntil(b"\n\n") == event(text)
             go.release()
@@ -54,7 +54,7 @@ async def test_each_event_leaves_when_it_comes(house: House) -> None:
     assert answer.headers["Transfer-Encoding"] == "chunked"
 
 
-async def test_any_chunking_gives_the_same_bytes(house: House) -> None:
+async def test_any_chunking_gives_the_same_bytes(proxy: ProxyUnderTest) -> None:
     chance = random.Random(3)  # noqa: S311
     data = b"".join(event(f"wörd {n} [DONE] error") for n in range(40)) + b": comment\n\n" + DONE
 
@@ -69,13 +69,13 @@ async def test_any_chunking_gives_the_same_bytes(house: House) -> None:
                 await asyncio.sleep(0)
         await call.end_stream()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     for _ in range(10):
-        async with house.chat(stream=True) as answer:
+        async with proxy.chat(stream=True) as answer:
             assert await answer.read() == data
 
 
-async def test_no_done_after_an_error_event(house: House) -> None:
+async def test_no_done_after_an_error_event(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.start_stream()
         await call.chunk(event("one"))
@@ -84,14 +84,14 @@ async def test_no_done_after_an_error_event(house: House) -> None:
         await call.chunk(ENGINE_ERROR[20:] + DONE)
         await call.end_stream()
 
-    await house.engine(0, script)
-    async with house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with proxy.chat(stream=True) as answer:
         assert await answer.read() == event("one") + ENGINE_ERROR
-    assert house.sums()["failed"] == 1
-    assert house.suspects == [(0, 1, "its engine failed in the middle of the answer")]
+    assert proxy.sums()["failed"] == 1
+    assert proxy.suspects == [(0, 1, "its engine failed in the middle of the answer")]
 
 
-async def test_an_error_event_that_comes_first_moves_the_request(house: House) -> None:
+async def test_an_error_event_that_comes_first_moves_the_request(proxy: ProxyUnderTest) -> None:
     """vLLM answers 200 and then the error when its engine dies while the request waits."""
     failed: list[int] = []
 
@@ -105,29 +105,29 @@ async def test_an_error_event_that_comes_first_moves_the_request(house: House) -
         else:
             await answer_chat(call)
 
-    await house.engine(0, script)
-    await house.engine(1, script)
-    async with house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    await proxy.engine(1, script)
+    async with proxy.chat(stream=True) as answer:
         assert answer.status == 200
         assert (await answer.read()).endswith(event("three") + DONE)
-    assert house.door.stats()["retried"] == 1
+    assert proxy.server.stats()["retried"] == 1
 
 
-async def test_an_error_event_that_is_all_there_is_becomes_a_plain_error(house: House) -> None:
+async def test_an_error_event_that_is_all_there_is_becomes_a_plain_error(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.start_stream()
         await call.chunk(ENGINE_ERROR + DONE)
         await call.end_stream()
 
-    await house.engine(0, script)
-    async with house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with proxy.chat(stream=True) as answer:
         assert answer.status == 500
         assert (await answer.json())["error"]["message"] == "EngineCore died"
 
 
 @pytest.mark.parametrize("half", [b"", b'data: {"choices":[{"del'], ids=["between", "inside"])
 @pytest.mark.parametrize("how", ["reset", "eof", "clean end", "removed"])
-async def test_a_cut_stream_ends_in_an_error_event(house: House, how: str, half: bytes) -> None:
+async def test_a_cut_stream_ends_in_an_error_event(proxy: ProxyUnderTest, how: str, half: bytes) -> None:
     seen = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -146,12 +146,12 @@ async def test_a_cut_stream_ends_in_an_error_event(house: House, how: str, half:
                 await call.end_stream()
             case _:
                 for slot in range(2):
-                    house.door.remove_upstream(slot, 1, "exit code 0")
+                    proxy.server.remove_upstream(slot, 1, "exit code 0")
                 await call.until_left()
 
-    await house.engine(0, script)
-    await house.engine(1, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    await proxy.engine(1, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
         first = await answer.content.readuntil(b"\n\n")
         seen.set()
         body = first + await answer.content.read()  # the chunked body ends well
@@ -159,26 +159,26 @@ async def test_a_cut_stream_ends_in_an_error_event(house: House, how: str, half:
     assert error["type"] == "upstream_error"
     assert events_of(body)[:-1] == [event("one")[:-2]]
     assert DONE not in body
-    assert house.sums() == {
+    assert proxy.sums() == {
         "accepted": 1, "completed": 0, "client_aborted": 0, "rejected": 0, "failed": 1, "in_flight": 0
     }  # fmt: skip
 
 
 async def test_a_silent_stream_ends_in_an_error_event(build: Build) -> None:
-    house = await build(idle_timeout_s=0.1)
+    proxy = await build(idle_timeout_s=0.1)
 
     async def script(call: Call) -> None:
         await call.start_stream()
         await call.chunk(event("one"))
         await call.until_left()
 
-    await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
         assert "within 0.1 s" in str(last_error(await answer.read())["message"])
 
 
 async def test_bad_chunk_framing_is_no_end(build: Build) -> None:
-    house = await build(idle_timeout_s=0.2)
+    proxy = await build(idle_timeout_s=0.2)
 
     async def script(call: Call) -> None:
         await call.start_stream()
@@ -187,22 +187,22 @@ async def test_bad_chunk_framing_is_no_end(build: Build) -> None:
         await call.raw(b"zz\r\nnonsense\r\n" + b"0\r\n\r\n")
         await call.until_left()
 
-    await house.engine(0, script)
-    async with asyncio.timeout(SOON_S), house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
         body = await answer.read()
     assert last_error(body)["type"] == "upstream_error"
 
 
-async def test_a_stream_that_need_not_end_in_done_ends(house: House) -> None:
+async def test_a_stream_that_need_not_end_in_done_ends(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.start_stream()
         await call.chunk(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n')
         await call.end_stream()
 
-    await house.engine(0, script)
-    async with house.client.post("/v1/responses", data=b'{"model":"m"}') as answer:
+    await proxy.engine(0, script)
+    async with proxy.client.post("/v1/responses", data=b'{"model":"m"}') as answer:
         assert (await answer.read()).endswith(b"\n\n")
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 # --- before the first byte -------------------------------------------------------------------------
@@ -265,81 +265,83 @@ BREAKS = [
 
 @BOTH
 @pytest.mark.parametrize("break_", BREAKS, ids=lambda script: script.__name__)
-async def test_what_breaks_before_the_first_byte_moves_on(house: House, break_: object, stream: bool) -> None:
+async def test_what_breaks_before_the_first_byte_moves_on(
+    proxy: ProxyUnderTest, break_: object, stream: bool
+) -> None:
     for slot in range(3):
-        await house.engine(slot, break_)  # type: ignore[arg-type]
-    await house.engine(3)
+        await proxy.engine(slot, break_)  # type: ignore[arg-type]
+    await proxy.engine(3)
     for _ in range(8):
-        async with asyncio.timeout(SOON_S), house.chat(stream=stream) as answer:
+        async with asyncio.timeout(SOON_S), proxy.chat(stream=stream) as answer:
             assert answer.status == 200
             assert await answer.read()
-    sums = house.sums()
+    sums = proxy.sums()
     assert (sums["accepted"], sums["completed"], sums["failed"]) == (8, 8, 0)
-    assert {slot for slot, _, _ in house.suspects} == {0, 1, 2}
+    assert {slot for slot, _, _ in proxy.suspects} == {0, 1, 2}
 
 
 @BOTH
-async def test_a_dead_socket_moves_on(house: House, stream: bool) -> None:
-    dead = await house.engine(0)
+async def test_a_dead_socket_moves_on(proxy: ProxyUnderTest, stream: bool) -> None:
+    dead = await proxy.engine(0)
     await dead.die()
-    await house.engine(1)
+    await proxy.engine(1)
     for _ in range(8):
-        async with house.chat(stream=stream) as answer:
+        async with proxy.chat(stream=stream) as answer:
             assert answer.status == 200
             await answer.read()
-    assert (0, 1) in {suspect[:2] for suspect in house.suspects}
+    assert (0, 1) in {suspect[:2] for suspect in proxy.suspects}
 
 
 @BOTH
 async def test_a_hung_instance_moves_on(build: Build, stream: bool) -> None:
-    house = await build(answer_timeout_s=0.4, first_token_timeout_s=0.4)
-    await house.engine(0, Call.until_left)
-    await house.engine(1)
+    proxy = await build(answer_timeout_s=0.4, first_token_timeout_s=0.4)
+    await proxy.engine(0, Call.until_left)
+    await proxy.engine(1)
     for _ in range(4):
-        async with house.chat(stream=stream) as answer:
+        async with proxy.chat(stream=stream) as answer:
             assert answer.status == 200
             await answer.read()
 
 
 @BOTH
-async def test_removed_before_the_first_byte_moves_on(house: House, stream: bool) -> None:
+async def test_removed_before_the_first_byte_moves_on(proxy: ProxyUnderTest, stream: bool) -> None:
     async def script(call: Call) -> None:
-        house.door.remove_upstream(0, 1, "signal 9")
+        proxy.server.remove_upstream(0, 1, "signal 9")
         await call.until_left()
 
-    await house.engine(0, script)
-    await house.engine(1)
+    await proxy.engine(0, script)
+    await proxy.engine(1)
     for _ in range(4):
-        async with asyncio.timeout(SOON_S), house.chat(stream=stream) as answer:
+        async with asyncio.timeout(SOON_S), proxy.chat(stream=stream) as answer:
             assert answer.status == 200
             await answer.read()
 
 
-async def test_a_5xx_of_all_is_passed_on_as_it_is(house: House) -> None:
+async def test_a_5xx_of_all_is_passed_on_as_it_is(proxy: ProxyUnderTest) -> None:
     for slot in range(2):
-        await house.engine(slot, refuse_500)
-    async with house.chat() as answer:
+        await proxy.engine(slot, refuse_500)
+    async with proxy.chat() as answer:
         assert answer.status == 500
         assert (await answer.json())["error"]["message"] == "EngineCore encountered an issue"
-    assert house.sums()["failed"] == 1
+    assert proxy.sums()["failed"] == 1
 
 
 async def test_all_dead_is_said(build: Build) -> None:
-    house = await build(park_timeout_s=0.2)
+    proxy = await build(park_timeout_s=0.2)
     for slot in range(2):
-        await (await house.engine(slot)).die()
-    async with house.chat(stream=True) as answer:
+        await (await proxy.engine(slot)).die()
+    async with proxy.chat(stream=True) as answer:
         assert answer.status == 502
         assert int(answer.headers["Retry-After"]) >= 1
         error = (await answer.json())["error"]
     assert error["type"] == "upstream_error"
     assert "cannot connect" in error["message"]
-    assert str(house.folder) not in error["message"]
-    assert house.sums()["failed"] == 1
+    assert str(proxy.folder) not in error["message"]
+    assert proxy.sums()["failed"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_gives_up_what_comes_has_failed(house: House, stream: bool) -> None:
+async def test_an_engine_that_gives_up_what_comes_has_failed(proxy: ProxyUnderTest, stream: bool) -> None:
     """vLLM 0.32 answers so, with status 200, while it is shutting down."""
 
     async def gives_up(call: Call) -> None:
@@ -354,26 +356,26 @@ async def test_an_engine_that_gives_up_what_comes_has_failed(house: House, strea
         await call.chunk(b"data: [DONE]\n\n")
         await call.end_stream()
 
-    first = await house.engine(0, gives_up)
-    async with house.chat(stream=stream, temperature=0) as answer:
+    first = await proxy.engine(0, gives_up)
+    async with proxy.chat(stream=stream, temperature=0) as answer:
         pass
-    house.door.remove_upstream(0, 1, "exit 0")
+    proxy.server.remove_upstream(0, 1, "exit 0")
     assert len(first.calls) >= 1
-    assert house.suspects
-    house.suspects.clear()
-    await house.engine(1, gives_up)
-    await house.engine(2)
+    assert proxy.suspects
+    proxy.suspects.clear()
+    await proxy.engine(1, gives_up)
+    await proxy.engine(2)
     for _ in range(2):
-        async with house.chat(stream=stream, temperature=0) as answer:
+        async with proxy.chat(stream=stream, temperature=0) as answer:
             assert answer.status == 200
             body = await answer.read()
         assert b"abort" not in body
         assert body.endswith(DONE) == stream
-    assert house.suspects
-    assert house.balanced()
+    assert proxy.suspects
+    assert proxy.balanced()
 
 
-async def test_an_event_stream_with_a_length_is_framed_anew(house: House) -> None:
+async def test_an_event_stream_with_a_length_is_framed_anew(proxy: ProxyUnderTest) -> None:
     """Middleware that buffers a stream gives it a length."""
     events = (
         b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n' + DONE
@@ -383,31 +385,31 @@ async def test_an_event_stream_with_a_length_is_framed_anew(house: House) -> Non
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
         await call.raw(head % len(events) + events)
 
-    await house.engine(0, script)
-    async with house.chat(stream=True) as answer:
+    await proxy.engine(0, script)
+    async with proxy.chat(stream=True) as answer:
         assert await answer.read() == events
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_a_4xx_is_the_clients_and_goes_no_further(house: House) -> None:
+async def test_a_4xx_is_the_clients_and_goes_no_further(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.json({"error": {"message": "too long", "type": "BadRequestError", "code": 400}}, 400)
 
-    engines = [await house.engine(slot, script) for slot in range(2)]
-    async with house.chat(stream=True) as answer:
+    engines = [await proxy.engine(slot, script) for slot in range(2)]
+    async with proxy.chat(stream=True) as answer:
         assert answer.status == 400
         assert (await answer.json())["error"]["message"] == "too long"
     assert sum(len(engine.calls) for engine in engines) == 1
-    assert house.suspects == []
-    assert house.sums()["completed"] == 1
+    assert proxy.suspects == []
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_detail_is_rewritten(house: House) -> None:
+async def test_detail_is_rewritten(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.json({"detail": "Not Found"}, 404)
 
-    await house.engine(0, script)
-    async with house.client.post("/v1/embeddings", data=b"{}") as answer:
+    await proxy.engine(0, script)
+    async with proxy.client.post("/v1/embeddings", data=b"{}") as answer:
         assert answer.status == 404
         assert (await answer.json())["error"]["type"] == "NotFoundError"
 
@@ -415,7 +417,7 @@ async def test_detail_is_rewritten(house: House) -> None:
 # --- plain answers ---------------------------------------------------------------------------------
 
 
-async def test_a_large_plain_answer_that_breaks_has_no_clean_end(house: House) -> None:
+async def test_a_large_plain_answer_that_breaks_has_no_clean_end(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.raw(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n"
@@ -424,16 +426,16 @@ async def test_a_large_plain_answer_that_breaks_has_no_clean_end(house: House) -
         await asyncio.sleep(0.05)
         call.cut()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     with pytest.raises(aiohttp.ClientError):
-        async with asyncio.timeout(SOON_S), house.chat() as answer:
+        async with asyncio.timeout(SOON_S), proxy.chat() as answer:
             await answer.read()
-    await until(lambda: house.sums()["failed"] == 1)
+    await until(lambda: proxy.sums()["failed"] == 1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 5 << 20])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_plain_answers_of_any_size(house: House, size: int, chunked: bool) -> None:
+async def test_plain_answers_of_any_size(proxy: ProxyUnderTest, size: int, chunked: bool) -> None:
     data = random.Random(size).randbytes(size)  # noqa: S311
     if chunked and size:
         data = b"1" if size == 1 else b'"%b"' % (b"x" * (size - 2))
@@ -451,19 +453,19 @@ async def test_plain_answers_of_any_size(house: House, size: int, chunked: bool)
             head = f"HTTP/1.1 200 OK\r\nContent-Type: audio/wav\r\nContent-Length: {size}\r\n\r\n"
             await call.raw(head.encode() + data)
 
-    await house.engine(0, script)
-    async with house.chat() as answer:
+    await proxy.engine(0, script)
+    async with proxy.chat() as answer:
         assert await answer.read() == data
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
-async def test_what_passes_and_what_does_not(house: House) -> None:
+async def test_what_passes_and_what_does_not(proxy: ProxyUnderTest) -> None:
     async def script(call: Call) -> None:
         await call.json(
             {}, 200, "Connection: close, X-Hop", "X-Hop: 1", "X-Kept: 2", "Server: uvicorn", "X-Request-Id: z"
         )
 
-    engine = await house.engine(0, script)
+    engine = await proxy.engine(0, script)
     headers = {
         "Connection": "keep-alive, X-Mine",
         "X-Mine": "1",
@@ -474,8 +476,8 @@ async def test_what_passes_and_what_does_not(house: House) -> None:
         "Content-Type": "application/json",
     }
     body = b'{"model": "m",  "x": "\xc3\xa9"}'
-    url = URL(house.door.endpoint + "/v1/chat/completions?a=%2F&b", encoded=True)
-    async with house.client.post(url, data=body, headers=headers) as answer:
+    url = URL(proxy.server.endpoint + "/v1/chat/completions?a=%2F&b", encoded=True)
+    async with proxy.client.post(url, data=body, headers=headers) as answer:
         assert answer.status == 200
         assert answer.headers["X-Request-Id"] == "my-id"
         assert answer.headers["Server"] == "numa-launcher"
@@ -494,12 +496,12 @@ async def test_what_passes_and_what_does_not(house: House) -> None:
     assert len(names) == len(set(names))
 
 
-async def test_a_large_body_goes_on_byte_for_byte_and_again_on_a_retry(house: House) -> None:
+async def test_a_large_body_goes_on_byte_for_byte_and_again_on_a_retry(proxy: ProxyUnderTest) -> None:
     body = b'{"model":"m","prompt":"' + b"x" * (9 << 20) + b'"}'
-    bad = await house.engine(0, refuse_500)
-    good = await house.engine(1)
+    bad = await proxy.engine(0, refuse_500)
+    good = await proxy.engine(1)
     for _ in range(4):
-        async with house.client.post("/v1/completions", data=body_of(body)) as answer:
+        async with proxy.client.post("/v1/completions", data=body_of(body)) as answer:
             assert answer.status == 200
     assert {call.body for call in bad.calls + good.calls} == {body}
     assert bad.calls
@@ -513,31 +515,31 @@ def body_of(data: bytes) -> aiohttp.payload.Payload:
 
 
 @BOTH
-async def test_a_client_that_leaves_aborts_its_request(house: House, stream: bool) -> None:
+async def test_a_client_that_leaves_aborts_its_request(proxy: ProxyUnderTest, stream: bool) -> None:
     async def script(call: Call) -> None:
         if stream:
             await call.start_stream()
             await call.chunk(event("one"))
         await call.until_left()
 
-    engine = await house.engine(0, script)
+    engine = await proxy.engine(0, script)
     body = b'{"model":"m"}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await house.raw(head.encode() + body)
+    reader, writer = await proxy.raw(head.encode() + body)
     if stream:
         await reader.readuntil(b"\n\n")
     else:
         await until(lambda: bool(engine.calls))
-    assert house.door.in_flight(0, 1) == 1
+    assert proxy.server.in_flight(0, 1) == 1
     writer.close()
     async with asyncio.timeout(SOON_S):
         await engine.calls[0].left.wait()
-    await until(lambda: house.door.in_flight(0, 1) == 0)
-    assert house.sums()["client_aborted"] == 1
-    assert house.suspects == []
+    await until(lambda: proxy.server.in_flight(0, 1) == 0)
+    assert proxy.sums()["client_aborted"] == 1
+    assert proxy.suspects == []
 
 
-async def test_a_client_that_leaves_at_done_has_got_its_answer(house: House) -> None:
+async def test_a_client_that_leaves_at_done_has_got_its_answer(proxy: ProxyUnderTest) -> None:
     """guidellm does: it does not wait for the last chunk, and so may be gone before the instance has sent it."""
 
     async def script(call: Call) -> None:
@@ -546,21 +548,21 @@ async def test_a_client_that_leaves_at_done_has_got_its_answer(house: House) -> 
         await call.chunk(DONE)
         await call.until_left()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     body = b'{"model":"m","stream":true}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await house.raw(head.encode() + body)
+    reader, writer = await proxy.raw(head.encode() + body)
     await reader.readuntil(DONE)
     writer.close()
-    await until(lambda: house.sums()["completed"] == 1)
-    assert house.sums()["client_aborted"] == 0
-    assert house.door.in_flight(0, 1) == 0
-    assert house.balanced()
+    await until(lambda: proxy.sums()["completed"] == 1)
+    assert proxy.sums()["client_aborted"] == 0
+    assert proxy.server.in_flight(0, 1) == 0
+    assert proxy.balanced()
 
 
 async def test_a_slow_client_slows_its_instance_and_nobody_else(build: Build) -> None:
     """Where no memory is given to it."""
-    house = await build(slow_client_buffer_bytes=0)
+    proxy = await build(slow_client_buffer_bytes=0)
     sent = 0
     piece = event("x" * 60_000)
 
@@ -576,17 +578,17 @@ async def test_a_slow_client_slows_its_instance_and_nobody_else(build: Build) ->
         await call.chunk(DONE)
         await call.end_stream()
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     body = b'{"model":"m","user":"slow"}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, _ = await house.raw(head.encode() + body)
+    reader, _ = await proxy.raw(head.encode() + body)
     await reader.readuntil(b"\r\n\r\n")
     before = -1
     while before != sent:  # until everything between them is full
         before = sent
         await asyncio.sleep(0.2)
     assert sent < 20_000_000
-    async with asyncio.timeout(SOON_S), house.chat() as answer:
+    async with asyncio.timeout(SOON_S), proxy.chat() as answer:
         assert answer.status == 200
     async with asyncio.timeout(SOON_S):
         rest = 0
@@ -595,34 +597,34 @@ async def test_a_slow_client_slows_its_instance_and_nobody_else(build: Build) ->
             if chunk.endswith(b"0\r\n\r\n"):
                 break
     assert rest > 60_000_000
-    await until(lambda: house.sums()["completed"] == 2)
+    await until(lambda: proxy.sums()["completed"] == 2)
 
 
 async def test_a_client_that_takes_nothing_is_given_up(build: Build) -> None:
-    house = await build(client_stall_timeout_s=0.3)
+    proxy = await build(client_stall_timeout_s=0.3)
 
     async def script(call: Call) -> None:
         await call.start_stream()
         for _ in range(1000):
             await call.chunk(event("x" * 60_000))
 
-    await house.engine(0, script)
+    await proxy.engine(0, script)
     body = b'{"model":"m"}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    await house.raw(head.encode() + body)
-    await until(lambda: house.sums()["client_aborted"] == 1)
-    assert house.suspects == []
+    await proxy.raw(head.encode() + body)
+    await until(lambda: proxy.sums()["client_aborted"] == 1)
+    assert proxy.suspects == []
 
 
-async def test_64_streams_at_once(house: House) -> None:
+async def test_64_streams_at_once(proxy: ProxyUnderTest) -> None:
     for slot in range(4):
-        await house.engine(slot)
+        await proxy.engine(slot)
 
     async def one(n: int) -> bytes:
-        async with house.chat(stream=True, user=str(n)) as answer:
+        async with proxy.chat(stream=True, user=str(n)) as answer:
             return await answer.read()
 
     bodies = await asyncio.gather(*(one(n) for n in range(64)))
     assert set(bodies) == {event("one") + event("two") + event("three") + DONE}
-    assert house.sums()["completed"] == 64
-    assert house.balanced()
+    assert proxy.sums()["completed"] == 64
+    assert proxy.balanced()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fakes import SOON_S
-from proxy.front_house import Build, House
+from proxy.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.config.load import load_config
 from launcher.errors import LauncherError
@@ -24,14 +24,16 @@ CLAIMS = (
 NAMES = {name.lower() for name, _ in CLAIMS}
 
 
-async def ask(house: House, *fields: tuple[str, str], path: str | None = None) -> dict[str, list[str]]:
+async def ask(
+    proxy: ProxyUnderTest, *fields: tuple[str, str], path: str | None = None
+) -> dict[str, list[str]]:
     """Send a request with these fields; those of them that the instance gets."""
-    engine = await house.engine(0)
+    engine = await proxy.engine(0)
     body = b'{"model":"m"}'
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\n{lines}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     if path is None:
-        reader, writer = await house.raw(head.encode() + body)
+        reader, writer = await proxy.raw(head.encode() + body)
     else:
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(head.encode() + body)
@@ -47,13 +49,13 @@ async def ask(house: House, *fields: tuple[str, str], path: str | None = None) -
 
 @pytest.mark.parametrize("trusted", [(), ("10.0.0.0/8", "unix")])
 async def test_a_clients_word_of_itself_is_dropped(build: Build, trusted: tuple[str, ...]) -> None:
-    house = await build(trusted_proxies=trusted)
-    assert await ask(house, *CLAIMS) == {}
+    proxy = await build(trusted_proxies=trusted)
+    assert await ask(proxy, *CLAIMS) == {}
 
 
 async def test_a_trusted_proxys_word_goes_on_with_its_own_address(build: Build) -> None:
-    house = await build(trusted_proxies=("127.0.0.0/8",))
-    got = await ask(house, *CLAIMS)
+    proxy = await build(trusted_proxies=("127.0.0.0/8",))
+    got = await ask(proxy, *CLAIMS)
     assert got == {
         "x-forwarded-for": ["203.0.113.9, 127.0.0.1"],
         "x-forwarded-proto": ["https"],
@@ -67,8 +69,8 @@ async def test_a_trusted_proxys_word_goes_on_with_its_own_address(build: Build) 
 
 async def test_the_access_log_has_no_address(build: Build, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "launcher.access")
-    house = await build(trusted_proxies=("127.0.0.0/8",))
-    await ask(house, *CLAIMS)
+    proxy = await build(trusted_proxies=("127.0.0.0/8",))
+    await ask(proxy, *CLAIMS)
     (record,) = [record for record in caplog.records if record.name == "launcher.access"]
     said = f"{record.getMessage()} {record.__dict__}"
     assert "127.0.0.1" not in said
@@ -78,8 +80,8 @@ async def test_the_access_log_has_no_address(build: Build, caplog: pytest.LogCap
 @pytest.mark.parametrize("trusted", [False, True])
 async def test_proxies_on_a_unix_socket(build: Build, tmp_path: Path, trusted: bool) -> None:
     path = str(tmp_path / "front.sock")
-    house = await build(listen=(f"unix:{path}",), trusted_proxies=("unix",) if trusted else ("127.0.0.1",))
-    got = await ask(house, ("X-Forwarded-For", "203.0.113.9"), path=path)
+    proxy = await build(listen=(f"unix:{path}",), trusted_proxies=("unix",) if trusted else ("127.0.0.1",))
+    got = await ask(proxy, ("X-Forwarded-For", "203.0.113.9"), path=path)
     assert got == ({"x-forwarded-for": ["203.0.113.9"]} if trusted else {})
 
 

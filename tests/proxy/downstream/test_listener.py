@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from fakes import SOON_S
-from proxy.front_house import Build, House
+from proxy.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.errors import LauncherError
 from launcher.proxy.downstream.listener import ACCEPTS, Listener, _cannot_listen, bind, unused
@@ -27,9 +27,9 @@ def test_what_systemd_listens_instead_of() -> None:
     assert unused(("[::]:8000", "unix:/run/x.sock"), both) == ["[::]:8000"]
 
 
-async def answer_to(house: House, request: bytes) -> bytes:
+async def answer_to(proxy: ProxyUnderTest, request: bytes) -> bytes:
     """All that comes back until the connection is closed."""
-    reader, writer = await house.raw(request)
+    reader, writer = await proxy.raw(request)
     async with asyncio.timeout(SOON_S):
         answer = await reader.read()
     writer.close()
@@ -58,17 +58,17 @@ def error_of(answer: bytes) -> dict[str, object]:
     ],
 )  # fmt: skip
 async def test_bad_requests_are_refused_in_openais_form_and_closed(
-    house: House, request_: bytes, status: int
+    proxy: ProxyUnderTest, request_: bytes, status: int
 ) -> None:
-    answer = await answer_to(house, request_)
+    answer = await answer_to(proxy, request_)
     assert answer.split(b" ")[:2] in ([b"HTTP/1.1", b"%d" % status], [b"HTTP/1.0", b"%d" % status]), answer
     assert b"numa-launcher" in answer
     error_of(answer)
 
 
 async def test_a_head_that_does_not_end_is_given_up(build: Build) -> None:
-    house = await build(header_timeout_s=0.2)
-    reader, writer = await house.raw(b"")
+    proxy = await build(header_timeout_s=0.2)
+    reader, writer = await proxy.raw(b"")
     answer = asyncio.create_task(reader.readuntil(b"\r\n"))
     started = time.monotonic()
     async with asyncio.timeout(SOON_S):
@@ -82,9 +82,9 @@ async def test_a_head_that_does_not_end_is_given_up(build: Build) -> None:
 
 
 async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
-    house = await build(header_timeout_s=1.0)
-    await house.engine(0)
-    reader, writer = await house.raw(
+    proxy = await build(header_timeout_s=1.0)
+    await proxy.engine(0)
+    reader, writer = await proxy.raw(
         b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 13\r\n\r\n"
     )
     for byte in b'{"model":"m"}':
@@ -94,9 +94,9 @@ async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_huge_heads_are_given_up_while_they_come(house: House) -> None:
+async def test_huge_heads_are_given_up_while_they_come(proxy: ProxyUnderTest) -> None:
     line = b"X-%d: " + b"y" * 4000 + b"\r\n"
-    reader, writer = await house.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n")
+    reader, writer = await proxy.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n")
     try:
         for n in range(100):
             writer.write(line % n)
@@ -106,30 +106,30 @@ async def test_huge_heads_are_given_up_while_they_come(house: House) -> None:
             assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
     except ConnectionError:
         pass  # it was closed while we wrote, which is the point
-    async with house.client.get("/health") as answer:
+    async with proxy.client.get("/health") as answer:
         assert answer.status == 503
 
 
-async def test_requests_in_a_row_on_one_connection(house: House) -> None:
-    await house.engine(0)
+async def test_requests_in_a_row_on_one_connection(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
     one = b"GET /v1/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
-    answer = await answer_to(house, one + one + last)
+    answer = await answer_to(proxy, one + one + last)
     assert answer.count(b"HTTP/1.1 200 OK") == 3
 
 
-async def test_http_1_0_streams_until_close(house: House) -> None:
-    await house.engine(0)
+async def test_http_1_0_streams_until_close(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
     body = b'{"model":"m", "stream": true}'
     head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
-    answer = await answer_to(house, head.encode() + body)
+    answer = await answer_to(proxy, head.encode() + body)
     assert b"chunked" not in answer
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
-async def test_absolute_form_is_taken(house: House) -> None:
-    await house.engine(0)
-    answer = await answer_to(house, b"GET http://h/health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+async def test_absolute_form_is_taken(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
+    answer = await answer_to(proxy, b"GET http://h/health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
 
 
@@ -140,8 +140,8 @@ async def test_absolute_form_is_taken(house: House) -> None:
         b"OPTIONS * HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
     ],
 )
-async def test_odd_targets_are_not_there(house: House, request_: bytes) -> None:
-    reader, _ = await house.raw(request_)
+async def test_odd_targets_are_not_there(proxy: ProxyUnderTest, request_: bytes) -> None:
+    reader, _ = await proxy.raw(request_)
     async with asyncio.timeout(SOON_S):
         assert (await reader.readuntil(b"\r\n")).startswith(
             (b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 405")
@@ -152,25 +152,25 @@ async def test_odd_targets_are_not_there(house: House, request_: bytes) -> None:
 
 
 async def test_unix_and_v6_listeners(build: Build, tmp_path: Path) -> None:
-    path = tmp_path / "door.sock"
+    path = tmp_path / "proxy.sock"
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))
     stale.close()
-    house = await build(listen=(f"unix:{path}", "[::1]:0", "127.0.0.1:0"))
-    assert house.door.endpoint == f"unix:{path}"
-    assert house.door.endpoints[1].startswith("http://[::1]:")
+    proxy = await build(listen=(f"unix:{path}", "[::1]:0", "127.0.0.1:0"))
+    assert proxy.server.endpoint == f"unix:{path}"
+    assert proxy.server.endpoints[1].startswith("http://[::1]:")
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 503")
     writer.close()
     assert path.stat().st_mode & 0o777 == 0o660
-    await house.door.stop(0)
+    await proxy.server.stop(0)
     assert not path.exists()
 
 
 async def test_a_port_that_is_taken_is_said(build: Build, tmp_path: Path) -> None:
-    house = await build()
-    taken = house.door.endpoint.removeprefix("http://")
+    proxy = await build()
+    taken = proxy.server.endpoint.removeprefix("http://")
     with pytest.raises(LauncherError) as caught:
         await build(listen=("127.0.0.1:0", taken))
     assert caught.value.message == f"cannot listen on '{taken}': address in use"
@@ -179,7 +179,7 @@ async def test_a_port_that_is_taken_is_said(build: Build, tmp_path: Path) -> Non
     other = await build(listen=(path,))
     with pytest.raises(LauncherError, match="address in use"):
         bind(path)
-    assert other.door.endpoint == path
+    assert other.server.endpoint == path
 
 
 @pytest.mark.parametrize(

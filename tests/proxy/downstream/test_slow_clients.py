@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fakes import SOON_S
 from proxy.downstream.test_tls import certify
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, FakeEngine, Script, event
 
 from launcher.proxy import server
@@ -50,7 +50,7 @@ class Slow:
 
 
 def connect(endpoint: str) -> socket.socket:
-    """A connected socket, under TLS where the front door has it; its kernel buffer is small."""
+    """A connected socket, under TLS where the proxy has it; its kernel buffer is small."""
     scheme, _, place = endpoint.partition("://" if "://" in endpoint else ":")
     sock = socket.socket(socket.AF_UNIX if scheme == "unix" else socket.AF_INET)
     sock.settimeout(SOON_S)
@@ -63,13 +63,15 @@ def connect(endpoint: str) -> socket.socket:
     return context.wrap_socket(sock)
 
 
-async def ask(build: Build, folder: Path, kind: str, way: str, **settings: object) -> tuple[House, Slow]:
-    """A front door, and a client whose answer has been handed to its connection."""
-    path = folder / "door.sock"
+async def ask(
+    build: Build, folder: Path, kind: str, way: str, **settings: object
+) -> tuple[ProxyUnderTest, Slow]:
+    """A proxy, and a client whose answer has been handed to its connection."""
+    path = folder / "proxy.sock"
     if kind == "tls":
         chain, key = certify(folder, "cert")
         settings |= {"tls_certificate": str(chain), "tls_key": str(key)}
-    house = await build(listen=(f"unix:{path}" if kind == "unix" else "127.0.0.1:0",), **settings)
+    proxy = await build(listen=(f"unix:{path}" if kind == "unix" else "127.0.0.1:0",), **settings)
 
     async def script(call: Call) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -77,9 +79,9 @@ async def ask(build: Build, folder: Path, kind: str, way: str, **settings: objec
         )
         await call.raw(head + ANSWER)
 
-    await house.engine(0, script)
-    sock = await asyncio.to_thread(connect, house.door.endpoint)
-    house.stack.callback(sock.close)
+    await proxy.engine(0, script)
+    sock = await asyncio.to_thread(connect, proxy.server.endpoint)
+    proxy.stack.callback(sock.close)
     body = b'{"model":"m"}'
 
     def request(version: str, field: str) -> bytes:
@@ -87,8 +89,8 @@ async def ask(build: Build, folder: Path, kind: str, way: str, **settings: objec
         return head.encode() + body
 
     await asyncio.to_thread(sock.sendall, request(*WAYS[way]))
-    await until(lambda: house.sums()["completed"] == 1)
-    return house, Slow(sock)
+    await until(lambda: proxy.sums()["completed"] == 1)
+    return proxy, Slow(sock)
 
 
 @pytest.fixture
@@ -113,11 +115,11 @@ async def test_a_slow_client_gets_all_of_its_answer(
     build: Build, tmp_path: Path, kind: str, way: str
 ) -> None:
     """Then its connection ends: at once where it said so, and when it has been idle."""
-    house, slow = await ask(build, tmp_path, kind, way, client_keepalive_s=0.05, client_stall_timeout_s=5)
+    proxy, slow = await ask(build, tmp_path, kind, way, client_keepalive_s=0.05, client_stall_timeout_s=5)
     async with asyncio.timeout(SOON_S):
         got = await slow.read(0.02)
     assert got > len(ANSWER)
-    assert house.sums()["completed"] == 1
+    assert proxy.sums()["completed"] == 1
 
 
 @pytest.mark.usefixtures("hasty")
@@ -125,8 +127,8 @@ async def test_a_slow_client_gets_all_of_its_answer(
 async def test_a_stop_leaves_slow_clients_the_rest_of_its_grace(
     build: Build, tmp_path: Path, kind: str
 ) -> None:
-    house, slow = await ask(build, tmp_path, kind, "kept")
-    stop = asyncio.create_task(house.door.stop(SOON_S))
+    proxy, slow = await ask(build, tmp_path, kind, "kept")
+    stop = asyncio.create_task(proxy.server.stop(SOON_S))
     async with asyncio.timeout(SOON_S / 2):
         assert await slow.read(0.02) > len(ANSWER)
         slow.sock.close()
@@ -135,10 +137,10 @@ async def test_a_stop_leaves_slow_clients_the_rest_of_its_grace(
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_stop_does_not_wait_for_idle_clients(build: Build, tmp_path: Path) -> None:
-    house, slow = await ask(build, tmp_path, "tls", "kept")
+    proxy, slow = await ask(build, tmp_path, "tls", "kept")
     await slow.read(0, len(ANSWER))
     async with asyncio.timeout(SOON_S / 2):
-        await house.door.stop(SOON_S)
+        await proxy.server.stop(SOON_S)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -149,15 +151,15 @@ async def test_a_client_that_takes_nothing_is_given_up(
 ) -> None:
     """Not before its time; the log says that an answer was lost which counts as completed."""
     caplog.set_level(logging.INFO, "launcher.proxy.downstream.connection")
-    house, slow = await ask(build, tmp_path, kind, way, client_keepalive_s=0.05, client_stall_timeout_s=0.5)
+    proxy, slow = await ask(build, tmp_path, kind, way, client_keepalive_s=0.05, client_stall_timeout_s=0.5)
     started = asyncio.get_running_loop().time()
     await until(lambda: "has not taken" in caplog.text)
     assert asyncio.get_running_loop().time() - started > 0.3
     (line,) = [record for record in caplog.records if "has not taken" in record.getMessage()]
     assert len(line.__dict__["request_id"]) > 20
     assert 0 < await slow.read(0) < len(ANSWER)
-    assert house.sums()["completed"] == 1
-    assert house.balanced()
+    assert proxy.sums()["completed"] == 1
+    assert proxy.balanced()
 
 
 @pytest.mark.usefixtures("hasty")
@@ -165,16 +167,16 @@ async def test_a_stop_does_not_outlast_its_grace(
     build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "launcher.proxy.downstream.connection")
-    house, slow = await ask(build, tmp_path, "unix", "kept")
+    proxy, slow = await ask(build, tmp_path, "unix", "kept")
     async with asyncio.timeout(SOON_S / 2):
-        await house.door.stop(0.3)
+        await proxy.server.stop(0.3)
     assert "has not taken" in caplog.text
     assert await slow.read(0) < len(ANSWER)
 
 
 # --- what they hold of instances, and of memory ----------------------------------------------------
 
-SEQS = 8  # of an engine of `House`
+SEQS = 8  # of an engine of `ProxyUnderTest`
 EVENTS = 40
 EVENT = event("x" * 20_000)
 
@@ -212,15 +214,15 @@ def request_of(user: str, **more: object) -> bytes:
 
 @dataclass
 class Held:
-    """A front door, an instance that runs SEQS requests, and as many clients that have asked and do not read."""
+    """A proxy, an instance that runs SEQS requests, and as many clients that have asked and do not read."""
 
-    house: House
+    proxy: ProxyUnderTest
     engine: FakeEngine
     clients: list[socket.socket]
 
     async def next_one(self) -> bytes:
         """One more request, by a client that reads."""
-        sock = await asyncio.to_thread(connect, self.house.door.endpoint)
+        sock = await asyncio.to_thread(connect, self.proxy.server.endpoint)
         try:
             await asyncio.to_thread(sock.sendall, request_of("next"))
             return await asyncio.to_thread(sock.recv, 65536)
@@ -228,22 +230,22 @@ class Held:
             sock.close()
 
     def given_up(self) -> dict[str, int]:
-        return dict(self.house.door.desk.slow_clients.given_up)
+        return dict(self.proxy.server.desk.slow_clients.given_up)
 
 
 async def held(
     build: Build, folder: Path, script: Script, asks: str = "slow", count: int = SEQS, **settings: object
 ) -> Held:
-    house = await build(listen=(f"unix:{folder / 'front.sock'}",), **settings)
-    engine = await house.engine(0, script)
+    proxy = await build(listen=(f"unix:{folder / 'front.sock'}",), **settings)
+    engine = await proxy.engine(0, script)
     clients = []
     for _ in range(count):
-        sock = await asyncio.to_thread(connect, house.door.endpoint)
-        house.stack.callback(sock.close)
+        sock = await asyncio.to_thread(connect, proxy.server.endpoint)
+        proxy.stack.callback(sock.close)
         await asyncio.to_thread(sock.sendall, request_of(asks, stream=True))
         clients.append(sock)
     await until(lambda: len(engine.calls) == min(count, SEQS))
-    return Held(house, engine, clients)
+    return Held(proxy, engine, clients)
 
 
 async def test_instances_are_free_while_clients_do_not_read(build: Build, tmp_path: Path) -> None:
@@ -251,15 +253,15 @@ async def test_instances_are_free_while_clients_do_not_read(build: Build, tmp_pa
     made = await held(build, tmp_path, stream_of_events)
     async with asyncio.timeout(SOON_S):
         assert (await made.next_one()).startswith(b"HTTP/1.1 200 ")
-    await until(lambda: made.house.sums()["completed"] == SEQS + 1)
-    assert made.house.door.desk.slow_clients.bytes > 0
-    assert "\nnuma_launcher_slow_clients 8.0\n" in await made.house.door.metrics_page()
+    await until(lambda: made.proxy.sums()["completed"] == SEQS + 1)
+    assert made.proxy.server.desk.slow_clients.bytes > 0
+    assert "\nnuma_launcher_slow_clients 8.0\n" in await made.proxy.server.metrics_page()
     for sock in made.clients:
         got = b""
         while not got.endswith(b"\r\n0\r\n\r\n"):
             got += await asyncio.to_thread(sock.recv, 1 << 20)
         assert body_of(got) == EVENT * EVENTS + DONE
-    await until(lambda: not made.house.door.desk.slow_clients.bytes)
+    await until(lambda: not made.proxy.server.desk.slow_clients.bytes)
     assert made.given_up() == {}
 
 
@@ -295,8 +297,8 @@ async def test_who_holds_up_an_instance_is_given_up_when_others_wait(
         reader.join(SOON_S)
     assert made.given_up().get("waiting", 0) + made.given_up().get("memory", 0) > 0
     assert "timeout" not in made.given_up()
-    assert made.house.balanced()
-    assert made.house.suspects == []
+    assert made.proxy.balanced()
+    assert made.proxy.suspects == []
     lines = [record.getMessage() for record in caplog.records if record.name == "launcher.access"]
     assert any("its client took fewer than 10000 bytes a second for 0.5 s while " in line for line in lines)
 
@@ -305,7 +307,7 @@ async def test_nobody_is_given_up_while_nobody_waits(build: Build, tmp_path: Pat
     made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=0, client_grace_s=0.1)
     await asyncio.sleep(0.6)
     assert made.given_up() == {}
-    assert made.house.sums()["in_flight"] == SEQS
+    assert made.proxy.sums()["in_flight"] == SEQS
 
 
 async def test_a_slow_client_above_the_rate_gets_all_of_its_answer_while_others_wait(
@@ -331,12 +333,12 @@ async def test_the_memory_for_slow_clients_is_bounded(build: Build, tmp_path: Pa
     """Who takes nothing of it is given up when it is full; the instance waits until then."""
     most = 1 << 20
     made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=most, client_grace_s=60.0)
-    slow = made.house.door.desk.slow_clients
+    slow = made.proxy.server.desk.slow_clients
     await until(lambda: slow.bytes > most / 4)
     for _ in range(30):
         await asyncio.sleep(0.02)
         assert slow.bytes < 2 * most
-    assert sum(client.buffered for client in made.house.door._clients) < 2 * most
+    assert sum(client.buffered for client in made.proxy.server._clients) < 2 * most
     assert made.given_up() == {}
 
 
@@ -348,13 +350,13 @@ async def test_no_further_request_is_begun_for_a_client_that_does_not_read(
     async def large(call: Call) -> None:
         await call.json({"x": "x" * 900_000})
 
-    house = await build(listen=(f"unix:{tmp_path / 'front.sock'}",))
-    engine = await house.engine(0, large)
-    sock = await asyncio.to_thread(connect, house.door.endpoint)
-    house.stack.callback(sock.close)
+    proxy = await build(listen=(f"unix:{tmp_path / 'front.sock'}",))
+    engine = await proxy.engine(0, large)
+    sock = await asyncio.to_thread(connect, proxy.server.endpoint)
+    proxy.stack.callback(sock.close)
     asks = 20
     await asyncio.to_thread(sock.sendall, request_of("ahead") * asks)
-    await until(lambda: house.sums()["completed"] == 1)
+    await until(lambda: proxy.sums()["completed"] == 1)
     await asyncio.sleep(0.2)
     assert len(engine.calls) == 1
     got = 0

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from proxy.front_house import Build, House, until
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.test_guarded import new_key
 
 from launcher.proxy.openai.json_reader import JsonReader
@@ -20,8 +20,8 @@ def metric(page: str, name: str) -> float:
     return float(page.partition(f"\nnuma_launcher_{name} ")[2].partition("\n")[0])
 
 
-async def page_of(house: House) -> str:
-    async with house.client.get("/metrics") as answer:
+async def page_of(proxy: ProxyUnderTest) -> str:
+    async with proxy.client.get("/metrics") as answer:
         return await answer.text()
 
 
@@ -37,86 +37,86 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 async def test_bodies_wait_for_memory_and_all_of_them_end(build: Build) -> None:
     """Twelve of 3 MiB where there is room for two and one more: each stops half-way, then sends the rest."""
-    house = await build(max_body_bytes=4 * MIB, upload_max_bytes=8 * MIB)
-    await house.engine(0)
+    proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=8 * MIB)
+    await proxy.engine(0)
     body = body_of(3 * MIB)
     half = len(body) // 2
-    clients = [await house.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body)) for _ in range(12)]
+    clients = [await proxy.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body)) for _ in range(12)]
     for _, writer in clients:
         writer.write(body[:half])
-    await until(lambda: house.door.upload_memory.waiting > 4)
-    assert house.door.upload_memory.used <= 8 * MIB
-    page = await page_of(house)
+    await until(lambda: proxy.server.upload_memory.waiting > 4)
+    assert proxy.server.upload_memory.used <= 8 * MIB
+    page = await page_of(proxy)
     assert metric(page, "upload_bytes") <= 8 * MIB
     assert metric(page, "uploads_waiting") > 4
     for _, writer in clients:
         writer.write(body[half:])
     for reader, _ in clients:
         assert (await answered(reader))[0] == 200
-    assert house.door.upload_memory.used == house.door.upload_memory.waiting == 0
+    assert proxy.server.upload_memory.used == proxy.server.upload_memory.waiting == 0
 
 
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 3145728\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n300000\r\n"]
 )
 async def test_a_body_that_waits_in_vain_gets_503(build: Build, framing: bytes) -> None:
-    house = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB, upload_wait_s=0.2)
-    await house.engine(0)
+    proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB, upload_wait_s=0.2)
+    await proxy.engine(0)
     body = body_of(3 * MIB)
-    _, holder = await house.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body[:MIB])
-    await until(lambda: house.door.upload_memory.used > 0)
-    reader, writer = await house.raw(ROUTE + framing + body[: MIB // 2])
+    _, holder = await proxy.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body[:MIB])
+    await until(lambda: proxy.server.upload_memory.used > 0)
+    reader, writer = await proxy.raw(ROUTE + framing + body[: MIB // 2])
     status, head = await answered(reader)
     assert status == 503
     assert b"retry-after: " in head.lower()
-    async with house.chat() as answer:  # a small one waits for nobody
+    async with proxy.chat() as answer:  # a small one waits for nobody
         assert answer.status == 200
-    assert metric(await page_of(house), "uploads_refused_total") == 1
+    assert metric(await page_of(proxy), "uploads_refused_total") == 1
     holder.close()
     writer.close()
-    await until(lambda: house.door.upload_memory.used == 0)
-    assert house.balanced()
+    await until(lambda: proxy.server.upload_memory.used == 0)
+    assert proxy.balanced()
 
 
 async def test_so_many_may_wait(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds what came with its head; the next one is told at once."""
     monkeypatch.setattr("launcher.proxy.downstream.uploads.MAX_WAITING", 2)
-    house = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
+    proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
     request = ROUTE + b"Content-Length: 3000000\r\n\r\n"
     for count in range(3):
-        await house.raw(request)
-        await until(lambda: house.door.upload_memory.waiting == max(0, count))  # noqa: B023
-    reader, _ = await house.raw(request)
+        await proxy.raw(request)
+        await until(lambda: proxy.server.upload_memory.waiting == max(0, count))  # noqa: B023
+    reader, _ = await proxy.raw(request)
     assert (await answered(reader))[0] == 503
-    assert house.door.upload_memory.waiting == 2
+    assert proxy.server.upload_memory.waiting == 2
 
 
 async def test_a_fault_in_reading_a_large_body_ends_its_request_alone(
     build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house = await build()
-    await house.engine(0)
+    proxy = await build()
+    await proxy.engine(0)
     monkeypatch.setattr(JsonReader, "feed", lambda *_: 1 / 0)
     body = body_of(3 * MIB)
-    reader, writer = await house.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    reader, writer = await proxy.raw(ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert (await answered(reader))[0] == 502
     assert "ZeroDivisionError" in caplog.text
     writer.close()
-    async with house.chat() as answer:
+    async with proxy.chat() as answer:
         assert answer.status == 200
-    await until(lambda: house.door.upload_memory.used == 0)
-    assert house.balanced()
+    await until(lambda: proxy.server.upload_memory.used == 0)
+    assert proxy.balanced()
 
 
 async def test_a_client_that_leaves_gives_its_memory_back(build: Build) -> None:
-    house = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
-    await house.engine(0)
+    proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
+    await proxy.engine(0)
     body = body_of(3 * MIB)
     request = ROUTE + b"Content-Length: %d\r\n\r\n" % len(body)
-    _, leaver = await house.raw(request + body[:MIB])
-    await until(lambda: house.door.upload_memory.used > 0)
-    reader, waiter = await house.raw(request)
-    await until(lambda: house.door.upload_memory.waiting == 1)
+    _, leaver = await proxy.raw(request + body[:MIB])
+    await until(lambda: proxy.server.upload_memory.used > 0)
+    reader, waiter = await proxy.raw(request)
+    await until(lambda: proxy.server.upload_memory.waiting == 1)
     leaver.transport.abort()
     waiter.write(body)
     assert (await answered(reader))[0] == 200
@@ -126,42 +126,42 @@ async def test_a_client_that_leaves_gives_its_memory_back(build: Build) -> None:
 async def test_a_key_at_its_limit_sends_no_body(build: Build, tmp_path: Path, limit: str) -> None:
     keys = tmp_path / "keys"
     key = new_key(keys, "app", **{limit: 1})
-    house = await build(api_keys_file=str(keys))
-    await house.engine(0)
+    proxy = await build(api_keys_file=str(keys))
+    await proxy.engine(0)
     body = body_of(3 * MIB)
     request = ROUTE + b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n" % (key.encode(), len(body))
-    first = await house.raw(request + body[:MIB])
-    await until(lambda: house.door.upload_memory.used > 0)
-    others = [await house.raw(request + body[:1000]) for _ in range(5)]
+    first = await proxy.raw(request + body[:MIB])
+    await until(lambda: proxy.server.upload_memory.used > 0)
+    others = [await proxy.raw(request + body[:1000]) for _ in range(5)]
     for reader, _ in others:
         status, head = await answered(reader)
         assert status == 429
         assert b"connection: close" in head.lower()
     first[1].write(body[MIB:])
     assert (await answered(first[0]))[0] == 200
-    async with house.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as answer:
+    async with proxy.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as answer:
         assert answer.status == 200  # a page of our own is no request of its minute
-    assert house.balanced()
+    assert proxy.balanced()
 
 
 async def test_nobody_without_a_key_sends_a_body(build: Build, tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "app")
-    house = await build(api_keys_file=str(tmp_path / "keys"))
-    reader, _ = await house.raw(ROUTE + b"Content-Length: 4000000\r\n\r\n" + b"x" * 100)
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
+    reader, _ = await proxy.raw(ROUTE + b"Content-Length: 4000000\r\n\r\n" + b"x" * 100)
     assert (await answered(reader))[0] == 401
-    assert house.door.upload_memory.used == 0
+    assert proxy.server.upload_memory.used == 0
 
 
 async def test_a_body_in_any_pieces_arrives_as_it_was_sent(build: Build) -> None:
     """A large one, chunked, with the next request behind it on the connection."""
-    house = await build()
-    engine = await house.engine(0)
+    proxy = await build()
+    engine = await proxy.engine(0)
     body = body_of(5 * MIB)
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in pieces(body, 70_001)) + b"0\r\n\r\n"
     small = json.dumps({"model": "m", "messages": []}).encode()
     plain = ROUTE + b"Content-Length: %d\r\n\r\n" % len(body) + body
     follows = ROUTE + b"Content-Length: %d\r\n\r\n" % len(small) + small
-    reader, writer = await house.raw(ROUTE + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + plain + follows)
+    reader, writer = await proxy.raw(ROUTE + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + plain + follows)
     for _ in range(3):
         status, head = await answered(reader)
         assert status == 200

@@ -207,7 +207,7 @@ def faults_behind(recorder: Recorder) -> list[str]:
     for got in recorder.requests:
         names = [name for name, _ in got.headers]
         faults += [f"{name} went behind" for name in names if name in _STAYS]
-        # The front door may say a word of its own to the next hop.
+        # The proxy may say a word of its own to the next hop.
         faults += [
             f"Connection: {told} behind" for told in got.all("connection") if told.lower() not in _TOLD
         ]

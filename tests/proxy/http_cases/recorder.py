@@ -13,7 +13,7 @@ from launcher.address import UnixAddress
 
 ANSWER = b'{"object":"recorded"}'
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)
-_OWN = ("/metrics", "/v1/models", "/health")  # what the front door may ask on its own
+_OWN = ("/metrics", "/v1/models", "/health")  # what the proxy may ask on its own
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Recorder:
 
     @property
     def requests(self) -> list[Recorded]:
-        """Without those that the front door sends for itself."""
+        """Without those that the proxy sends for itself."""
         return [each for each in self._requests if each.target not in _OWN]
 
     async def __aenter__(self) -> Self:

@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class Backroom:
-    """An application with engines, and a front door that is made up."""
+    """An application with engines, and a proxy that is made up."""
 
     folder: Path
     stack: AsyncExitStack

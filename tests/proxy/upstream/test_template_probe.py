@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy.front_house import House, until
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
+from proxy.proxy_under_test import ProxyUnderTest, until
 from proxy.scripted_engine import Call, FakeEngine, Script, no_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -236,7 +236,7 @@ SAID = ("Hello", " wor", "ld", " and", " all", " the", " rest", " of", " it", "!
 ENGINE = PlainEngine(CHAT, SAID)
 
 
-async def outcome(house: House, *tokenizers: Script, **more: object) -> tuple[bytes, int]:
+async def outcome(proxy: ProxyUnderTest, *tokenizers: Script, **more: object) -> tuple[bytes, int]:
     """The payload of a stream that is cut once, among instances whose templates are known; the requests sent."""
     bodies: list[bytes] = []
 
@@ -253,19 +253,19 @@ async def outcome(house: House, *tokenizers: Script, **more: object) -> tuple[by
     for slot in range(2):
         for generation, tokenizer in enumerate(tokenizers, 1):
             if generation > 1:
-                house.door.remove_upstream(slot, generation - 1, "restart")
-            await house.engine(slot, script, generation=generation, tokenizer=tokenizer)
-            await until(lambda: not house.door._templates._tasks)
+                proxy.server.remove_upstream(slot, generation - 1, "restart")
+            await proxy.engine(slot, script, generation=generation, tokenizer=tokenizer)
+            await until(lambda: not proxy.server._templates._tasks)
     messages = [{"role": "user", "content": QUESTION}]
-    async with house.chat(stream=True, messages=messages, **more) as answer:
+    async with proxy.chat(stream=True, messages=messages, **more) as answer:
         return await answer.read(), len(bodies)
 
 
 async def test_a_cut_chat_of_an_unfit_template_ends_honestly(
-    house: House, byte_level: Tokenizer, caplog: pytest.LogCaptureFixture
+    proxy: ProxyUnderTest, byte_level: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    whole, sent = await outcome(house, vllm_tokenize(jinja(QWEN3_THINKING), byte_level), temperature=0.7)
+    whole, sent = await outcome(proxy, vllm_tokenize(jinja(QWEN3_THINKING), byte_level), temperature=0.7)
     assert b"[DONE]" not in whole
     assert whole.count(b'"error"') == 1
     assert sent == 1
@@ -277,25 +277,27 @@ async def test_a_cut_chat_of_an_unfit_template_ends_honestly(
 
 @pytest.mark.parametrize("fitting", [True, False, None])
 async def test_it_goes_on_where_that_is_safe(
-    house: House, byte_level: Tokenizer, fitting: bool | None
+    proxy: ProxyUnderTest, byte_level: Tokenizer, fitting: bool | None
 ) -> None:
     """At any temperature with a template that fits or is unknown; at 0 with any, since words are said again."""
     tokenizer = (
         no_tokenizer if fitting is None else vllm_tokenize(jinja(CHATML if fitting else QWEN3), byte_level)
     )
-    whole, sent = await outcome(house, tokenizer, temperature=0.7 if fitting is not False else 0)
+    whole, sent = await outcome(proxy, tokenizer, temperature=0.7 if fitting is not False else 0)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert sent == 2
 
 
-async def test_the_latest_generation_is_believed(house: House, byte_level: Tokenizer) -> None:
+async def test_the_latest_generation_is_believed(proxy: ProxyUnderTest, byte_level: Tokenizer) -> None:
     before, after = (vllm_tokenize(jinja(template), byte_level) for template in (QWEN3, CHATML))
-    whole, sent = await outcome(house, before, after, temperature=0.7)
+    whole, sent = await outcome(proxy, before, after, temperature=0.7)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert sent == 2
 
 
-async def test_each_generation_is_asked_once_and_nobody_waits(house: House, byte_level: Tokenizer) -> None:
+async def test_each_generation_is_asked_once_and_nobody_waits(
+    proxy: ProxyUnderTest, byte_level: Tokenizer
+) -> None:
     asked: list[dict[str, Any]] = []
     go = asyncio.Event()
 
@@ -303,27 +305,27 @@ async def test_each_generation_is_asked_once_and_nobody_waits(house: House, byte
         await go.wait()
         await vllm_tokenize(jinja(CHATML), byte_level, asked)(call)
 
-    engine = await house.engine(0, tokenizer=late)
-    async with house.chat() as answer:
+    engine = await proxy.engine(0, tokenizer=late)
+    async with proxy.chat() as answer:
         assert answer.status == 200
-    house.door.add_upstream(0, 1, "m", engine.address, 8, ask_template=True)  # its drain was taken back
+    proxy.server.add_upstream(0, 1, "m", engine.address, 8, ask_template=True)  # its drain was taken back
     go.set()
-    await until(lambda: not house.door._templates._tasks)
+    await until(lambda: not proxy.server._templates._tasks)
     assert len(asked) == 3
     assert not any("model" in request for request in asked)
 
 
-async def test_the_end_waits_for_no_answer(house: House) -> None:
+async def test_the_end_waits_for_no_answer(proxy: ProxyUnderTest) -> None:
     begun = asyncio.Event()
 
     async def never(call: Call) -> None:
         begun.set()
         await call.until_left()
 
-    await house.engine(0, tokenizer=never)
+    await proxy.engine(0, tokenizer=never)
     await begun.wait()
-    await house.door.stop(0.0)
-    assert not house.door._templates._tasks
+    await proxy.server.stop(0.0)
+    assert not proxy.server._templates._tasks
 
 
 @pytest.mark.parametrize(

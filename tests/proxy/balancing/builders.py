@@ -1,4 +1,4 @@
-"""A scheduler with instances, and tickets for it, in as few words as a test has."""
+"""Builds balancers with upstreams, and tickets for them."""
 
 # ruff: noqa: S311
 from __future__ import annotations

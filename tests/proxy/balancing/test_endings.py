@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from proxy.scheduling.house import run, scheduler, slot, ticket
+from proxy.balancing.builders import run, scheduler, slot, ticket
 
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import Ending

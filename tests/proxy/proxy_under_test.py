@@ -1,4 +1,4 @@
-"""A front door with engines behind it, and ways to look at it."""
+"""A running proxy with scripted engines, and what tests ask of it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from launcher.proxy.server import ProxyServer
 
 
 @dataclass
-class House:
-    """A front door with engines behind it, as the daemon would have built it."""
+class ProxyUnderTest:
+    """A proxy with engines, as the daemon would have built it."""
 
     folder: Path
     stack: AsyncExitStack
-    door: ProxyServer
+    server: ProxyServer
     client: aiohttp.ClientSession
     idle: list[tuple[int, int]]
     suspects: list[tuple[int, int, str]]
@@ -43,7 +43,7 @@ class House:
         engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script, tokenizer or no_tokenizer)
         await self.stack.enter_async_context(engine)
         ask = tokenizer is not None
-        self.door.add_upstream(
+        self.server.add_upstream(
             slot, generation, model, engine.address, 8,
             ask_template=ask, token_ids=token_ids, sampling_defaults=sampling_defaults,
         )  # fmt: skip
@@ -55,7 +55,7 @@ class House:
 
     async def raw(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of its own, with this already sent."""
-        host, port = self.door.endpoint.removeprefix("http://").rsplit(":", 1)
+        host, port = self.server.endpoint.removeprefix("http://").rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         self.stack.callback(writer.close)
         writer.write(request)
@@ -63,7 +63,7 @@ class House:
 
     def sums(self) -> dict[str, int]:
         names = ("accepted", "completed", "client_aborted", "rejected", "failed", "in_flight")
-        stats = self.door.stats()
+        stats = self.server.stats()
         return {name: int(str(stats[name])) for name in names}
 
     def balanced(self) -> bool:
@@ -71,7 +71,7 @@ class House:
         return sums.pop("accepted") == sum(sums.values())
 
 
-Build = Callable[..., Awaitable[House]]
+Build = Callable[..., Awaitable[ProxyUnderTest]]
 
 
 async def until(condition: Callable[[], bool]) -> None:
