@@ -22,7 +22,6 @@ from launcher.proxy.auth.api_keys import OPEN_PATHS, ApiKeys
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.dispatch.desk import Desk
 from launcher.proxy.dispatch.fleet import OnIdle, OnSuspect
-from launcher.proxy.dispatch.moves import unavailable
 from launcher.proxy.dispatch.relay import Relay
 from launcher.proxy.downstream.connection import DownstreamConnection
 from launcher.proxy.downstream.cors import Cors
@@ -32,10 +31,10 @@ from launcher.proxy.downstream.listener import Listener
 from launcher.proxy.downstream.tls import ServerTls
 from launcher.proxy.downstream.upload_memory import FREE_BYTES, UploadMemory
 from launcher.proxy.downstream.uploads import too_large
+from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.observability import report
 from launcher.proxy.observability.exchange import Exchange
-from launcher.proxy.openai.body import HttpError
 from launcher.proxy.pages.application import Application, InProcess, Sources
 from launcher.proxy.pages.own_pages import OwnPages
 from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target

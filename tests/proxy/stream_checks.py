@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.openai.body import HttpError, RequestBody, peek_json
-from launcher.proxy.openai.forms import peek_form
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.body import read_body
+from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.sse.tracker import EventTracker
 
 _LINE = re.compile(rb"\r\n|\n|\r")
@@ -92,7 +94,7 @@ def _said(data: bytes) -> str:
 def check_peek(body: bytes) -> bool:
     """A body that is taken says the same to Python's parser, or is none to it; whether it was taken."""
     try:
-        peek = peek_json(body, ("prompt", "messages"))
+        peek = read_body(body, ("prompt", "messages"))
     except HttpError:
         return False
     try:
@@ -110,6 +112,6 @@ def check_peek(body: bytes) -> bool:
 def check_form(body: bytes) -> RequestBody | None:
     """A form is read or refused."""
     try:
-        return peek_form(body, "multipart/form-data; boundary=B")
+        return FormReader("multipart/form-data; boundary=B").finish(body)
     except HttpError:
         return None

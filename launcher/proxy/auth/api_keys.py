@@ -13,7 +13,7 @@ from launcher.proxy.auth import key_record, key_store
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import KeyLimits, KeySums
 from launcher.proxy.auth.watched_file import WatchedFile
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/metrics"})
 """What needs no key, as in vLLM: probes and scrapers have none. They show key names, and no secret."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from launcher.proxy.auth.key_record import KeyRecord
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 
 MINUTE_S = 60.0
 FIRST_GUESS_S = 1.0  # how long a request of a key takes, before one has ended

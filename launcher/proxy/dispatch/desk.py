@@ -17,7 +17,7 @@ from launcher.proxy.dispatch.moves import Moves, setbacks_of
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.observability import report
 from launcher.proxy.observability.exchange import Counters, Exchange, Outcome
-from launcher.proxy.openai.body import Names
+from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.routes import GATHERED
 from launcher.telemetry.metrics import Timings
 
@@ -52,7 +52,7 @@ class Desk:
         self._access_log = proxy.access_log
         names = tuple(dict.fromkeys(model.name for model in models))
         aliases = {alias: model.name for model in models for alias in model.aliases}
-        self.names = Names(names, aliases)
+        self.names = ModelNames(names, aliases)
         self.adapters: dict[str, str] = {}  # models by the names of their LoRA adapters
         self.tally = Counters()
         self.timings = Timings()

@@ -12,11 +12,14 @@ from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.continuation.plan import CHAT, COMPLETIONS
 from launcher.proxy.continuation.token_ids import MOST_BODY_BYTES, asked_for
 from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.dispatch.moves import Moves, unavailable
+from launcher.proxy.dispatch.moves import Moves
 from launcher.proxy.downstream.uploads import LARGE_BYTES
-from launcher.proxy.openai.body import MAX_PRIORITY, HttpError, Names, RequestBody, peek_json
+from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.openai.body import MAX_PRIORITY, read_body
+from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.openai.json_reader import JsonReader
+from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.routes import GATHERED, Kind, Match
 
@@ -43,7 +46,7 @@ class BodyReader(Protocol):
     def feed(self, body: bytes | bytearray) -> bool:
         """Look at the next step of all that has come; True: there is no more to look at."""
 
-    def peek(self, body: bytes | bytearray) -> RequestBody:
+    def finish(self, body: bytes | bytearray) -> RequestBody:
         """What the whole of it says."""
 
 
@@ -53,7 +56,7 @@ class _Unread:
     def feed(self, _body: bytes | bytearray) -> bool:
         return True
 
-    def peek(self, _body: bytes | bytearray) -> RequestBody:
+    def finish(self, _body: bytes | bytearray) -> RequestBody:
         return RequestBody()
 
 
@@ -61,7 +64,7 @@ class Intake:
     """Admission."""
 
     def __init__(
-        self, proxy: Proxy, names: Names, adapters: Mapping[str, str], fleet: Fleet, moves: Moves
+        self, proxy: Proxy, names: ModelNames, adapters: Mapping[str, str], fleet: Fleet, moves: Moves
     ) -> None:
         """`adapters`: models by the names of their LoRA adapters; instances bring them."""
         self._proxy = proxy
@@ -162,8 +165,8 @@ class Intake:
         if self._proxy.log_prompts and body:
             self._log_prompt(relay)
         if kind is Kind.JSON and len(body) <= LARGE_BYTES:
-            return peek_json(body, found.route.prompt)
-        return (relay.reader or self.reader(relay)).peek(body)
+            return read_body(body, found.route.prompt)
+        return (relay.reader or self.reader(relay)).finish(body)
 
     def _log_prompt(self, relay: Relay) -> None:
         request_id, size = relay.exchange.request_id, len(relay.body)

@@ -16,8 +16,8 @@ from launcher.config.schema import Proxy
 from launcher.proxy.balancing.demand import FullError, Ticket
 from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.continuation.splicer import Rest, Splicer
+from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.exchange import Counters, Outcome
-from launcher.proxy.openai.body import HttpError
 
 if TYPE_CHECKING:
     from launcher.proxy.balancing.upstreams import Upstream
@@ -267,26 +267,3 @@ def setbacks_of(relay: Relay) -> Setbacks:
     if relay.setbacks is None:
         relay.setbacks = Setbacks()
     return relay.setbacks
-
-
-def unavailable(message: str, retry_after_s: int, *, close: bool = False) -> HttpError:
-    """503."""
-    return HttpError(
-        503,
-        message,
-        type_="service_unavailable",
-        code="no_instance_ready",
-        headers={"Retry-After": str(retry_after_s)},
-        close=close,
-    )
-
-
-def too_many(reason: str, retry_after_s: int) -> HttpError:
-    """429."""
-    return HttpError(
-        429,
-        f"the server is at its limit: {reason}",
-        type_="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(retry_after_s)},
-    )

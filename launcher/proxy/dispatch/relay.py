@@ -22,11 +22,11 @@ from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.continuation.splicer import Diverged, IdsIgnored, Rest
 from launcher.proxy.continuation.token_ids import ASK
 from launcher.proxy.downstream.response import Client, ResponseWriter, own_head
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, inside_head, upstream_head
 from launcher.proxy.observability.exchange import Exchange, Outcome
 from launcher.proxy.observability.server_timing import server_timing
-from launcher.proxy.openai.body import (
-    HttpError,
+from launcher.proxy.openai.answers import (
     begins_response,
     error_event_of,
     response_id,

@@ -20,9 +20,9 @@ from launcher.proxy.downstream import uploads
 from launcher.proxy.downstream.forwarded import peer_name
 from launcher.proxy.downstream.slow_clients import Answering, Pace
 from launcher.proxy.downstream.uploads import Upload, start
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, head_end, parse_request
 from launcher.proxy.observability.exchange import Exchange
-from launcher.proxy.openai.body import HttpError
 
 LINGER_S = 2.0  # for the rest of a body that was refused, once the client's side has all of the answer
 WRITE_HIGH_BYTES = 65536  # what may wait for a slow client before its instance is paused

@@ -12,9 +12,10 @@ from http import HTTPStatus
 from typing import Protocol
 
 from launcher.proxy.downstream.slow_clients import SlowClient
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, ResponseHead, client_head
 from launcher.proxy.observability.exchange import Exchange
-from launcher.proxy.openai.body import JSON, HttpError, error_event
+from launcher.proxy.openai.answers import JSON, error_event
 from launcher.proxy.sse.tracker import EventTracker
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"

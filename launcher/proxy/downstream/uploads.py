@@ -11,9 +11,9 @@ import asyncio
 from typing import Protocol
 
 from launcher.proxy.downstream.upload_memory import FREE_BYTES, MAX_WAITING, Share, UploadMemory
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead
 from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES
-from launcher.proxy.openai.body import HttpError
 
 # A larger body is looked at as it comes, a smaller one when it is whole: 30 ms for the worst.
 LARGE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 
 MAX_HEAD_BYTES = 65536  # nginx allows 4 x 8 KiB, vLLM (h11) 64 KiB
 MAX_LINE_BYTES = 8190  # of one line; RFC 9112 3 asks for 8000 at least, nginx and Apache have the same

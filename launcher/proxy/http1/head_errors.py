@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import (
     FIELD,
     MAX_FIELDS,
@@ -13,7 +14,6 @@ from launcher.proxy.http1.fields import (
     bad,
     too_large,
 )
-from launcher.proxy.openai.body import HttpError
 
 _REQUEST_LINE = re.compile(rb"(%s+) ([^ ]+) (HTTP/[0-9]\.[0-9])" % TOKEN)
 _VERSIONS = (b"HTTP/1.0", b"HTTP/1.1")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container
 from typing import NamedTuple
 
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import (
     FIELD,
     HOP_BY_HOP,
@@ -20,7 +21,6 @@ from launcher.proxy.http1.fields import (
     without,
 )
 from launcher.proxy.http1.head_errors import is_utf8, too_much, why_not
-from launcher.proxy.openai.body import HttpError
 
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes

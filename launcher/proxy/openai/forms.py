@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from launcher.proxy.openai.body import HttpError, RequestBody
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.body_schema import RequestBody
 
 MAX_PARTS = 1000  # Starlette's own limit on fields (formparsers.MultiPartParser, 1.10)
 MAX_MODEL_BYTES = 4096
@@ -38,7 +39,7 @@ _BOUNDARY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,68}[\x21-\x7e])?")  # RFC 2
 
 
 class FormReader:
-    """One form. `feed` it the body as it grows, then ask `peek`. Raises HttpError."""
+    """One form. `feed` it the body as it grows, then `finish`. Raises HttpError."""
 
     def __init__(self, content_type: str) -> None:
         self._mark = b"\r\n--" + _boundary(content_type)
@@ -60,7 +61,7 @@ class FormReader:
                 break
         return True
 
-    def peek(self, body: bytes | bytearray) -> RequestBody:
+    def finish(self, body: bytes | bytearray) -> RequestBody:
         """What the whole form says."""
         self.feed(body)
         if not self._ended:
@@ -110,11 +111,6 @@ class FormReader:
         self._data = None
         self._at = end + len(self._mark)
         return True
-
-
-def peek_form(body: bytes | bytearray, content_type: str) -> RequestBody:
-    """What a whole form says of its model. Raises HttpError."""
-    return FormReader(content_type).peek(body)
 
 
 def _boundary(content_type: str) -> bytes:

@@ -13,7 +13,9 @@ from enum import Enum
 
 import msgspec
 
-from launcher.proxy.openai.body import HttpError, RequestBody, invalid_json, known_fields, peek_json
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.body import invalid_json, read_body
+from launcher.proxy.openai.body_schema import RequestBody, known_fields
 from launcher.proxy.openai.prompts import MediaFinder
 
 STEP_BYTES = 16_384  # what one step looks at: 5 ms for the worst
@@ -44,7 +46,7 @@ class _Next(Enum):
 
 
 class JsonReader:
-    """One body. `feed` it as it grows, then ask `peek`. Both raise HttpError."""
+    """One body. `feed` it as it grows, then `finish`. Both raise HttpError."""
 
     def __init__(self, prompt: tuple[str, ...]) -> None:
         """`prompt`: the fields that the route's prompt is in."""
@@ -68,7 +70,7 @@ class JsonReader:
         self._read(body, self._stepped)
         return self._stepped == len(body)
 
-    def peek(self, body: bytes | bytearray) -> RequestBody:
+    def finish(self, body: bytes | bytearray) -> RequestBody:
         """What the whole body says."""
         self._read(body, len(body))
         if self._next is not _Next.NOTHING:
@@ -78,14 +80,12 @@ class JsonReader:
             if end - start > MAX_SHORT_BYTES:
                 raise HttpError(400, f"cannot read the request: `{name}` is too long", param=name)
         text = b",".join(b'"%b":%b' % (name.encode(), bytes(body[a:b])) for name, (a, b) in short.items())
-        peek = peek_json(b"{%b}" % text, self._prompt)
+        found = read_body(b"{%b}" % text, self._prompt)
         view = memoryview(body)
-        raws = {name: view[slice(*self._spans[name])] for name in self._prompt if name in self._spans}
-        tools = self._spans.get("tools", (0, 0))
-        return RequestBody(
-            peek.model, peek.previous_response_id, peek.stream, peek.n, peek.max_tokens, raws, view[slice(*tools)],
-            peek.cache_key, peek.priority, {name: self._media_within(name) for name in raws},
-        )  # fmt: skip
+        found.prompt = {name: view[slice(*self._spans[name])] for name in self._prompt if name in self._spans}
+        found.tools = view[slice(*self._spans.get("tools", (0, 0)))]
+        found.media = {name: self._media_within(name) for name in found.prompt}
+        return found
 
     def _media_within(self, name: str) -> list[tuple[int, int]]:
         first, last = self._spans[name]

@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES, MAX_BLOCKS
-
-TEXT_BYTES = BLOCK_BYTES * MAX_BLOCKS  # what a fingerprint is made of
+# What a fingerprint is made of: longer than any context.
+TEXT_BYTES = 2 * 1024 * 1024
 MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
 _MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
 _SURE_BYTES = 1024  # of a medium; a shorter one is not looked at, which bounds the looks at one body

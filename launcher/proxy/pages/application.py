@@ -25,8 +25,9 @@ from aiohttp import web
 from launcher.config.schema import Model, Proxy
 from launcher.printable import quoted
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import KEY_ID
-from launcher.proxy.openai.body import JSON, HttpError
+from launcher.proxy.openai.answers import JSON
 from launcher.proxy.pages.models import MetricsPages, ModelList
 from launcher.proxy.routes import Kind, Match, match, split_target
 from launcher.proxy.upstream.overflow import BrokenAnswerError, Overflow

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from launcher.proxy.dispatch.moves import unavailable
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.routes import Kind, Match
 
 if TYPE_CHECKING:

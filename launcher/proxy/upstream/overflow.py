@@ -24,7 +24,8 @@ from launcher.config import schema
 from launcher.errors import LauncherError
 from launcher.printable import quoted
 from launcher.proxy.auth.watched_file import WatchedFile
-from launcher.proxy.openai.body import JSON, HttpError
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.answers import JSON
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""

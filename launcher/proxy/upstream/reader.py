@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from launcher.proxy.downstream.response import own_head
 from launcher.proxy.http1 import ResponseHead
-from launcher.proxy.openai.body import JSON
+from launcher.proxy.openai.answers import JSON
 from launcher.proxy.openai.whole_json import is_json, not_json, promises_json
+from launcher.proxy.routes import Kind
 from launcher.proxy.sse.tracker import EventTracker, aborted
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ class Attempt:
 
     def _promises_json(self, head: ResponseHead) -> bool:
         found = self._relay.found
-        return promises_json(None if found is None else found.route, head)
+        json_route = found is not None and found.route.kind is Kind.JSON
+        return promises_json(head.status, head.content_type, json_route=json_route)
 
     def _stream_end(self, tracker: EventTracker) -> None:
         rest = tracker.rest()

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 from launcher.proxy.auth import key_record, key_store
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
 from launcher.proxy.auth.key_record import KeyRecord
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 
 
 def make(name: str, **fields: object) -> tuple[str, KeyRecord]:

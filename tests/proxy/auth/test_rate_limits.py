@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import Bucket, Grant, KeyLimits, Limit
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 
 M = ("m",)
 

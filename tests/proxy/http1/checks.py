@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from proxy.http1.reference import read_chunks, read_request, read_response
 
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import (
     BadFraming,
     BadResponse,
@@ -18,7 +19,6 @@ from launcher.proxy.http1 import (
     parse_response,
     upstream_head,
 )
-from launcher.proxy.openai.body import HttpError
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STAYS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
@@ -15,7 +16,6 @@ from launcher.proxy.http1 import (
     request_id,
     upstream_head,
 )
-from launcher.proxy.openai.body import HttpError
 
 SDK = b"""POST /v1/chat/completions HTTP/1.1\r
 Host: 127.0.0.1:8000\r

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 
-from launcher.proxy.openai.body import HttpError
-from launcher.proxy.openai.forms import MAX_PARTS, FormReader, peek_form
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.forms import MAX_PARTS, FormReader
 
 TYPE = "multipart/form-data; boundary=B"
 MODEL = 'Content-Disposition: form-data; name="model"'
@@ -43,8 +43,8 @@ def form(*parts: tuple[str, bytes]) -> bytes:
     ],
 )
 def test_the_model_of_a_form(body: bytes, model: str | None) -> None:
-    assert peek_form(body, TYPE).model == model
-    assert peek_form(body, 'multipart/form-data; charset=utf-8; boundary="B";').model == model
+    assert FormReader(TYPE).finish(body).model == model
+    assert FormReader('multipart/form-data; charset=utf-8; boundary="B";').finish(body).model == model
     assert "".join(read_by_starlette(body)) == (model or "")
 
 
@@ -77,7 +77,7 @@ def test_the_model_of_a_form(body: bytes, model: str | None) -> None:
 def test_what_two_readers_may_take_in_two_ways_is_refused(head: str) -> None:
     """Whichever model an instance reads, a key's list of models holds."""
     with pytest.raises(HttpError) as caught:
-        peek_form(form((MODEL, b"mine"), FILE, (head, b"another")), TYPE)
+        FormReader(TYPE).finish(form((MODEL, b"mine"), FILE, (head, b"another")))
     assert caught.value.status == 400
 
 
@@ -100,7 +100,7 @@ def test_what_two_readers_may_take_in_two_ways_is_refused(head: str) -> None:
 )
 def test_what_is_no_plain_form_is_refused(body: bytes) -> None:
     with pytest.raises(HttpError):
-        peek_form(body, TYPE)
+        FormReader(TYPE).finish(body)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_is_no_plain_form_is_refused(body: bytes) -> None:
 )
 def test_a_form_needs_one_boundary(content_type: str) -> None:
     with pytest.raises(HttpError):
-        peek_form(form((MODEL, b"m")), content_type)
+        FormReader(content_type).finish(form((MODEL, b"m")))
 
 
 def read_by_starlette(body: bytes, content_type: str = TYPE) -> list[str]:
@@ -184,7 +184,7 @@ _forms = st.builds(
 @given(_forms)
 def test_what_is_taken_says_the_same_to_the_instances_parser(body: bytes) -> None:
     try:
-        model = peek_form(body, TYPE).model
+        model = FormReader(TYPE).finish(body).model
     except HttpError:
         return
     values = read_by_starlette(body)
@@ -197,7 +197,7 @@ def test_what_is_taken_says_the_same_to_the_instances_parser(body: bytes) -> Non
 def test_pieces_read_as_the_whole(body: bytes, sizes: list[int]) -> None:
     def whole() -> object:
         try:
-            return peek_form(body, TYPE).model
+            return FormReader(TYPE).finish(body).model
         except HttpError:
             return HttpError
 
@@ -209,7 +209,7 @@ def test_pieces_read_as_the_whole(body: bytes, sizes: list[int]) -> None:
                 had += body[at : at + size]
                 at += size
                 reader.feed(had)
-            return reader.peek(had).model
+            return reader.finish(had).model
         except HttpError:
             return HttpError
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.proxy.openai.body import HttpError, RequestBody, peek_json
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.body import read_body
+from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.json_reader import MAX_DEPTH, MAX_FIELDS, MAX_SHORT_BYTES, MAX_VALUES, JsonReader
 
 PROMPT = ("system", "messages")
@@ -60,7 +62,7 @@ def in_pieces(body: bytes, sizes: list[int]) -> RequestBody:
         had += body[at : at + size]
         at += size
         reader.feed(had)
-    return reader.peek(had)
+    return reader.finish(had)
 
 
 @settings(deadline=None)
@@ -71,7 +73,7 @@ def test_a_large_body_says_what_a_small_one_does(
     body: dict[str, object], ascii_only: bool, indent: int | None, sizes: list[int]
 ) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "replace")
-    assert outcome(lambda: in_pieces(raw, sizes)) == outcome(lambda: peek_json(raw, PROMPT))
+    assert outcome(lambda: in_pieces(raw, sizes)) == outcome(lambda: read_body(raw, PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_large_body_says_what_a_small_one_does(
     ],
 )
 def test_odd_bodies_read_alike(body: bytes) -> None:
-    assert outcome(lambda: in_pieces(body, [3])) == outcome(lambda: peek_json(body, PROMPT))
+    assert outcome(lambda: in_pieces(body, [3])) == outcome(lambda: read_body(body, PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -114,12 +116,12 @@ def test_odd_bodies_read_alike(body: bytes) -> None:
 )
 def test_what_would_take_long_is_refused(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
-        JsonReader(PROMPT).peek(body)
+        JsonReader(PROMPT).finish(body)
     assert caught.value.status == 400
 
 
 def test_media_are_where_the_prompt_has_them() -> None:
     medium = b'{"data":"' + b"A" * 9999 + b'"}'
-    found = JsonReader(PROMPT).peek(b'{"x":[%b],"messages": [1,%b]}' % (medium, medium))
+    found = JsonReader(PROMPT).finish(b'{"x":[%b],"messages": [1,%b]}' % (medium, medium))
     assert found.media == {"messages": [(3 + 9, 3 + 9 + 9999)]}
     assert bytes(found.prompt["messages"]) == b"[1,%b]" % medium

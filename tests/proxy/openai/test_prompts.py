@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.proxy.openai.body import peek_json
+from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES, MAX_BLOCKS
+from launcher.proxy.openai.body import read_body
 from launcher.proxy.openai.prompts import MEDIA_BYTES, TEXT_BYTES, MediaFinder, Prompt, read_prompt
+
+
+def test_the_text_is_long_enough_for_every_block() -> None:
+    assert TEXT_BYTES >= BLOCK_BYTES * MAX_BLOCKS
 
 
 def prompt_of(**fields: bytes) -> Prompt:
@@ -72,7 +77,7 @@ def test_nothing_large_is_copied() -> None:
 
 def test_a_prompt_is_all_of_its_fields_in_order() -> None:
     assert prompt_of(system=b'"be brief"', messages=b"[]") == Prompt(b'"be brief"[]', 12)
-    instructed = peek_json(b'{"input":"b","messages":"no","instructions":"a"}', ("instructions", "input"))
+    instructed = read_body(b'{"input":"b","messages":"no","instructions":"a"}', ("instructions", "input"))
     assert read_prompt(instructed.prompt) == Prompt(b'"a""b"', 6)
 
 

@@ -19,7 +19,7 @@ from proxy.scripted_engine import Call, FakeEngine, Script, answer_chat
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.auth.key_record import id_of
-from launcher.proxy.openai.body import HttpError
+from launcher.proxy.errors import HttpError
 from launcher.proxy.pages import models
 from launcher.proxy.pages.application import Application, InProcess, Sources
 from launcher.proxy.pages.models import describe, read_list

@@ -1,0 +1,62 @@
+"""The one exception that carries an error response of the proxy's own, in OpenAI's form."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HttpError(Exception):
+    """A request that the proxy answers with an error of its own."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type_: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type_
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+        # What follows on the connection cannot be trusted, or will not be read.
+        self.close = close
+
+    def body(self) -> bytes:
+        """The response's JSON body."""
+        return error_body(self.message, self.type, self.param, self.code)
+
+
+def error_body(message: str, type_: str, param: str | None = None, code: str | int | None = None) -> bytes:
+    """`{"error": {...}}` as OpenAI's clients parse it."""
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+
+
+def unavailable(message: str, retry_after_s: int, *, close: bool = False) -> HttpError:
+    """503: no instance can take the request now."""
+    return HttpError(
+        503,
+        message,
+        type_="service_unavailable",
+        code="no_instance_ready",
+        headers={"Retry-After": str(retry_after_s)},
+        close=close,
+    )
+
+
+def too_many(reason: str, retry_after_s: int) -> HttpError:
+    """429: the queue is full, or the request waited in it for as long as it may."""
+    return HttpError(
+        429,
+        f"the server is at its limit: {reason}",
+        type_="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )

@@ -1,0 +1,101 @@
+"""What the proxy reads from an instance's response (usage, response ids), and error bodies and error events."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from launcher.proxy.errors import error_body
+
+JSON: Final = "application/json"
+# The id of a stored response is in its first event, or near the start of its object.
+_PREFIX_BYTES: Final = 65536
+# What decoding foreign JSON raises.
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
+_COMPLETION_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
+# Anthropic's `input_tokens` exclude cached tokens (vLLM 0.32, anthropic/serving.py).
+_CACHE_READ: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
+_CACHE_CREATED: Final = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
+_BEGINS: Final = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
+_RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
+
+
+def error_event(path: str, message: str, type_: str, code: int) -> bytes:
+    """One event that ends a broken stream, in the form that the route's clients raise as an error."""
+    error = {"message": message, "type": type_, "param": None, "code": code}
+    if path == "/v1/messages":  # Anthropic's form, as vLLM's own (entrypoints/anthropic/serving.py)
+        payload = {"type": "error", "error": {"type": "api_error", "message": message}}
+        return b"event: error\ndata: " + msgspec.json.encode(payload) + b"\n\n"
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
+def error_event_of(path: str, body: bytes, status: int) -> bytes:
+    """The event that ends a stream with the error that an instance gave as a whole response."""
+    message, type_ = "the request failed", "upstream_error"
+    try:
+        error = msgspec.json.decode(body, type=dict[str, object]).get("error")
+    except _UNREADABLE:
+        error = None
+    if isinstance(error, dict):
+        message, type_ = str(error.get("message", message)), str(error.get("type", type_))
+    return error_event(path, message, type_, status)
+
+
+def response_id(answer: bytes) -> str | None:
+    """The id of the stored response that an answer of /v1/responses, or its first event, announces."""
+    found = _RESPONSE_ID.search(answer, 0, _PREFIX_BYTES)
+    return found[1].decode() if found else None
+
+
+def begins_response(events: bytes) -> bool:
+    """Whether all these events of /v1/responses precede the computed prompt.
+
+    Source: vLLM 0.32, entrypoints/openai/responses/serving.py.
+    """
+    return 0 < events.count(b"\n\n") == len(_BEGINS.findall(events))
+
+
+def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
+    """`(prompt, completion, cached)` tokens from an answer's end or a stream's last events; None without usage.
+
+    /v1/responses and /v1/messages call them input and output. A search suffices: in JSON strings quotation marks are
+    escaped, so an answer's text cannot contain `"usage":`.
+    """
+    at = data.rfind(b'"usage":')
+    if at < 0:
+        return None
+    prompt = _PROMPT_TOKENS.search(data, at)
+    if prompt is None:
+        return None
+    completion, cached = _COMPLETION_TOKENS.search(data, at), _CACHED_TOKENS.search(data, at)
+    tokens = int(prompt[1])
+    if b"_input_tokens" in data:
+        cached, created = _CACHE_READ.search(data, at), _CACHE_CREATED.search(data, at)
+        tokens += (int(cached[1]) if cached else 0) + (int(created[1]) if created else 0)
+    return tokens, int(completion[1]) if completion else 0, int(cached[1]) if cached else None
+
+
+def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | None:
+    """FastAPI's `{"detail": ...}` in OpenAI's form; None when the body is something else.
+
+    vLLM attaches routes by the model's task: 404 means that this model does not support the route.
+    """
+    if not body.startswith(b"{") or len(body) > _PREFIX_BYTES:
+        return None
+    try:
+        parsed = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if set(parsed) != {"detail"}:
+            return None
+        detail = msgspec.json.decode(parsed["detail"])
+        text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
+    except _UNREADABLE:
+        return None
+    if status in {404, 405}:
+        text = f"this model's instance does not serve {method} {path} ({text})"
+    type_ = "NotFoundError" if status == 404 else "invalid_request_error"
+    return error_body(text, type_, None, status)

@@ -1,0 +1,39 @@
+"""The model names that requests may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.printable import quoted
+from launcher.proxy.errors import HttpError
+
+
+class ModelNames:
+    """The models that the configuration serves, and their aliases."""
+
+    def __init__(self, names: tuple[str, ...] = (), aliases: Mapping[str, str] | None = None) -> None:
+        """`aliases`: from an alias to a model's name."""
+        self.names = names
+        self.aliases = dict(aliases or {})
+
+    def all_of(self, name: str) -> tuple[str, ...]:
+        """A model's own name and its aliases."""
+        return (name, *(alias for alias, real in self.aliases.items() if real == name))
+
+    def resolve(self, wanted: str | None) -> str:
+        """The model that a request goes to. Raises HttpError when there is none of that name."""
+        if wanted is None:
+            if len(self.names) == 1:
+                return self.names[0]
+            raise HttpError(400, "you must name a model in `model`", param="model", code="model_required")
+        if wanted in self.names:
+            return wanted
+        if (real := self.aliases.get(wanted)) is not None:
+            return real
+        raise HttpError(
+            404,
+            f"The model `{quoted(wanted)}` does not exist.",
+            type_="NotFoundError",
+            param="model",
+            code="model_not_found",
+        )

@@ -1,0 +1,27 @@
+"""Model names and aliases."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.models import ModelNames
+
+
+def test_resolves_a_model_name() -> None:
+    assert ModelNames(("a",)).resolve(None) == "a"
+    assert ModelNames(("a", "b")).resolve("b") == "b"
+    with pytest.raises(HttpError) as missing:
+        ModelNames(("a", "b")).resolve(None)
+    assert missing.value.status == 400
+    with pytest.raises(HttpError) as unknown:
+        ModelNames(("a",)).resolve("x")
+    assert unknown.value.status == 404
+    assert json.loads(unknown.value.body())["error"] == {
+        "message": "The model `x` does not exist.",
+        "type": "NotFoundError",
+        "param": "model",
+        "code": "model_not_found",
+    }
