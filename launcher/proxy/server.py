@@ -38,7 +38,8 @@ from launcher.proxy.observability.exchange import Exchange
 from launcher.proxy.pages.application import Application, InProcess, Sources
 from launcher.proxy.pages.own_pages import OwnPages
 from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
-from launcher.proxy.upstream.connection import ConnectionPool, UpstreamConnection
+from launcher.proxy.upstream.connection import UpstreamConnection
+from launcher.proxy.upstream.pool import ConnectionPool
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
 from launcher.telemetry import metrics

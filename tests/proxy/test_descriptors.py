@@ -16,7 +16,7 @@ from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call, answer_chat
 from proxy.test_odd_engines import raw_engine
 
-from launcher.proxy.upstream import connection
+from launcher.proxy.upstream import pool
 
 MOST = 20
 
@@ -181,7 +181,7 @@ async def test_idle_connections_to_an_instance_are_closed(
     proxy: ProxyUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of a burst's, also while later requests reuse the youngest again and again."""
-    monkeypatch.setattr(connection, "REUSE_S", 0.3)
+    monkeypatch.setattr(pool, "REUSE_S", 0.3)
     open_now: set[asyncio.StreamWriter] = set()
     together = asyncio.Event()
 

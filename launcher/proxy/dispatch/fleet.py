@@ -19,7 +19,7 @@ from launcher.proxy.balancing.demand import Ending, Key, Ticket
 from launcher.proxy.balancing.policies import Pick
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.observability.exchange import Counters
-from launcher.proxy.upstream.connection import ConnectionPool, connector
+from launcher.proxy.upstream.pool import ConnectionPool, connector
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.vllm_metrics import EngineLoad
 

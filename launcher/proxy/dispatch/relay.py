@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from launcher.proxy.dispatch.intake import BodyReader
     from launcher.proxy.dispatch.moves import Setbacks
     from launcher.proxy.pages.application import Page
-    from launcher.proxy.upstream.connection import ConnectionPool
+    from launcher.proxy.upstream.pool import ConnectionPool
 
 _LOG = logging.getLogger(__name__)
 _TEXT = "text/plain"

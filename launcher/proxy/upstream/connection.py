@@ -1,4 +1,4 @@
-"""Connections to one instance: HTTP/1.1 calls on kept-alive connections, bytes handed on as they come.
+"""One connection to an upstream: HTTP/1.1 calls, one at a time; bytes are passed on as they come.
 
 A `Call` is one request on its way. Its sink hears, in this order and never after the end: `on_head` once,
 `on_body` for each read, then exactly one of `on_end` and `on_broken`; nothing at all after `Call.cancel`.
@@ -7,11 +7,9 @@ A `Call` is one request on its way. Its sink hears, in this order and never afte
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Protocol, assert_never, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
-from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.proxy.http1 import (
     MAX_HEAD_BYTES,
     BadFraming,
@@ -21,11 +19,8 @@ from launcher.proxy.http1 import (
     parse_response,
 )
 
-REUSE_S = 2.0  # uvicorn closes a connection that was idle for 5 s; a younger one is alive but for a crash
 WRITE_HIGH_BYTES = 262_144
 _FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; of two it is more than that
-
-Connect = Callable[[Callable[[], "UpstreamConnection"]], Awaitable[object]]
 
 
 class Sink(Protocol):
@@ -50,82 +45,57 @@ class Sink(Protocol):
         """The sink itself raised, in any of the above; it is told within the `except`, and then nothing more."""
 
 
-def connector(address: Address) -> Connect:
-    """How to connect to an address."""
-    loop = asyncio.get_running_loop()
-    match address:
-        case UnixAddress(path):
-            return lambda make: loop.create_unix_connection(make, path)
-        case TcpAddress(host, port):
-            return lambda make: loop.create_connection(make, host, port)
-    assert_never(address)
+class Owner(Protocol):
+    """The pool that a connection belongs to."""
+
+    closed: bool
+
+    def connect(self, call: Call) -> None:
+        """Send the call on a new connection."""
+
+    def keep(self, connection: UpstreamConnection) -> None:
+        """The connection is free for another call."""
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        """The connection is closed."""
 
 
 class Call:
     """One request that was sent, or is about to be."""
 
-    __slots__ = ("_link", "_paused", "_task", "body", "fresh", "head", "method", "sent", "sink", "wire")
+    __slots__ = ("_paused", "body", "connecting", "connection", "fresh", "head", "method", "sent", "sink")
 
-    def __init__(
-        self, link: ConnectionPool, sink: Sink, method: str, head: bytes, body: bytes | bytearray
-    ) -> None:
-        self._link = link
+    def __init__(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
         self.sink: Sink | None = sink
         self.method = method
         self.head = head
         self.body = body
-        self.wire: UpstreamConnection | None = None
+        self.connection: UpstreamConnection | None = None
         self.fresh = False  # on a connection made for it
         self.sent = False  # an instance may have read of it
-        self._task: asyncio.Task[None] | None = None
+        self.connecting: asyncio.Task[None] | None = None
         self._paused = False
 
     def cancel(self) -> None:
         """Nothing more is wanted: the instance sees its client leave."""
         self.sink = None
-        if self.wire is not None:
-            self.wire.abort()
-        elif self._task is not None:
-            self._task.cancel()
+        if self.connection is not None:
+            self.connection.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
 
     def pause(self) -> None:
         """Read nothing more for now: the instance's own writes will wait."""
-        if not self._paused and self.wire is not None and not self.wire.transport.is_closing():
+        if not self._paused and self.connection is not None and not self.connection.transport.is_closing():
             self._paused = True
-            self.wire.transport.pause_reading()
+            self.connection.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self._paused and self.wire is not None:
+        if self._paused and self.connection is not None:
             self._paused = False
-            if not self.wire.transport.is_closing():
-                self.wire.transport.resume_reading()
-
-    def connect(self) -> None:
-        """Send it on a connection of its own."""
-        self.fresh, self.sent = True, False
-        self._task = asyncio.get_running_loop().create_task(self._connect(), name="connect to an instance")
-
-    async def _connect(self) -> None:
-        made: list[UpstreamConnection] = []
-
-        def make() -> UpstreamConnection:
-            made.append(UpstreamConnection(self._link))
-            return made[0]
-
-        try:
-            async with asyncio.timeout(self._link.connect_timeout_s):
-                await self._link.connect(make)
-        except TimeoutError:
-            self.broken(f"no connection within {self._link.connect_timeout_s:g} s")
-        except OSError as error:
-            self.broken(f"cannot connect: {error.strerror or error}")
-        else:
-            if self.sink is None or self._link.closed:
-                made[0].abort()
-                self.broken("the instance is gone")
-            else:
-                made[0].send(self)
+            if not self.connection.transport.is_closing():
+                self.connection.transport.resume_reading()
 
     def broken(self, reason: str, *, meant: bool = False) -> None:
         """Tell the sink, once."""
@@ -137,63 +107,15 @@ class Call:
                 sink.on_fault()
 
 
-class ConnectionPool:
-    """How to talk to one upstream; owner of its connections."""
-
-    def __init__(self, connect: Connect, connect_timeout_s: float) -> None:
-        self.connect = connect
-        self.connect_timeout_s = connect_timeout_s
-        self.closed = False
-        self._clock = asyncio.get_running_loop().time
-        self._idle: deque[tuple[float, UpstreamConnection]] = deque()  # the one that is idle longest first
-
-    def ask(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> Call:
-        """Send a request. `head` is whole, with its blank line; the sink may hear of it before this returns."""
-        call = Call(self, sink, method, head, body)
-        oldest = self._clock() - REUSE_S
-        while self._idle:
-            since, wire = self._idle.pop()
-            if since >= oldest:
-                wire.send(call)
-                return call
-            wire.abort()
-        call.connect()
-        return call
-
-    def sweep(self, now: float) -> None:
-        """Close the connections that have been idle for longer than they are reused: each is a descriptor."""
-        while self._idle and self._idle[0][0] < now - REUSE_S:
-            _, wire = self._idle.popleft()
-            wire.abort()
-
-    def close(self) -> None:
-        """Close the idle connections; those at work close when they are done."""
-        self.closed = True
-        for _, wire in self._idle:
-            wire.abort()
-        self._idle.clear()
-
-    def keep(self, wire: UpstreamConnection) -> None:
-        """A connection is free again."""
-        if self.closed:
-            wire.abort()
-        else:
-            self._idle.append((self._clock(), wire))
-
-    def lost(self, wire: UpstreamConnection) -> None:
-        """A connection is gone."""
-        self._idle = deque(kept for kept in self._idle if kept[1] is not wire)
-
-
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an instance; one call at a time."""
 
     __slots__ = (
-        "_bytes_in", "_call", "_decoder", "_head", "_head_bytes", "_left", "_link", "_quick", "transport",
+        "_bytes_in", "_call", "_decoder", "_head", "_head_bytes", "_left", "_pool", "_quick", "transport",
     )  # fmt: skip
 
-    def __init__(self, link: ConnectionPool) -> None:
-        self._link = link
+    def __init__(self, pool: Owner) -> None:
+        self._pool = pool
         self.transport: asyncio.Transport
         self._call: Call | None = None
         self._reset()
@@ -215,7 +137,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a call's request; what comes back is its answer."""
         self._reset()
         self._call = call
-        call.wire, call.sent = self, True
+        call.connection, call.sent = self, True
         if len(call.body) <= WRITE_HIGH_BYTES:
             self.transport.write(call.head + call.body)
         else:
@@ -330,10 +252,10 @@ class UpstreamConnection(asyncio.Protocol):
             return  # cancelled while it heard the last piece
         sink, call.sink = call.sink, None
         call.resume()
-        call.wire = None
+        call.connection = None
         head = self._head
         if reusable and head is not None and head.keep_alive and not self.transport.get_write_buffer_size():
-            self._link.keep(self)
+            self._pool.keep(self)
         else:
             self.transport.abort()
         if sink is not None:
@@ -356,12 +278,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: under a call, or while it was idle."""
-        self._link.lost(self)
+        self._pool.lost(self)
         call, self._call = self._call, None
         if call is None:
             return
-        call.wire = None
-        if not call.fresh and self._bytes_in == 0 and call.sink is not None and not self._link.closed:
-            call.connect()  # it closed an idle connection as we wrote: it has read nothing
+        call.connection = None
+        if not call.fresh and self._bytes_in == 0 and call.sink is not None and not self._pool.closed:
+            self._pool.connect(call)  # it closed an idle connection as we wrote: it has read nothing
             return
         call.broken("the connection was reset" if exc is not None else "it closed the connection")

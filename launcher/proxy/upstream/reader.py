@@ -28,7 +28,8 @@ from launcher.proxy.sse.tracker import EventTracker, aborted
 if TYPE_CHECKING:
     from launcher.proxy.dispatch.fleet import Target
     from launcher.proxy.dispatch.relay import Relay
-    from launcher.proxy.upstream.connection import Call, ConnectionPool
+    from launcher.proxy.upstream.connection import Call
+    from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole answer up to this size is held until it is complete
 STREAM = b"text/event-stream"
