@@ -12,8 +12,8 @@ from launcher.config.schema import Model
 from launcher.cpuset import CpuSet
 from launcher.engines.base import Launch
 from launcher.instances.ports import Exit, Inherited
-from launcher.instances.progress import Counters
 from launcher.plan import Placement, Slot
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 # The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
 SOON_S = float(os.environ.get("NUMA_LAUNCHER_TEST_SOON_S", "60"))
@@ -132,7 +132,7 @@ class FakeProber:
     completion: bool = True
     token: bool | None = True
     """A canary's answer."""
-    counted: Counters | None = None
+    counted: EngineMetrics | None = None
     asked: int = 0
     completions: int = 0
     canaries: int = 0
@@ -149,7 +149,7 @@ class FakeProber:
         self.canaries += 1
         return self.token
 
-    async def counters(self, address: Address) -> Counters | None:
+    async def counters(self, address: Address) -> EngineMetrics | None:
         return self.counted
 
 

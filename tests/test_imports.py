@@ -31,10 +31,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "engines": {"plan", "config.schema", "topology.model", *LEAVES},
     "engines.sampling_defaults": {"config.schema", "engines.arguments", "errors", "planning.model_profile"},
-    "instances": {"plan", "engines", "config.schema", "host", "background", *LEAVES},
+    "instances": {
+        "plan", "engines", "config.schema", "host", "background", "telemetry.engine_pages",
+        "telemetry.vllm_metrics", *LEAVES,
+    },
     "proxy": {"config.schema", "telemetry", "address", "background", "errors", "printable"},
     "control": {"errors", "printable", "redaction"},
-    "telemetry": set(),
+    "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
     "doctor": {"config", "topology", "plan", "planning", "engines", "host", *LEAVES},
     "rollout": {

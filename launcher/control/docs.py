@@ -130,7 +130,7 @@ def _said(node: ast.stmt | None) -> str:
 # What a type of ours is in JSON.
 _IN_JSON: Final = {
     "str": "text", "int": "integer", "float": "number", "bool": "true or false", "Cause": "object",
-    "Verification": "object", "Zentorch": "object", "Counters": "object", "Quantiles": "object", "Resident": "object",
+    "Verification": "object", "Zentorch": "object", "EngineMetrics": "object", "Quantiles": "object", "Resident": "object",
     "tuple[SlotStatus, ...]": "list of `SlotStatus`", "tuple[str, ...]": "list of text",
     "dict[str, str | None]": "object", "dict[str, Any]": "object",
 }  # fmt: skip

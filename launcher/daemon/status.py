@@ -11,10 +11,10 @@ from launcher.engines.software_versions import Stack
 from launcher.instances.causes import Cause
 from launcher.instances.eta import eta
 from launcher.instances.lifecycle import State
-from launcher.instances.progress import Counters
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.verify import Verification
 from launcher.telemetry.rolling_quantiles import Quantiles
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,10 @@ class SlotStatus:
     """When that was."""
     last_cause_generation: int | None = None
     """The life that it ended; `logs` names the life of each line."""
-    load: Counters | None = None
+    load: EngineMetrics | None = None
     """What the engine counted when it was last looked at: `running` and `waiting` requests, `generated` tokens, `steps`,
-    `kv_usage` (0 to 1), `prefix_queries` and `prefix_hits` (tokens), `rounded` (the engine prints too few digits of
-    `steps` to tell progress by them); null for an engine without metrics."""
+    `kv_usage` (0 to 1), `kv_tokens` (capacity of the KV cache), `prefix_queries` and `prefix_hits` (tokens), `rounded`
+    (the engine prints too few digits of `steps` to tell progress by them); null for an engine without metrics."""
     tokens_per_s: float | None = None
     """Generated, between the last two looks."""
     stalled_s: float | None = None

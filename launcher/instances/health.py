@@ -8,15 +8,13 @@ from typing import Final
 
 import aiohttp
 
-from launcher.address import Address, UnixAddress
+from launcher.address import Address
 from launcher.errors import OWN_SHORTAGE
-from launcher.instances.progress import Counters
+from launcher.telemetry.engine_pages import fetch, session_to, url_of
+from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 # A first completion may have to wait for a compile.
 COMPLETION_TIMEOUT_S: Final = 600.0
-
-# vLLM's page has about 60 KiB; what is far above is none.
-MAX_METRICS_BYTES: Final = 8 * 1024 * 1024
 
 # What a UNIX socket with a full backlog gives: EAGAIN of connect(2). asyncio takes that for "in progress" and goes
 # on with a socket that is not connected (ENOTCONN, EINVAL); uvloop reports it.
@@ -48,8 +46,8 @@ class HttpProber:
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
-                _session(address) as session,
-                session.get(_url(address, self._health_path)) as response,
+                session_to(address) as session,
+                session.get(url_of(address, self._health_path)) as response,
             ):
                 return response.status == 200
         except TimeoutError:
@@ -78,9 +76,9 @@ class HttpProber:
     async def _one_token(self, address: Address, model: str, timeout_s: float) -> bool | None:
         """One try. Raises OSError where the connection fails."""
         try:
-            async with asyncio.timeout(timeout_s), _session(address) as session:
+            async with asyncio.timeout(timeout_s), session_to(address) as session:
                 for path, body in _PROBES:
-                    async with session.post(_url(address, path), json={"model": model, **body}) as response:
+                    async with session.post(url_of(address, path), json={"model": model, **body}) as response:
                         await response.read()
                         if response.status == 200:
                             return True
@@ -92,42 +90,7 @@ class HttpProber:
             return False
         return False
 
-    async def counters(self, address: Address) -> Counters | None:
-        """vLLM's counters, from its /metrics; None where there are none, or no answer comes in time. Raises OSError."""
-        try:
-            async with (
-                asyncio.timeout(self.timeout_s),
-                _session(address) as session,
-                session.get(_url(address, "/metrics")) as response,
-            ):
-                if response.status != 200:
-                    return None
-                page = bytearray()
-                async for piece in response.content.iter_any():
-                    page += piece
-                    if len(page) > MAX_METRICS_BYTES:
-                        return None
-        except TimeoutError:
-            return None
-        except OSError as error:
-            if error.errno in OWN_SHORTAGE:
-                raise
-            return None
-        except aiohttp.ClientError:
-            return None
-        return Counters.parse(page.decode(errors="replace"))
-
-
-def _session(address: Address) -> aiohttp.ClientSession:
-    connector: aiohttp.BaseConnector
-    if isinstance(address, UnixAddress):
-        connector = aiohttp.UnixConnector(address.path, force_close=True)
-    else:
-        connector = aiohttp.TCPConnector(force_close=True)
-    # The deadline is asyncio.timeout's; aiohttp's own total of 300 s would cut a long first compile.
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
-
-
-def _url(address: Address, path: str) -> str:
-    host = "localhost" if isinstance(address, UnixAddress) else str(address)
-    return f"http://{host}{path}"
+    async def counters(self, address: Address) -> EngineMetrics | None:
+        """The engine's own counters; None where it has none or does not answer in time. Raises OSError."""
+        page = await fetch(address, "/metrics", self.timeout_s)
+        return None if page is None else parse(page.decode(errors="replace"))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from launcher.address import Address
 from launcher.engines.base import Launch
-from launcher.instances.progress import Counters
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Prober(Protocol):
         """As `completes`, of an instance that was ready. None: no answer in time."""
         ...
 
-    async def counters(self, address: Address) -> Counters | None:
+    async def counters(self, address: Address) -> EngineMetrics | None:
         """What the engine counts of its own work. None where it counts nothing, or gives no answer in time."""
         ...
 

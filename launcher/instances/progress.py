@@ -6,105 +6,15 @@ counters, and what the front door relays of it.
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, replace
 from typing import Final
+
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 # Where tasks wait for a cpu this share of the time (PSI, some avg60, percent), an instance may be slow for want of it.
 STARVED_PERCENT: Final = 60.0
 # So many times longer may a starved one stand still.
 STARVED_PATIENCE: Final = 4.0
-
-# Up to the last brace of a line: a label's value may hold one.
-_SAMPLE: Final = re.compile(r"^((?:vllm|llamacpp):\w+)(?:\{.*\})?[ \t]+(\S+)", re.MULTILINE)
-# A float counts no further one by one.
-_MOST: Final = 2.0**53
-# llama-server prints six digits of a number (server-task.cpp, to_metrics: a stream's default precision). From here on
-# a counter of engine steps is printed in steps of 100 or more, and may stand still on the page while it moves.
-_ROUNDED_FROM: Final = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What an engine says of its own work: vllm/v1/metrics/loggers.py, summed over its engine cores; or
-    llama-server --metrics (tools/server/server-task.cpp, build 11434)."""
-
-    running: int
-    """vllm:num_requests_running, llamacpp:requests_processing."""
-    waiting: int
-    """vllm:num_requests_waiting, llamacpp:requests_deferred."""
-    generated: int
-    """vllm:generation_tokens_total, llamacpp:tokens_predicted_total (which rises when a request ends)."""
-    steps: int
-    """vllm:iteration_tokens_total_count, llamacpp:n_decode_total: engine steps, prefill of a long prompt included."""
-    kv_usage: float | None = None
-    """Share of the KV cache in use, 0 to 1."""
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int = 0
-    rounded: bool = False
-    """The page prints too few digits of `steps`: that it stands still there proves nothing."""
-
-    @classmethod
-    def parse(cls, text: str) -> Counters | None:
-        """From a /metrics page. None when it is neither vLLM's nor llama-server's.
-
-        A metric with a sample that is no count (NaN, an infinity, less than 0, not a number) is not on the page.
-        """
-        sums: dict[str, float] = {}
-        for name, value in _SAMPLE.findall(text):
-            if name in _WANTED:
-                sums[name] = sums.get(name, 0.0) + _count(value)
-        sums = {name: total for name, total in sums.items() if total <= _MOST}  # NaN is not
-        if "llamacpp:requests_processing" in sums:
-            return _llama_server(sums)
-        if "vllm:num_requests_running" not in sums or "vllm:generation_tokens_total" not in sums:
-            return None
-        return cls(
-            running=int(sums["vllm:num_requests_running"]),
-            waiting=int(sums.get("vllm:num_requests_waiting", 0)),
-            generated=int(sums["vllm:generation_tokens_total"]),
-            steps=int(sums.get("vllm:iteration_tokens_total_count", 0)),
-            kv_usage=sums.get("vllm:kv_cache_usage_perc"),
-            prefix_queries=int(sums.get("vllm:prefix_cache_queries_total", 0)),
-            prefix_hits=int(sums.get("vllm:prefix_cache_hits_total", 0)),
-        )
-
-
-def _llama_server(sums: dict[str, float]) -> Counters:
-    told = {name.removeprefix("llamacpp:"): int(value) for name, value in sums.items()}
-    fresh, cached = told.get("prompt_tokens_total", 0), told.get("prompt_tokens_cached_total", 0)
-    steps = told.get("n_decode_total", fresh)
-    return Counters(
-        running=told["requests_processing"],
-        waiting=told.get("requests_deferred", 0),
-        generated=told.get("tokens_predicted_total", 0),
-        steps=steps,
-        prefix_queries=fresh + cached,
-        prefix_hits=cached,
-        rounded=steps >= _ROUNDED_FROM,
-    )
-
-
-def _count(text: str) -> float:
-    """NaN for what is no count; it makes a sum NaN."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if value >= 0 else math.nan
-
-
-_WANTED: Final = frozenset(
-    {
-        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total",
-        "vllm:iteration_tokens_total_count", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total", "llamacpp:requests_processing", "llamacpp:requests_deferred",
-        "llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total",
-        "llamacpp:n_decode_total",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +24,7 @@ class Look:
     at: float
     responsive: bool
     """The health path answered in time, whatever it said."""
-    counters: Counters | None
+    counters: EngineMetrics | None
     """None: it has none, or did not answer."""
     in_flight: int
     """Requests that the front door has on it."""
@@ -133,7 +43,7 @@ class Progress:
     """What is remembered of one life's looks."""
 
     last: Look | None = None
-    counted: Counters | None = None
+    counted: EngineMetrics | None = None
     """The last counters seen; None while it has shown none."""
     moved_at: float = 0.0
     """When it last moved, or had nothing to do."""

@@ -20,12 +20,12 @@ from launcher.cli.status import CLEAR
 from launcher.cli.status_table import COLUMNS, WIDTH, duration, rows, seconds, summary, to_text
 from launcher.daemon.status import Resident, SlotStatus, Zentorch
 from launcher.errors import LauncherError
-from launcher.instances.progress import Counters
 from launcher.instances.verify import Difference
 from launcher.telemetry.rolling_quantiles import Quantiles
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 NOW = 160.0
-LOAD = Counters(
+LOAD = EngineMetrics(
     running=12, waiting=7, generated=100, steps=50, kv_usage=0.436, prefix_queries=50, prefix_hits=46
 )
 

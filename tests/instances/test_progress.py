@@ -8,7 +8,6 @@ import pytest
 
 from launcher.instances.progress import (
     STARVED_PATIENCE,
-    Counters,
     Look,
     Progress,
     canary_is_due,
@@ -18,40 +17,13 @@ from launcher.instances.progress import (
     stall,
     started,
 )
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
-# vLLM 0.32's page, shortened.
-PAGE = """\
-# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="tiny"} 1.0
-vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 0.0
-vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
-vllm:generation_tokens_total{engine="0",model_name="tiny"} 413.0
-vllm:generation_tokens_created{engine="0",model_name="tiny"} 1.7952161791400313e+09
-vllm:iteration_tokens_total_bucket{engine="0",le="8.0",model_name="tiny"} 7.0
-vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 400.0
-vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 100.0
-vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 40.0
-"""
-# Of a llama-server of build 11434, started with --metrics, in the midst of an answer.
-LLAMA_PAGE = """\
-# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
-# TYPE llamacpp:prompt_tokens_total counter
-llamacpp:prompt_tokens_total 60
-llamacpp:prompt_tokens_cached_total 40
-llamacpp:prompt_seconds_total 0.0525
-llamacpp:tokens_predicted_total 413
-llamacpp:n_decode_total 1.23457e+06
-llamacpp:n_tokens_max 58
-llamacpp:requests_processing 1
-llamacpp:requests_deferred 2
-llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 7
-"""
-COUNTED = Counters(running=1, waiting=0, generated=10, steps=5)
+COUNTED = EngineMetrics(running=1, waiting=0, generated=10, steps=5)
+LLAMA = EngineMetrics(running=1, waiting=2, generated=413, steps=1_234_570)
 
 
-def look(at: float, counters: Counters | None = COUNTED, **more: object) -> Look:
+def look(at: float, counters: EngineMetrics | None = COUNTED, **more: object) -> Look:
     fields: dict[str, object] = {"responsive": True, "in_flight": 1, "relayed": 0} | more
     return Look(at=at, counters=counters, **fields)  # type: ignore[arg-type]
 
@@ -63,42 +35,19 @@ def seen(*looks: Look) -> Progress:
     return progress
 
 
-def test_a_page_of_vllm() -> None:
-    assert Counters.parse(PAGE) == Counters(1, 2, 413, 400, 0.25, 100, 40)
-    two = PAGE + PAGE.replace('engine="0"', 'engine="1"')
-    assert Counters.parse(two) == Counters(2, 4, 826, 800, 0.5, 200, 80)
-
-
-def test_a_page_of_llama_server() -> None:
-    expected = Counters(1, 2, 413, 1_234_570, prefix_queries=100, prefix_hits=40)
-    assert Counters.parse(LLAMA_PAGE) == expected
-    old = "llamacpp:prompt_tokens_total 60\nllamacpp:requests_processing 0\n"
-    assert Counters.parse(old) == Counters(0, 0, 0, 60, prefix_queries=60)
-    assert Counters.parse("llamacpp:requests_processing nan\n") is None
-
-
 def test_a_llama_server_that_stands_still_with_work_is_hung() -> None:
-    counted = Counters.parse(LLAMA_PAGE)
+    counted = LLAMA
     assert seen(look(10, counted), look(70, counted)).moved_at == 10
     # Its health path answers, its loop does not.
     assert seen(look(10, counted), look(70, None)).moved_at == 10
-    stepped = Counters.parse(LLAMA_PAGE.replace("1.23457e+06", "1.23458e+06"))
+    stepped = replace(LLAMA, steps=1_234_580)
     assert seen(look(10, counted), look(70, stepped)).moved_at == 70
 
 
 def test_rounded_counters_that_are_answered_prove_the_loop() -> None:
-    counted = Counters.parse(LLAMA_PAGE.replace("1.23457e+06", "1.23457e+08"))
-    assert counted is not None
-    assert counted.rounded
+    counted = replace(LLAMA, steps=123_457_000, rounded=True)
     assert seen(look(10, counted), look(70, counted)).moved_at == 70
     assert seen(look(10, counted), look(70, None)).moved_at == 10
-
-
-@pytest.mark.parametrize(
-    "page", ["", "<html>404</html>", "vllm:num_requests_running 1.0", "python_info 1.0\n"]
-)
-def test_another_page(page: str) -> None:
-    assert Counters.parse(page) is None
 
 
 @pytest.mark.parametrize(

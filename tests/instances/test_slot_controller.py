@@ -45,10 +45,10 @@ from launcher.instances.lifecycle import (
     WentIdle,
 )
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
-from launcher.instances.progress import Counters
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import LedgerRow, Plan
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
 QUICK = Pace(probe_interval_s=0.001, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
@@ -639,7 +639,7 @@ class BrokenProber(FakeProber):
             raise self.errors["healthy"]
         return await super().healthy(address)
 
-    async def counters(self, address: Address) -> Counters | None:
+    async def counters(self, address: Address) -> EngineMetrics | None:
         if "counters" in self.errors:
             raise self.errors["counters"]
         return await super().counters(address)

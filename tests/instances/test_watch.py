@@ -12,8 +12,8 @@ from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeTraffic, a_slot
 from launcher.address import UnixAddress
 from launcher.instances.causes import Cause
 from launcher.instances.life import Life, Pace
-from launcher.instances.progress import Counters
 from launcher.instances.watch import DOOMED_S, UNHEALTHY_AFTER, Watcher
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 WHERE = UnixAddress("/x")
 PACE = Pace(
@@ -24,7 +24,7 @@ PACE = Pace(
     stall_timeout_s=60,
     canary_interval_s=300,
 )
-COUNTED = Counters(running=1, waiting=0, generated=10, steps=5)
+COUNTED = EngineMetrics(running=1, waiting=0, generated=10, steps=5)
 
 
 @dataclass
@@ -163,7 +163,7 @@ async def test_one_that_answers_it_is_left_to_its_work(answer: bool) -> None:
     ("health", "counted"), [(True, COUNTED), (None, None)], ids=["it counts", "it says nothing"]
 )
 async def test_it_is_not_asked_where_something_else_tells(
-    health: bool | None, counted: Counters | None
+    health: bool | None, counted: EngineMetrics | None
 ) -> None:
     scene = Scene(
         prober=FakeProber(counted=counted), traffic=FakeTraffic(requests=3, nothing_comes=True), until=20

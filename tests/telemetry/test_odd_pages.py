@@ -7,9 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.instances.progress import Counters
 from launcher.telemetry.merge import Merger, Page
-from launcher.telemetry.vllm_metrics import read_load
+from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 NAMES = (
     "vllm:num_requests_running",
@@ -60,27 +59,14 @@ def is_count(value: float) -> bool:
 
 
 @given(PAGE)
-def test_the_counters_of_any_page_are_numbers(page: str) -> None:
-    found = Counters.parse(page)
+def test_the_values_of_any_page_are_counts(page: str) -> None:
+    found = parse(page)
     if found is not None:
         counts = (
-            found.running,
-            found.waiting,
-            found.generated,
-            found.steps,
-            found.prefix_queries,
-            found.prefix_hits,
-        )
+            found.running, found.waiting, found.generated, found.steps, found.prefix_queries, found.prefix_hits,
+            found.kv_usage or 0, found.kv_tokens or 0,
+        )  # fmt: skip
         assert all(is_count(value) for value in counts)
-        assert found.kv_usage is None or is_count(found.kv_usage)
-
-
-@given(PAGE)
-def test_the_load_of_any_page_is_numbers(page: str) -> None:
-    found = read_load(page)
-    if found is not None:
-        given_values = (found.running, found.waiting, found.kv_usage, found.kv_tokens)
-        assert all(is_count(value) for value in given_values if value is not None)
 
 
 @given(st.lists(PAGE, max_size=3))
@@ -90,21 +76,19 @@ def test_any_pages_can_be_merged(pages: list[str]) -> None:
         merger.merge(Page(page, {"slot": str(slot)}, slot, generation) for slot, page in enumerate(pages))
 
 
-def test_a_count_that_is_none_is_not_read_as_zero() -> None:
-    """Two engines on one page, and one does not say what it runs: what both run is not known."""
-    odd = WELL + '\nvllm:num_requests_running{engine="1"} NaN'
-    assert Counters.parse(odd) is None
-    assert read_load(odd) is None
-    assert Counters.parse(WELL) == Counters(1, 1, 1, 1, 1.0, 1, 1)
+def test_a_value_that_is_not_a_count_is_not_read_as_zero() -> None:
+    """Two engine cores on one page, and one of them reports NaN: the sum is not known."""
+    assert parse(WELL) == EngineMetrics(1, 1, 1, 1, 1.0, 1, 1)
+    for odd in (
+        'vllm:num_requests_running{engine="1"} NaN',
+        'vllm:kv_cache_usage_perc{engine="1"} NaN',
+        f"vllm:cache_config_info{LABELS[-1]} 1.0",
+    ):
+        assert parse(f"{WELL}\n{odd}") is None
 
 
-def test_a_load_without_a_number_is_none() -> None:
-    for odd in ('vllm:kv_cache_usage_perc{engine="1"} NaN', f"vllm:cache_config_info{LABELS[-1]} 1.0"):
-        assert read_load(f"{WELL}\n{odd}") is None
-
-
-def test_a_brace_in_a_label_is_a_part_of_it() -> None:
+def test_a_label_may_contain_a_brace() -> None:
     page = WELL.replace(" 1.0", '{model_name="a}b"} 2.0')
-    found = Counters.parse(page)
+    found = parse(page)
     assert found is not None
     assert found.running == 2

@@ -21,7 +21,7 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.observability.exchange import Counters
 from launcher.proxy.upstream.pool import ConnectionPool, connector
 from launcher.proxy.upstream.reader import Attempt
-from launcher.telemetry.vllm_metrics import EngineLoad
+from launcher.telemetry.vllm_metrics import EngineMetrics
 
 if TYPE_CHECKING:
     from launcher.proxy.dispatch.relay import Relay
@@ -280,7 +280,7 @@ class Fleet:
 
     # --- the clock ---------------------------------------------------------------------------------
 
-    def reconcile(self, loads: Mapping[Key, EngineLoad]) -> None:
+    def reconcile(self, loads: Mapping[Key, EngineMetrics]) -> None:
         """What the instances say they work on: requests that are not ours take room there, too."""
         for key, load in loads.items():
             upstream = self.table.get(*key)

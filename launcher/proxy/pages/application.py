@@ -33,7 +33,7 @@ from launcher.proxy.routes import Kind, Match, match, split_target
 from launcher.proxy.upstream.overflow import BrokenAnswerError, Overflow
 from launcher.proxy.upstream.scraper import Instance, PageFetcher
 from launcher.telemetry import metrics
-from launcher.telemetry.vllm_metrics import EngineLoad, read_load
+from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 KEEPALIVE_S: Final = 3600.0  # the relay decides how long a connection is worth keeping
@@ -90,10 +90,10 @@ class Application:
         app.router.add_route("*", "/{path:.*}", self._answer)
         return app
 
-    async def loads(self) -> dict[tuple[int, int], EngineLoad]:
+    async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
         """What the ready instances say they work on, by slot and generation; without those that say nothing."""
         found = (
-            ((instance.slot, instance.generation), read_load(page))
+            ((instance.slot, instance.generation), parse(page))
             for instance, page in await self._metrics.latest()
             if instance.ready
         )
@@ -107,8 +107,7 @@ class Application:
             return metrics.render(self._sources.values(), self._sources.timings) + merged
 
     async def close(self) -> None:
-        """Close what it has open to instances and to the overflow endpoint."""
-        await self._fetcher.close()
+        """Close the connections to the overflow endpoint."""
         if self.overflow is not None:
             await self.overflow.close()
 

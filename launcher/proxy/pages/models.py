@@ -58,7 +58,6 @@ class MetricsPages:
                 if body is not None
             ]
             self._fetched = self._clock()
-            await self._fetcher.keep_only(instances)
         return self._pages
 
     async def _merge(self, pages: Sequence[tuple[Instance, str]]) -> None:

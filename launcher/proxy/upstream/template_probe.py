@@ -22,7 +22,7 @@ import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from launcher.address import Address
-from launcher.proxy.upstream.scraper import base_url, connector_to
+from launcher.telemetry.engine_pages import session_to, url_of
 
 TOKENIZE: Final = "/tokenize"
 ANSWER_TIMEOUT_S = 30.0  # nobody waits for it; a template's first rendering on busy cores takes seconds
@@ -94,12 +94,9 @@ class TemplateChecks:
 
 async def goes_on(address: Address) -> bool | None:
     """Whether the template goes on with a partial answer; None when the server does not tell."""
-    timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
+    url = url_of(address, TOKENIZE)
     try:
-        async with aiohttp.ClientSession(
-            connector=connector_to(address), cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout
-        ) as session:
-            url = base_url(address) + TOKENIZE
+        async with asyncio.timeout(ANSWER_TIMEOUT_S), session_to(address) as session:
             before = await _text(session, url, _GENERATION)
             after = await _text(session, url, _PARTIAL)
             alone = await _text(session, url, _ALONE)

@@ -26,7 +26,7 @@ from launcher.proxy.pages.models import describe, read_list
 from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream import scraper
 from launcher.proxy.upstream.scraper import Instance
-from launcher.telemetry import metrics
+from launcher.telemetry import engine_pages, metrics
 
 
 @dataclass
@@ -342,7 +342,7 @@ async def test_an_instance_that_does_not_answer_is_left_out(
 
 
 async def test_a_page_that_never_ends_is_left_out(room: Backroom, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraper, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 1000)
 
     async def endless(call: Call) -> None:
         await call.raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"x 1\n" * 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from launcher.proxy.upstream.scraper import Instance, PageFetcher
 
 
 @pytest.fixture
-async def fetcher() -> AsyncIterator[PageFetcher]:
-    made = PageFetcher()
-    yield made
-    await made.close()
+def fetcher() -> PageFetcher:
+    return PageFetcher()
 
 
 async def hello(call: Call) -> None:
@@ -63,13 +60,3 @@ async def test_the_next_life_at_the_same_address(fetcher: PageFetcher, tmp_path:
             assert await fetcher.fetch([there], "/x") == [b'{"hello": "/x"}']
         (tmp_path / "a").unlink(missing_ok=True)
         assert await fetcher.fetch([there], "/x") == [None]
-        await fetcher.keep_only([])
-
-
-async def test_nothing_is_kept_of_who_is_gone(fetcher: PageFetcher, tmp_path: Path) -> None:
-    async with FakeEngine(tmp_path / "a", hello) as a, FakeEngine(tmp_path / "b", hello) as b:
-        both = [Instance(0, 1, "m", a.address), Instance(1, 1, "m", b.address)]
-        await fetcher.fetch(both, "/x")
-        assert len(fetcher._sessions) == 2
-        await fetcher.keep_only(both[1:])
-        assert list(fetcher._sessions) == [b.address]
