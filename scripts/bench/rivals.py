@@ -279,14 +279,14 @@ RIVALS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             OURS,
-            "this front door: prefix-aware, access log, UNIX sockets to the engines",
+            "numa-launcher: prefix-aware, access log, UNIX sockets to the engines",
             ours(),
             env=_PATHS,
         ),
-        Rival("ours-tcp", "this front door over loopback TCP to the engines", ours(unix=False), env=_PATHS),
+        Rival("ours-tcp", "numa-launcher over loopback TCP to the engines", ours(unix=False), env=_PATHS),
         Rival(
             "ours-no-ids",
-            "this front door without asking the engines for token ids",
+            "numa-launcher without asking the engines for token ids",
             ours("--no-token-ids"),
             env=_PATHS,
         ),
@@ -334,6 +334,6 @@ SETTINGS: Final[Mapping[str, Rival]] = {
             requirement=SGLANG_ROUTER,
         ),
         Rival("smg-p2c", "smg, power_of_two", _smg("power_of_two"), requirement=SMG),
-        Rival(OURS, "this front door, prefix-aware", _ours_balancing, env=_PATHS),
+        Rival(OURS, "numa-launcher, prefix-aware", _ours_balancing, env=_PATHS),
     )
 }
