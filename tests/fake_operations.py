@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from launcher.control.messages import Request, Verb
+from launcher.control.messages import Request, SlotCommand
 from launcher.control.server import ControlServer
 from launcher.daemon.status import SlotStatus, Status, Zentorch
 from launcher.errors import NotFoundError, RefusedError
@@ -49,7 +49,7 @@ class FakeOperations:
 
     slots: dict[int, SlotStatus] = field(default_factory=lambda: {0: slot_status(0), 1: slot_status(1)})
     after: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[tuple[int, Verb]] = field(default_factory=list)
+    asked: list[tuple[int, SlotCommand]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     refused: bool = False
     reloads: list[tuple[list[str], bool, bool]] = field(default_factory=list)

@@ -11,7 +11,7 @@ from launcher.address import Address, UnixAddress
 from launcher.config.schema import Model
 from launcher.cpuset import CpuSet
 from launcher.engines.base import Launch
-from launcher.instances.ports import Exit, Inherited
+from launcher.instances.ports import Adopted, Exit
 from launcher.plan import Placement, Slot
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
@@ -100,7 +100,7 @@ class FakeSpawner:
     refusal: Exception | None = None
     stubborn: bool = False
     started: list[FakeProcess] = field(default_factory=list)
-    inheritance: dict[int, Inherited] = field(default_factory=dict)
+    inheritance: dict[int, Adopted] = field(default_factory=dict)
     """What an earlier daemon left."""
 
     async def spawn(
@@ -114,10 +114,10 @@ class FakeSpawner:
         self.started.append(process)
         return process
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+    async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         return self.inheritance
 
-    async def goes_on(self) -> bool:
+    async def keeps_instances(self) -> bool:
         return False
 
     async def close(self, *, for_good: bool) -> None:
@@ -171,7 +171,7 @@ class FakeCaches:
 
 @dataclass
 class FakeTraffic:
-    """What the front door would say."""
+    """What the proxy would say."""
 
     requests: int = 0
     events: int = 0

@@ -31,7 +31,7 @@ from launcher.config.load import load_config
 from launcher.config.schema import Config, Engine
 from launcher.config.shown import secret_values, shown
 from launcher.control.client import ControlClient
-from launcher.daemon.deployment import assemble
+from launcher.daemon.deployment import build_deployment
 from launcher.errors import LauncherError
 from launcher.printable import printable_lines
 from launcher.redaction import Redactor, secret_parts
@@ -232,7 +232,7 @@ def _snapshot(now: float) -> bytes:
 def _from_file(bundle: Bundle, config: Config, path: Path) -> None:
     what = f"the configuration that {path} makes, secrets masked"
     bundle.add("config.json", what, lambda: shown(config, bundle.redactor))
-    bundle.add("plan.json", "what `serve` would do now", lambda: assemble(config).to_json())
+    bundle.add("plan.json", "what `serve` would do now", lambda: build_deployment(config).to_json())
 
 
 def _journal(lines: int) -> str:

@@ -17,7 +17,7 @@ from launcher.text_table import table
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
-    from launcher.daemon.deployment import Assembly
+    from launcher.daemon.deployment import Deployment
     from launcher.topology.model import Topology
 
 # Stands for the model of a plan of cpus alone, also in the commands that --shell prints.
@@ -48,23 +48,23 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     if args.compare:
         return _compare(args, config, other, cpus_only=cpus_only)
-    from launcher.daemon.deployment import assemble  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
 
-    assembly = assemble(config, machine=other, cpus_only=cpus_only)
+    deployment = build_deployment(config, machine=other, cpus_only=cpus_only)
     if args.json:
-        print(json.dumps(assembly.to_json(), indent=2))
+        print(json.dumps(deployment.to_json(), indent=2))
     elif args.shell:
-        _print_shell(assembly)
+        _print_shell(deployment)
     else:
-        _print_text(args, assembly)
+        _print_text(args, deployment)
     if args.svg is not None:
         from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
 
-        write_file(args.svg, to_svg(assembly.picture(), assembly.headline).encode())
-    return 1 if assembly.plan.violations else 0
+        write_file(args.svg, to_svg(deployment.picture(), deployment.headline).encode())
+    return 1 if deployment.plan.violations else 0
 
 
-def _print_text(args: argparse.Namespace, assembly: Assembly) -> None:
+def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
     from launcher.planning import render  # noqa: PLC0415  heavy
 
     terminal = sys.stdout.isatty()
@@ -78,22 +78,22 @@ def _print_text(args: argparse.Namespace, assembly: Assembly) -> None:
         from launcher.topology.draw import draw  # noqa: PLC0415  heavy
 
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
-        print(draw(assembly.picture(), width=width, color=color), end="\n\n")
+        print(draw(deployment.picture(), width=width, color=color), end="\n\n")
     redactor = Redactor()  # findings quote what was configured
-    print(redactor.text(render.to_text(assembly.plan, assembly.topology)))
-    for warning in filter(None, (assembly.binding.warning, *assembly.stack.warnings)):
+    print(redactor.text(render.to_text(deployment.plan, deployment.topology)))
+    for warning in filter(None, (deployment.binding.warning, *deployment.stack.warnings)):
         print(f"warning: {redactor.text(warning)}")
 
 
-def _print_shell(assembly: Assembly) -> None:
+def _print_shell(deployment: Deployment) -> None:
     from launcher.engines.environment import shell_lines  # noqa: PLC0415  heavy
 
-    for slot in assembly.plan.slots:
+    for slot in deployment.plan.slots:
         print(
             f"# slot {slot.id}: {slot.model.name} on socket {slot.placement.socket}, node {slot.placement.node}"
         )
-        launch = assembly.engine.launch(slot, generation=1)
-        print(shell_lines(launch, assembly.config.engine.hf_token_file))
+        launch = deployment.engine.launch(slot, generation=1)
+        print(shell_lines(launch, deployment.config.engine.hf_token_file))
 
 
 def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:

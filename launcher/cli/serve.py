@@ -12,7 +12,7 @@ from launcher.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.daemon.deployment import Assembly
+    from launcher.daemon.deployment import Deployment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,21 +29,21 @@ def run(args: argparse.Namespace) -> int:
         return ended
     import uvloop  # noqa: PLC0415  heavy
 
-    from launcher.daemon.deployment import assemble  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
     from launcher.daemon.main import serve  # noqa: PLC0415  heavy
     from launcher.host import journal, open_files  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
     journal.set_up(config.logging.level, config.logging.format.value)
     limit = open_files.raise_limit()
-    assembly = assemble(config)
-    if warning := open_files.too_few(limit, config.proxy.max_connections, assembly.connections):
+    deployment = build_deployment(config)
+    if warning := open_files.too_few(limit, config.proxy.max_connections, deployment.connections):
         logging.getLogger(__name__).warning("%s", warning)
 
-    def reread(overrides: Sequence[str]) -> Assembly:
+    def reread(overrides: Sequence[str]) -> Deployment:
         again = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides]})
-        return assemble(options.config_of(again))
+        return build_deployment(options.config_of(again))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(assembly, reread))
+        runner.run(serve(deployment, reread))
     return 0

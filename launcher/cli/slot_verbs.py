@@ -11,7 +11,7 @@ from typing import Any, Final
 from launcher.cli import options
 from launcher.cli.status_table import state_of
 from launcher.control.client import ControlClient
-from launcher.control.messages import DISRUPTIVE, Verb
+from launcher.control.messages import DISRUPTIVE, SlotCommand
 from launcher.errors import LauncherError, TimedOutError
 
 POLL_S: Final = 0.25
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which slot, and whether to wait."""
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
-    verb = Verb(parser.prog.rpartition(" ")[2])
+    verb = SlotCommand(parser.prog.rpartition(" ")[2])
     parser.set_defaults(force=False, deadline=None)
     if verb in DISRUPTIVE:
         parser.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="store_true",
             help="also when too few ready instances of the model would be left",
         )
-    if verb is Verb.DRAIN:
+    if verb is SlotCommand.DRAIN:
         parser.add_argument(
             "--deadline",
             type=options.seconds,
@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, then wait until it is so. Exit code 1 when the slot ends elsewhere, 3 when time runs out."""
     client = options.client_of(args)
-    verb = Verb(args.verb)
+    verb = SlotCommand(args.verb)
     slot = client.post(f"/slots/{args.slot}/{verb}{_options(args)}")
-    least = slot["generation"] + (verb is Verb.RESTART and slot["state"] in {"draining", "stopping", "ready"})
+    least = slot["generation"] + (
+        verb is SlotCommand.RESTART and slot["state"] in {"draining", "stopping", "ready"}
+    )
     done = True
     if not args.no_wait:
         slot, done = _wait(client, verb, slot, least, time.monotonic() + args.timeout, quiet=args.json)
@@ -82,7 +84,13 @@ def _until(slot: dict[str, Any], now: float) -> str:
 
 
 def _wait(
-    client: ControlClient, verb: Verb, slot: dict[str, Any], least: int, deadline: float, *, quiet: bool
+    client: ControlClient,
+    verb: SlotCommand,
+    slot: dict[str, Any],
+    least: int,
+    deadline: float,
+    *,
+    quiet: bool,
 ) -> tuple[dict[str, Any], bool]:
     said, begun = "", time.time()
     while True:
@@ -117,26 +125,28 @@ def _look_again(client: ControlClient, number: int) -> dict[str, Any]:
     )
 
 
-def _reached(verb: Verb, slot: dict[str, Any], least: int) -> bool:
+def _reached(verb: SlotCommand, slot: dict[str, Any], least: int) -> bool:
     match verb:
-        case Verb.DRAIN:
+        case SlotCommand.DRAIN:
             return bool(slot["state"] == "draining" and slot["in_flight"] == 0)
-        case Verb.QUARANTINE:
+        case SlotCommand.QUARANTINE:
             return bool(slot["intent"] == "quarantine" and slot["state"] in {"draining", "starting"})
-        case Verb.HOLD:
+        case SlotCommand.HOLD:
             return bool(slot["state"] == "held")
-        case Verb.STOP:
+        case SlotCommand.STOP:
             return bool(slot["state"] == "stopped")
-        case Verb.START | Verb.RESUME | Verb.RESTART | Verb.RELEASE:
+        case SlotCommand.START | SlotCommand.RESUME | SlotCommand.RESTART | SlotCommand.RELEASE:
             return bool(slot["state"] == "ready" and slot["generation"] >= least)
 
 
-def _contradicts(verb: Verb, slot: dict[str, Any]) -> bool:
+def _contradicts(verb: SlotCommand, slot: dict[str, Any]) -> bool:
     """Someone else has asked for something else, or the verb does not apply."""
-    if verb is Verb.DRAIN:
+    if verb is SlotCommand.DRAIN:
         # While it starts, it may not have taken the verb yet: `run` alone says nothing.
         return slot["state"] in {"ready", "stopped"} or slot["intent"] in {"stop", "hold", "quarantine"}
-    wanted = {Verb.STOP: "stop", Verb.HOLD: "hold", Verb.QUARANTINE: "quarantine"}.get(verb)
+    wanted = {SlotCommand.STOP: "stop", SlotCommand.HOLD: "hold", SlotCommand.QUARANTINE: "quarantine"}.get(
+        verb
+    )
     if wanted is not None:
         return bool(slot["intent"] != wanted)
     return bool(slot["state"] == "stopped" or slot["intent"] != "run")

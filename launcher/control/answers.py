@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from launcher.control.arguments import MAX_SHOWN, deadline, flag, follows, number, slot_of, verb_of
-from launcher.control.messages import REDACT, Endpoint, Request, Verb
+from launcher.control.messages import REDACT, Endpoint, Request, SlotCommand
 from launcher.control.operations import Operations
 from launcher.errors import BusyError, LauncherError, NotFoundError
 from launcher.printable import quoted
@@ -100,10 +100,11 @@ class Answers:
         slot = slot_of(request)
         word = verb_of(request)
         try:
-            verb = Verb(word)
+            verb = SlotCommand(word)
         except ValueError:
             raise NotFoundError(
-                f"cannot '{quoted(word, MAX_SHOWN)}' a slot: no such verb", f"verbs are {', '.join(Verb)}"
+                f"cannot '{quoted(word, MAX_SHOWN)}' a slot: no such verb",
+                f"verbs are {', '.join(SlotCommand)}",
             ) from None
         asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
         self._operations.act(slot, asked)

@@ -17,7 +17,7 @@ REQUEST_S: Final = 60.0
 VERIFY_S: Final = 600.0
 
 
-class Verb(StrEnum):
+class SlotCommand(StrEnum):
     """What an operator can ask of one slot: ``POST /v1/slots/SLOT/VERB``."""
 
     RESTART = "restart"
@@ -30,18 +30,20 @@ class Verb(StrEnum):
     QUARANTINE = "quarantine"
 
 
-SUMMARY: Final[dict[Verb, str]] = {
-    Verb.RESTART: "take a slot out of rotation, wait for its requests, stop and start it again",
-    Verb.DRAIN: "take a slot out of rotation and keep its instance alive",
-    Verb.RESUME: "put a drained slot back into rotation",
-    Verb.STOP: "drain a slot, stop its instance and leave it stopped",
-    Verb.START: "start a stopped or failed slot",
-    Verb.HOLD: "drain a slot, stop its instance and keep it stopped until `release`",
-    Verb.QUARANTINE: "take a slot out of rotation and keep its instance alive for a look, until `release`",
-    Verb.RELEASE: "end a hold or a quarantine",
+SUMMARY: Final[dict[SlotCommand, str]] = {
+    SlotCommand.RESTART: "take a slot out of rotation, wait for its requests, stop and start it again",
+    SlotCommand.DRAIN: "take a slot out of rotation and keep its instance alive",
+    SlotCommand.RESUME: "put a drained slot back into rotation",
+    SlotCommand.STOP: "drain a slot, stop its instance and leave it stopped",
+    SlotCommand.START: "start a stopped or failed slot",
+    SlotCommand.HOLD: "drain a slot, stop its instance and keep it stopped until `release`",
+    SlotCommand.QUARANTINE: "take a slot out of rotation and keep its instance alive for a look, until `release`",
+    SlotCommand.RELEASE: "end a hold or a quarantine",
 }
 
-DISRUPTIVE: Final = frozenset({Verb.RESTART, Verb.DRAIN, Verb.STOP, Verb.HOLD, Verb.QUARANTINE})
+DISRUPTIVE: Final = frozenset(
+    {SlotCommand.RESTART, SlotCommand.DRAIN, SlotCommand.STOP, SlotCommand.HOLD, SlotCommand.QUARANTINE}
+)
 """Verbs that take an instance out of rotation: refused where too few would be left, unless forced."""
 
 
@@ -49,7 +51,7 @@ DISRUPTIVE: Final = frozenset({Verb.RESTART, Verb.DRAIN, Verb.STOP, Verb.HOLD, V
 class Request:
     """One verb with its options: ``?force=1&deadline=30``."""
 
-    verb: Verb
+    verb: SlotCommand
     force: bool = False
     """Also when fewer than `supervision.min_ready` instances would be left."""
     deadline_s: float | None = None
@@ -113,13 +115,13 @@ REDACT: Final = Option(
 _SLOT: Final = "the slot as it is now, in the form that it has in `status`"
 
 
-def _verb(verb: Verb) -> Endpoint:
+def _verb(verb: SlotCommand) -> Endpoint:
     options = [_FORCE] if verb in DISRUPTIVE else []
-    if verb is Verb.DRAIN:
+    if verb is SlotCommand.DRAIN:
         options.append(Option("deadline", "30", "what is in flight after so many seconds is ended"))
     return Endpoint(
         "act", "POST", f"/slots/{{slot}}/{verb}", SUMMARY[verb], _SLOT, f"{verb} SLOT", tuple(options),
-        ("deadline=30",) if verb is Verb.DRAIN else ("",),
+        ("deadline=30",) if verb is SlotCommand.DRAIN else ("",),
     )  # fmt: skip
 
 
@@ -173,5 +175,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "verify", "POST", "/slots/{slot}/verify", "look where a slot's threads and pages are, now", _SLOT, "verify SLOT",
         within_s=VERIFY_S,
     ),
-    *(_verb(verb) for verb in Verb),
+    *(_verb(verb) for verb in SlotCommand),
 )  # fmt: skip

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembly:
+class Deployment:
     """Everything that is decided before the first process starts."""
 
     config: Config
@@ -89,7 +89,9 @@ def run_dir(config: Config) -> Path:
     return Path(config.control.socket).absolute().with_suffix(".instances")
 
 
-def assemble(config: Config, *, machine: Topology | None = None, cpus_only: bool = False) -> Assembly:
+def build_deployment(
+    config: Config, *, machine: Topology | None = None, cpus_only: bool = False
+) -> Deployment:
     """Read this host, the models and the engine's stack, and plan.
 
     With another `machine` nothing of this host is probed: the plan is that machine's, as it would be
@@ -112,7 +114,7 @@ def assemble(config: Config, *, machine: Topology | None = None, cpus_only: bool
         plan = make_plan(topology, config, profiles, cpus_only=cpus_only)
         binding = _binding_elsewhere(config.engine)
     engine = make_engine(config, stack, binding, run_dir(config))
-    return Assembly(config, topology, plan, stack, binding, engine)
+    return Deployment(config, topology, plan, stack, binding, engine)
 
 
 def _binding_elsewhere(engine: EngineConfig) -> Binding:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from launcher.background import Failures, persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
 from launcher.engines.arguments import lora_adapters
@@ -34,7 +34,7 @@ from launcher.instances.supervisor import Supervisor
 from launcher.plan import Placement
 from launcher.proxy.downstream.listener import unused
 from launcher.proxy.server import ProxyServer
-from launcher.rollout.reload import Reread, limits_of, pace_of, refuse_violations
+from launcher.rollout.reload import Reread, limits_of, probing_of, refuse_violations
 from launcher.telemetry import metrics
 
 log = logging.getLogger("launcher.daemon")
@@ -42,19 +42,19 @@ log = logging.getLogger("launcher.daemon")
 # Beyond drain and stop, for SIGKILL to take effect on a large tree.
 STOP_SLACK_S: Final = 30.0
 
-# For an inherited instance to answer one completion; clients wait that long at most before they are told.
+# For an adopted instance to answer one completion; clients wait that long at most before they are told.
 TAKE_OVER_S: Final = 30.0
 
-# How often systemd's STATUS= line is refreshed where no watchdog sets the pace.
+# How often systemd's STATUS= line is refreshed where no watchdog sets the probing.
 STATUS_INTERVAL_S: Final = 5.0
 
 
 class Daemon:
-    """Front door, supervisor and control socket of one machine."""
+    """Proxy, supervisor and control socket of one machine."""
 
-    def __init__(self, assembly: Assembly, reread: Reread | None = None) -> None:
-        config = assembly.config
-        self.prober = HttpProber(assembly.engine.health_path, config.supervision.probe_timeout_s)
+    def __init__(self, deployment: Deployment, reread: Reread | None = None) -> None:
+        config = deployment.config
+        self.prober = HttpProber(deployment.engine.health_path, config.supervision.probe_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._stop_asked = asyncio.Event()
@@ -63,44 +63,46 @@ class Daemon:
         """systemd is not to start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
         self._report_failures = Failures(log, "report to systemd")
-        self.door = ProxyServer(
+        self.proxy = ProxyServer(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
             most_clients=open_files.most_clients(
-                open_files.limit_now(), config.proxy.max_connections, assembly.connections
+                open_files.limit_now(), config.proxy.max_connections, deployment.connections
             ),
             more_values=self._watched,
         )  # fmt: skip
         self.spawner = choose_spawner(
             config,
             os.environ,
-            assembly.topology.allowed
-            | assembly.topology.offline,  # what comes online, a reload may plan with
-            assembly.run_dir.with_suffix(".state"),
+            deployment.topology.allowed
+            | deployment.topology.offline,  # what comes online, a reload may plan with
+            deployment.run_dir.with_suffix(".state"),
             self._placement_of,
         )
         self.supervisor = Supervisor(
-            assembly.plan,
-            engine=assembly.engine,
+            deployment.plan,
+            engine=deployment.engine,
             spawner=self.spawner,
             prober=self.prober,
             limits=limits_of(config),
-            pace=pace_of(config),
-            strict_binding=assembly.binding.policy is MemPolicy.MEMBIND,
+            probing=probing_of(config),
+            strict_binding=deployment.binding.policy is MemPolicy.MEMBIND,
             announce=self._apply,
             traffic=self,
-            held=HeldFile(assembly.run_dir.with_suffix(".held")),
+            held=HeldFile(deployment.run_dir.with_suffix(".held")),
             caches=CompileCaches(become=as_instances_user(self.spawner, config))
             if config.engine.kind is EngineKind.VLLM
             else None,
         )
         self.ring = EventRing(began=int(time.time() * 1000))
-        self.machine = MachineWatch(lambda: (self.oncall.assembly.topology, self.oncall.assembly.plan))
-        self.oncall = Operations(
-            assembly, self.supervisor, self.prober, self.door, self.ring, reread=reread,
+        self.machine = MachineWatch(
+            lambda: (self.operations.deployment.topology, self.operations.deployment.plan)
+        )
+        self.operations = Operations(
+            deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found,
         )  # fmt: skip
         self.control = ControlServer(
-            config.control.socket, config.control.group, self.oncall, read_group=config.control.read_group
+            config.control.socket, config.control.group, self.operations, read_group=config.control.read_group
         )
 
     async def run(self) -> None:
@@ -112,7 +114,7 @@ class Daemon:
             logging.getLogger("launcher").removeHandler(self.ring)
 
     async def _run(self) -> None:
-        for warning in self.oncall.assembly.warnings:
+        for warning in self.operations.deployment.warnings:
             log.warning("%s", warning)
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)
@@ -123,22 +125,22 @@ class Daemon:
         try:
             if activation.HTTP not in ready:
                 await self._open(())
-            _pin_to(self.oncall.assembly.plan.reserved)
+            _pin_to(self.operations.deployment.plan.reserved)
             gc_tuning.settle()
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
-            await self.door.stop(0)
+            await self.proxy.stop(0)
             await self.control.stop()
             await self.spawner.close(for_good=self._for_good)
 
     async def _open(self, ready: Sequence[socket.socket]) -> None:
-        await self.door.start(ready)
-        log.info("endpoint %s, %d instances", self.door.endpoint, len(self.oncall.assembly.plan.slots))
-        idle = unused(self.oncall.assembly.config.proxy.listen, self.door.endpoints) if ready else []
+        await self.proxy.start(ready)
+        log.info("endpoint %s, %d instances", self.proxy.endpoint, len(self.operations.deployment.plan.slots))
+        idle = unused(self.operations.deployment.config.proxy.listen, self.proxy.endpoints) if ready else []
         if idle:
             log.warning(
                 "[proxy] listen = %s is not used: systemd listens, on %s; systemctl edit numa-launcher.socket changes that",
-                ", ".join(idle), ", ".join(self.door.endpoints),
+                ", ".join(idle), ", ".join(self.proxy.endpoints),
             )  # fmt: skip
 
     async def _open_when_taken_over(self, ready: Sequence[socket.socket]) -> None:
@@ -160,7 +162,7 @@ class Daemon:
                 if ready:
                     owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
                 await self._stop_asked.wait()
-                await self.oncall.end()
+                await self.operations.end()
                 await self._shut_down()
                 for owner in owners:
                     owner.cancel()
@@ -170,13 +172,13 @@ class Daemon:
     async def _shut_down(self) -> None:
         """No new requests, those in flight to their end, then the instances; at once on a second signal."""
         notify.stopping()
-        supervision = self.oncall.assembly.config.supervision
+        supervision = self.operations.deployment.config.supervision
         grace = supervision.drain_timeout_s
         notify.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
         log.info(
-            "stopping: %d requests in flight; a second signal stops at once", self.door.stats()["in_flight"]
+            "stopping: %d requests in flight; a second signal stops at once", self.proxy.stats()["in_flight"]
         )
-        if await self._goes_on():
+        if await self._keeps_instances():
             log.info("the daemon ends; its instances go on")
         orderly = asyncio.create_task(self._end_in_order(grace), name="orderly stop")
         kill = asyncio.create_task(self._kill_asked.wait(), name="kill asked")
@@ -184,7 +186,7 @@ class Daemon:
             await asyncio.wait({orderly, kill}, return_when=asyncio.FIRST_COMPLETED)
             if not kill.done():
                 await orderly
-            elif await self._goes_on():
+            elif await self._keeps_instances():
                 log.info("a second signal: requests in flight end now")
             else:
                 await self.supervisor.kill()
@@ -195,19 +197,19 @@ class Daemon:
         log.info("stopped")
 
     def _placement_of(self, slot: int) -> Placement | None:
-        keeper = self.supervisor.keepers.get(slot)
-        return None if keeper is None else keeper.slot.placement
+        controller = self.supervisor.controllers.get(slot)
+        return None if controller is None else controller.slot.placement
 
-    async def _goes_on(self) -> bool:
+    async def _keeps_instances(self) -> bool:
         """Whether the instances do. Asked anew at each step: a restart's drain takes minutes, and `systemctl stop`
         may come in its place. A stop is final."""
         if not self._for_good:
-            self._for_good = not await self.spawner.goes_on()
+            self._for_good = not await self.spawner.keeps_instances()
         return not self._for_good
 
     async def _end_in_order(self, grace_s: float) -> None:
-        await self.door.stop(grace_s)
-        if not await self._goes_on():
+        await self.proxy.stop(grace_s)
+        if not await self._keeps_instances():
             await self.supervisor.stop()
 
     def _on_signal(self, name: signal.Signals) -> None:
@@ -224,7 +226,7 @@ class Daemon:
 
     async def _reload_by_signal(self) -> None:
         try:
-            await self.oncall.reload(())
+            await self.operations.reload(())
         except LauncherError as error:
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
@@ -232,14 +234,14 @@ class Daemon:
         except Exception:  # nobody awaits this task
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
 
-    # --- the seam between supervisor and front door ---------------------------------------
+    # --- the seam between supervisor and proxy ---------------------------------------
 
     def _apply(self, event: InstanceEvent) -> None:
         match event:
             case InstanceReady():
-                config = self.oncall.config_of(event.slot)
+                config = self.operations.config_of(event.slot)
                 place = self._placement_of(event.slot)
-                self.door.add_upstream(
+                self.proxy.add_upstream(
                     event.slot,
                     event.generation,
                     event.model,
@@ -252,39 +254,39 @@ class Daemon:
                     sampling_defaults=sampling_defaults(config, event.model),
                 )
             case InstanceDraining():
-                self.door.drain_upstream(event.slot, event.generation)
+                self.proxy.drain_upstream(event.slot, event.generation)
             case InstanceGone():
-                self.door.remove_upstream(event.slot, event.generation, event.reason)
+                self.proxy.remove_upstream(event.slot, event.generation, event.reason)
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)
 
     def _on_suspect(self, slot: int, generation: int, reason: str) -> None:
-        log.warning("slot %d: the front door could not use it: %s", slot, reason, extra={"slot": slot})
+        log.warning("slot %d: the proxy could not use it: %s", slot, reason, extra={"slot": slot})
         self.supervisor.suspect(slot, generation)
 
     # --- instances.ports.Traffic -----------------------------------------------------------
 
     def in_flight(self, slot: int, generation: int) -> int:
-        """Requests of the front door that an instance still owes something."""
-        return self.door.awaited(slot, generation)
+        """Requests of the proxy that an instance still owes something."""
+        return self.proxy.awaited(slot, generation)
 
     def relayed(self, slot: int, generation: int) -> int:
-        """Events that the front door has relayed from an instance."""
-        return self.door.progress(slot, generation)
+        """Events that the proxy has relayed from an instance."""
+        return self.proxy.progress(slot, generation)
 
     def _watched(self) -> metrics.Values:
         """Values of the metrics that the supervisor measures."""
-        keepers = [k for k in self.supervisor.keepers.values() if k.life.process is not None]
+        controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]
         return {
             metrics.SLOT_WATCHED: {
-                (str(k.slot.id), k.slot.model.name): float(k.unwatched is None) for k in keepers
+                (str(k.slot.id), k.slot.model.name): float(k.unwatched is None) for k in controllers
             }
         }
 
     def silent(self, slot: int, generation: int) -> bool:
         """Nothing has come of an instance's requests for long, and it has room for a question."""
-        return self.door.silent(slot, generation)
+        return self.proxy.silent(slot, generation)
 
     # --- systemd ---------------------------------------------------------------------------
 
@@ -295,7 +297,7 @@ class Daemon:
         interval = min(notify.watchdog_interval_s() or STATUS_INTERVAL_S, STATUS_INTERVAL_S)
         while True:
             text = self._summary()
-            if not announced and self.oncall.ready:
+            if not announced and self.operations.ready:
                 announced = True
                 notify.ready(text)
             notify.status(text)
@@ -308,10 +310,10 @@ class Daemon:
             await asyncio.sleep(interval if announced else min(interval, 0.2))
 
     def _summary(self) -> str:
-        states = [keeper.seat.state.value for keeper in self.supervisor.keepers.values()]
+        states = [controller.slot_state.state.value for controller in self.supervisor.controllers.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in State if state.value in states)
-        where = f" at {self.door.endpoints[0]}" if self.door.endpoints else ""
-        return f"{counts}; {self.door.stats()['in_flight']} requests in flight{where}"
+        where = f" at {self.proxy.endpoints[0]}" if self.proxy.endpoints else ""
+        return f"{counts}; {self.proxy.stats()['in_flight']} requests in flight{where}"
 
 
 def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:
@@ -335,10 +337,10 @@ def _pin_to(reserved: Any) -> None:
             os.sched_setaffinity(0, set(reserved))
 
 
-async def serve(assembly: Assembly, reread: Reread | None = None) -> None:
-    """Run the daemon on an assembled plan. Raises LauncherError for violations, before anything starts.
+async def serve(deployment: Deployment, reread: Reread | None = None) -> None:
+    """Run the daemon of a deployment. Raises LauncherError for violations, before anything starts.
 
     `reread` makes the plan anew, from the same configuration as it is then; given `section.key=value` on top.
     """
-    refuse_violations(assembly)
-    await Daemon(assembly, reread).run()
+    refuse_violations(deployment)
+    await Daemon(deployment, reread).run()

@@ -12,7 +12,7 @@ import launcher
 from launcher.config.schema import Config
 from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.daemon.slot_commands import check_request, event_of
 from launcher.daemon.status import Status, slot_status
 from launcher.errors import RefusedError
@@ -34,21 +34,21 @@ class Operations:
 
     def __init__(
         self,
-        assembly: Assembly,
+        deployment: Deployment,
         supervisor: Supervisor,
         prober: HttpProber,
-        door: ProxyServer,
+        proxy: ProxyServer,
         ring: EventRing,
         *,
         reread: Reread | None,
         stopping: Callable[[], bool],
         drift: Callable[[], tuple[str, ...]],
     ) -> None:
-        self.assembly = assembly
+        self.deployment = deployment
         """In force: the last that was gone to."""
         self._supervisor = supervisor
         self._prober = prober
-        self._door = door
+        self._proxy = proxy
         self._ring = ring
         self._stopping = stopping
         self._drift = drift
@@ -59,18 +59,20 @@ class Operations:
     @property
     def ready(self) -> int:
         """Slots in rotation."""
-        return sum(keeper.seat.state is State.READY for keeper in self._supervisor.keepers.values())
+        return sum(
+            controller.slot_state.state is State.READY for controller in self._supervisor.controllers.values()
+        )
 
     def config_of(self, slot: int) -> Config:
         """What a slot was started by: during a reload some slots have the next configuration already."""
-        target, keeper = self._reloader.target, self._supervisor.keepers.get(slot)
-        if target is not None and keeper is not None and keeper.engine is target.engine:
+        target, controller = self._reloader.target, self._supervisor.controllers.get(slot)
+        if target is not None and controller is not None and controller.engine is target.engine:
             return target.config
-        return self.assembly.config
+        return self.deployment.config
 
-    def _on_reloaded(self, assembly: Assembly) -> None:
-        self.assembly = assembly
-        self._prober.timeout_s = assembly.config.supervision.probe_timeout_s
+    def _on_reloaded(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._prober.timeout_s = deployment.config.supervision.probe_timeout_s
 
     async def end(self) -> None:
         """A rollout that is under way stops where it is."""
@@ -80,31 +82,31 @@ class Operations:
         """The whole state."""
         slots = tuple(
             slot_status(
-                keeper,
-                self._door.in_flight(keeper.slot.id, keeper.seat.generation),
-                self.assembly.stack,
-                self._door.first_token(keeper.slot.id),
+                controller,
+                self._proxy.in_flight(controller.slot.id, controller.slot_state.generation),
+                self.deployment.stack,
+                self._proxy.first_token(controller.slot.id),
             )
-            for keeper in self._supervisor.keepers.values()
+            for controller in self._supervisor.controllers.values()
         )
-        stack = self.assembly.stack
+        stack = self.deployment.stack
         return Status(
             slots=slots,
             ready=self.ready,
-            endpoint=next(iter(self._door.endpoints), ""),
+            endpoint=next(iter(self._proxy.endpoints), ""),
             version=launcher.__version__,
             pid=os.getpid(),
             since=self._since,
-            binding=self.assembly.binding.policy.value,
+            binding=self.deployment.binding.policy.value,
             stack={
                 "vllm": stack.vllm,
                 "torch": stack.torch,
                 "zentorch": stack.zentorch,
                 "tcmalloc": stack.tcmalloc,
             },
-            requests=self._door.stats(),
+            requests=self._proxy.stats(),
             warnings=(
-                *self.assembly.warnings,
+                *self.deployment.warnings,
                 *(f"the machine has changed: {line}" for line in self._drift()),
             ),
         )
@@ -116,8 +118,10 @@ class Operations:
             raise RefusedError(
                 f"cannot {verb} slot '{slot}': the daemon is stopping", "start the daemon again"
             )
-        self._supervisor.keeper(slot)  # there is one
-        check_request(slot, request, self._supervisor.keepers, self.assembly.config.supervision.min_ready)
+        self._supervisor.controller(slot)  # there is one
+        check_request(
+            slot, request, self._supervisor.controllers, self.deployment.config.supervision.min_ready
+        )
         self._supervisor.post(slot, event_of(request))
 
     async def reload(
@@ -126,7 +130,7 @@ class Operations:
         """Re-read the configuration and go there. Raises LauncherError; nothing has changed then."""
         if self._stopping():
             raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
-        return await self._reloader.reload(self.assembly, overrides, dry_run=dry_run, force=force)
+        return await self._reloader.reload(self.deployment, overrides, dry_run=dry_run, force=force)
 
     def reloading(self) -> dict[str, Any]:
         """How far the last reload has come."""
@@ -138,19 +142,19 @@ class Operations:
 
     def plan(self) -> dict[str, Any]:
         """The running plan."""
-        return self.assembly.to_json()
+        return self.deployment.to_json()
 
     def config(self) -> dict[str, Any]:
         """The configuration in force, secrets masked."""
-        return shown(self.assembly.config, Redactor())
+        return shown(self.deployment.config, Redactor())
 
     async def metrics(self) -> str:
         """The metrics page."""
-        return await self._door.metrics_page()
+        return await self._proxy.metrics_page()
 
     async def redactor(self) -> Redactor:
         """What masks every secret that is known here."""
-        values, _ = await asyncio.to_thread(secret_values, self.assembly.config, os.environ)
+        values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)
         # Those that were known stay so: a file may be unreadable for want of descriptors, and a reload leaves log lines.
         self._secrets = dict.fromkeys((*values, *self._secrets))
         while len(self._secrets) > MAX_SECRETS:
@@ -159,16 +163,16 @@ class Operations:
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot."""
-        return [_shown(line) for line in self._supervisor.keeper(slot).log.last(lines)]
+        return [_shown(line) for line in self._supervisor.controller(slot).log.last(lines)]
 
     def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
         """The last lines and then those that come."""
-        feed = self._supervisor.keeper(slot).log.follow(lines)
+        feed = self._supervisor.controller(slot).log.follow(lines)
         return (_shown(line) async for line in feed)
 
     async def verify(self, slot: int) -> None:
         """Look at a slot's placement now."""
-        await self._supervisor.keeper(slot).verify()
+        await self._supervisor.controller(slot).verify()
 
 
 def _shown(line: LogLine) -> dict[str, Any]:

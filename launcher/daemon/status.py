@@ -137,30 +137,30 @@ class Status:
     stack: dict[str, str | None]
     """Versions found: vllm, torch, zentorch; the path of tcmalloc."""
     requests: dict[str, Any]
-    """The front door's accounting: accepted = completed + client_aborted + rejected + failed + in_flight."""
+    """The proxy's accounting: accepted = completed + client_aborted + rejected + failed + in_flight."""
     warnings: tuple[str, ...]
     """Of the plan and the machine."""
 
 
 def slot_status(
-    keeper: SlotController, in_flight: int, stack: Stack, first_token: Quantiles | None = None
+    controller: SlotController, in_flight: int, stack: Stack, first_token: Quantiles | None = None
 ) -> SlotStatus:
     """One slot's row. Monotonic times become times of day."""
-    seat, life, slot = keeper.seat, keeper.life, keeper.slot
+    slot_state, instance, slot = controller.slot_state, controller.instance, controller.slot
     offset = time.time() - time.monotonic()
     place = slot.placement
-    deadline = seat.deadline + offset if seat.deadline is not None else None
-    ends = eta(seat, in_flight=in_flight, start_s=keeper.start_s)
+    deadline = slot_state.deadline + offset if slot_state.deadline is not None else None
+    ends = eta(slot_state, in_flight=in_flight, start_s=controller.start_s)
     return SlotStatus(
         slot=slot.id,
         model=slot.model.name,
-        state=seat.state.value,
-        phase=life.phase if seat.state is State.STARTING else "",
-        intent=seat.intent.value,
-        since=seat.since + offset,
-        pid=life.process.pid if life.process is not None else None,
-        generation=seat.generation,
-        restarts=seat.restarts,
+        state=slot_state.state.value,
+        phase=instance.phase if slot_state.state is State.STARTING else "",
+        intent=slot_state.intent.value,
+        since=slot_state.since + offset,
+        pid=instance.process.pid if instance.process is not None else None,
+        generation=slot_state.generation,
+        restarts=slot_state.restarts,
         in_flight=in_flight,
         socket=place.socket,
         node=place.node,
@@ -168,23 +168,23 @@ def slot_status(
         omp_cpus="|".join(str(rank) for rank in place.omp_cpus),
         membind=str(place.membind),
         kv_cache_bytes=slot.kv_cache_bytes,
-        address=str(life.address) if life.address is not None else None,
-        responsive=life.responsive,
-        unwatched=keeper.unwatched,
-        looked_at=life.looked_at + offset if life.looked_at is not None else None,
-        next_start=deadline if seat.state is State.BACKOFF else None,
-        last_cause=None if seat.last_cause is None else seat.last_cause.of_slot(slot.id),
-        verified=life.verification,
-        zentorch=Zentorch(found=stack.zentorch, active=life.zentorch),
-        last_cause_at=seat.cause_at + offset if seat.last_cause is not None else None,
-        last_cause_generation=seat.cause_generation if seat.last_cause is not None else None,
-        load=life.progress.counted,
-        tokens_per_s=life.progress.tokens_per_s,
-        stalled_s=_stalled_s(keeper),
+        address=str(instance.address) if instance.address is not None else None,
+        responsive=instance.responsive,
+        unwatched=controller.unwatched,
+        looked_at=instance.looked_at + offset if instance.looked_at is not None else None,
+        next_start=deadline if slot_state.state is State.BACKOFF else None,
+        last_cause=None if slot_state.last_cause is None else slot_state.last_cause.of_slot(slot.id),
+        verified=instance.verification,
+        zentorch=Zentorch(found=stack.zentorch, active=instance.zentorch),
+        last_cause_at=slot_state.cause_at + offset if slot_state.last_cause is not None else None,
+        last_cause_generation=slot_state.cause_generation if slot_state.last_cause is not None else None,
+        load=instance.progress.counted,
+        tokens_per_s=instance.progress.tokens_per_s,
+        stalled_s=_stalled_s(controller),
         eta=ends + offset if ends is not None else None,
         deadline=deadline,
         first_token=first_token,
-        resident=_resident(place.membind, life.verification),
+        resident=_resident(place.membind, instance.verification),
     )
 
 
@@ -197,9 +197,9 @@ def _resident(nodes: CpuSet, found: Verification | None) -> Resident | None:
     )
 
 
-def _stalled_s(keeper: SlotController) -> float | None:
-    look = keeper.life.progress.last
+def _stalled_s(controller: SlotController) -> float | None:
+    look = controller.instance.progress.last
     if look is None:
         return None
-    still = look.at - keeper.life.progress.moved_at
+    still = look.at - controller.instance.progress.moved_at
     return still if still > 0 else None

@@ -36,7 +36,7 @@ class KernelWord:
     """What the kernel says of one life's end."""
 
     cgroup_kills: int = 0
-    """Processes of its cgroup that the kernel has killed for memory during this life."""
+    """Processes of its cgroup that the kernel has killed for memory of this instance."""
     cgroup_file: str = ""
     """Where that is counted."""
     oom_lines: tuple[str, ...] = ()

@@ -187,7 +187,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "command-not-found",
-        # numactl, taskset, and our own keeper (shim.py); a container's init: podman's, then docker's; the client's code.
+        # numactl, taskset, and our own shim (shim.py); a container's init: podman's, then docker's; the client's code.
         r"(?:(?:execution of|failed to execute|cannot execute|failed to exec) .*: "
         r"(?:No such file or directory|Permission denied)"
         r"|FATAL tini .* exec .* failed|^numa-launcher: \w+ ended with 12[67]:)",

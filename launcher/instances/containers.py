@@ -28,8 +28,8 @@ _CODES: Final = {
 _SIGNALS: Final = range(129, 193)
 
 
-def for_keeper(container: Container | None) -> str:
-    """What the keeper (shim.py) is told of it."""
+def for_shim(container: Container | None) -> str:
+    """What the shim (shim.py) is told of it."""
     return "" if container is None else json.dumps([container.last_word, container.remove])
 
 
@@ -81,7 +81,7 @@ async def remove_left_over(container: Container) -> None:
 
 
 async def remove(container: Container) -> None:
-    """One whose keeper was killed. What can't be removed now is removed before the next start."""
+    """One whose shim was killed. What can't be removed now is removed before the next start."""
     with contextlib.suppress(LauncherError):
         await _ask(container.remove)
 

@@ -9,7 +9,7 @@ import msgspec
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry, Rule
-from launcher.instances.life import UNWATCHED_S
+from launcher.instances.instance import UNWATCHED_S
 from launcher.instances.lifecycle import TRANSITIONS
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
 from launcher.instances.slot_state import State
@@ -50,7 +50,7 @@ A port that answers proves little: an engine that hangs may still answer its hea
    `/metrics`: `vllm:generation_tokens_total`, `vllm:iteration_tokens_total`, requests running and waiting; of a
    llama-server `llamacpp:n_decode_total`, `llamacpp:tokens_predicted_total` and its requests). A health path that
    answers otherwise than 200, {UNHEALTHY_AFTER} times in a row, or refuses, ends the instance (`unhealthy`).
-3. **hung** is work in flight and no progress for `stall_timeout_s`: no counter rose, and the front door relayed nothing
+3. **hung** is work in flight and no progress for `stall_timeout_s`: no counter rose, and the proxy relayed nothing
    of it. While tasks wait for a cpu {STARVED_PERCENT:.0f} % of the time or more (pressure stall information, some avg60)
    it may take {STARVED_PATIENCE:.0f} times as long; the pressure is part of the evidence. A hung instance is killed and
    starts again. An engine without these counters is hung when its health path is silent as well, or when it lies:

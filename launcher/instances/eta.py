@@ -5,29 +5,29 @@ from __future__ import annotations
 from launcher.instances.slot_state import Intent, SlotState, State
 
 
-def eta(seat: SlotState, *, in_flight: int, start_s: float | None) -> float | None:
-    """The time, on the seat's clock; None when nothing is under way, or nobody can say.
+def eta(slot: SlotState, *, in_flight: int, start_s: float | None) -> float | None:
+    """The time, on the slot's clock; None when nothing is under way, or nobody can say.
 
     `start_s`: how long the last start of this slot took, None before the first. A drain is taken to last until
     its deadline while requests are in flight: how long they go on only their clients know.
     """
-    match seat.state:
+    match slot.state:
         case State.STARTING:
-            return None if start_s is None else seat.since + start_s
+            return None if start_s is None else slot.since + start_s
         case State.BACKOFF:
-            return None if start_s is None or seat.deadline is None else seat.deadline + start_s
+            return None if start_s is None or slot.deadline is None else slot.deadline + start_s
         case State.STOPPING:
-            return _then_start(seat, seat.deadline, start_s)
-        case State.DRAINING if seat.intent not in {Intent.DRAIN, Intent.QUARANTINE}:
-            return _then_start(seat, seat.deadline if in_flight else seat.since, start_s)
+            return _then_start(slot, slot.deadline, start_s)
+        case State.DRAINING if slot.intent not in {Intent.DRAIN, Intent.QUARANTINE}:
+            return _then_start(slot, slot.deadline if in_flight else slot.since, start_s)
         case State.DRAINING if in_flight:
-            return seat.deadline
+            return slot.deadline
         case _:
             return None
 
 
-def _then_start(seat: SlotState, ends: float | None, start_s: float | None) -> float | None:
+def _then_start(slot: SlotState, ends: float | None, start_s: float | None) -> float | None:
     """A restart is over when the next life is ready."""
-    if seat.intent in {Intent.STOP, Intent.HOLD}:
+    if slot.intent in {Intent.STOP, Intent.HOLD}:
         return ends
     return None if ends is None or start_s is None else ends + start_s

@@ -1,8 +1,8 @@
-"""One slot's life as a pure state machine: `advance(seat, event, now) -> (seat, actions)`.
+"""One slot's life as a pure state machine: `advance(slot, event, now) -> (slot, actions)`.
 
 All transitions stand in TRANSITIONS; a pair that is not there changes nothing, which makes every
 operator verb idempotent. The supervisor performs the actions and feeds the events; no I/O here.
-The words (states, intents, events, actions) are seat.py's.
+The words (states, intents, events, actions) are slot.py's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
+    InstanceReport,
     Intent,
     KillRequested,
     ProbeFailed,
     ProbeSucceeded,
+    ProcessAdopted,
     ProcessExited,
-    ProcessInherited,
     QuarantineRequested,
     ReleaseRequested,
     RestartRequested,
@@ -37,10 +38,29 @@ from launcher.instances.slot_state import (
 )
 
 __all__ = [
-    "STARTING_STOP_S", "TRANSITIONS", "Action", "DeadlinePassed", "DrainRequested", "Event", "HoldRequested", "Intent",
-    "KillRequested", "ProbeFailed", "ProbeSucceeded", "ProcessExited", "ProcessInherited", "QuarantineRequested",
+    "STARTING_STOP_S",
+    "TRANSITIONS",
+    "Action",
+    "DeadlinePassed",
+    "DrainRequested",
+    "Event",
+    "HoldRequested",
+    "Intent",
+    "KillRequested",
+    "ProbeFailed",
+    "ProbeSucceeded",
+    "ProcessAdopted",
+    "ProcessExited",
+    "QuarantineRequested",
     "ReleaseRequested",
-    "RestartRequested", "ResumeRequested", "SlotState", "StartRequested", "State", "Step", "StopRequested", "WentIdle",
+    "RestartRequested",
+    "ResumeRequested",
+    "SlotState",
+    "StartRequested",
+    "State",
+    "Step",
+    "StopRequested",
+    "WentIdle",
     "advance",
 ]  # fmt: skip
 
@@ -55,271 +75,270 @@ _ASIDE: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE})
 _REST: Final = {Intent.STOP: State.STOPPED, Intent.HOLD: State.HELD}
 
 
-def advance(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
-    """The next seat and what to do. An event of an older generation, or out of place, changes nothing."""
-    generation = getattr(event, "generation", seat.generation)
-    if generation != seat.generation:
-        return seat, ()
-    handler = TRANSITIONS.get((seat.state, type(event)))
+def advance(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
+    """The next slot and what to do. An event of an older generation, or out of place, changes nothing."""
+    if isinstance(event, InstanceReport) and event.generation != slot.generation:
+        return slot, ()
+    handler = TRANSITIONS.get((slot.state, type(event)))
     if handler is None:
-        return seat, ()
-    return handler(seat, event, now, limits)
+        return slot, ()
+    return handler(slot, event, now, limits)
 
 
-def _enter(seat: SlotState, state: State, now: float, deadline: float | None = None) -> SlotState:
-    return replace(seat, state=state, since=now, deadline=deadline)
+def _enter(slot: SlotState, state: State, now: float, deadline: float | None = None) -> SlotState:
+    return replace(slot, state=state, since=now, deadline=deadline)
 
 
-def _gone(seat: SlotState) -> tuple[Action, ...]:
-    """For an instance that the front door knows."""
-    known = seat.state in {State.READY, State.DRAINING} and not seat.cut
+def _gone(slot: SlotState) -> tuple[Action, ...]:
+    """For an instance that the proxy knows."""
+    known = slot.state in {State.READY, State.DRAINING} and not slot.cut
     return (Action.ANNOUNCE_GONE,) if known else ()
 
 
-def _rest(seat: SlotState, intent: Intent, now: float) -> SlotState:
+def _rest(slot: SlotState, intent: Intent, now: float) -> SlotState:
     """Into the state without a process that `intent` asks for."""
-    seat = replace(seat, intent=intent, restarting=False, crash=None, cut=False)
-    return _enter(seat, _REST[intent], now)
+    slot = replace(slot, intent=intent, restarting=False, crash=None, cut=False)
+    return _enter(slot, _REST[intent], now)
 
 
-def _remember(seat: SlotState, cause: Cause, now: float) -> SlotState:
-    return replace(seat, last_cause=cause, cause_at=now, cause_generation=seat.generation)
+def _remember(slot: SlotState, cause: Cause, now: float) -> SlotState:
+    return replace(slot, last_cause=cause, cause_at=now, cause_generation=slot.generation)
 
 
-def _spawn(seat: SlotState, now: float, limits: Limits) -> Step:
+def _spawn(slot: SlotState, now: float, limits: Limits) -> Step:
     """Into `starting` with a new generation."""
-    seat = replace(
-        seat,
-        generation=seat.generation + 1,
-        restarts=seat.restarts + (seat.generation > 0),
+    slot = replace(
+        slot,
+        generation=slot.generation + 1,
+        restarts=slot.restarts + (slot.generation > 0),
         restarting=False,
         cut=False,
         crash=None,
     )
-    return _enter(seat, State.STARTING, now, now + limits.ready_timeout_s), (Action.SPAWN,)
+    return _enter(slot, State.STARTING, now, now + limits.ready_timeout_s), (Action.SPAWN,)
 
 
-def _start_fresh(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+def _start_fresh(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """An operator's start forgets old crashes."""
-    return _spawn(replace(seat, intent=Intent.RUN, crashes=()), now, limits)
+    return _spawn(replace(slot, intent=Intent.RUN, crashes=()), now, limits)
 
 
-def _inherit(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _adopt(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """It is not known to be ready until it has answered us: many requests may be lost with the daemon before."""
-    assert isinstance(event, ProcessInherited)  # noqa: S101  narrows the table's type
-    seat = replace(seat, intent=Intent.RUN, generation=event.life)
-    return _enter(seat, State.STARTING, now, now + limits.ready_timeout_s), ()
+    assert isinstance(event, ProcessAdopted)  # noqa: S101  narrows the table's type
+    slot = replace(slot, intent=Intent.RUN, generation=event.generation)
+    return _enter(slot, State.STARTING, now, now + limits.ready_timeout_s), ()
 
 
-def _retry_now(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+def _retry_now(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """The back-off is over."""
-    return _spawn(seat, now, limits)
+    return _spawn(slot, now, limits)
 
 
-def _stop(seat: SlotState, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
+def _stop(slot: SlotState, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
     """Into `stopping` by SIGTERM; nothing is in flight any more."""
-    return _enter(replace(seat, crash=crash), State.STOPPING, now, deadline), (Action.TERMINATE,)
+    return _enter(replace(slot, crash=crash), State.STOPPING, now, deadline), (Action.TERMINATE,)
 
 
-def _kill(seat: SlotState, now: float, limits: Limits, crash: Cause) -> Step:
+def _kill(slot: SlotState, now: float, limits: Limits, crash: Cause) -> Step:
     """Into `stopping` by SIGKILL: the instance has failed and its exit will count as a crash."""
-    seat = replace(seat, crash=crash)
-    return _enter(seat, State.STOPPING, now, now + limits.stop_timeout_s), (Action.KILL,)
+    slot = replace(slot, crash=crash)
+    return _enter(slot, State.STOPPING, now, now + limits.stop_timeout_s), (Action.KILL,)
 
 
-def _became_ready(seat: SlotState, _event: Event, now: float, _limits: Limits) -> Step:
-    if seat.intent in _ASIDE:
-        # The front door has to know it, or a later stop would wait for an idleness that nobody reports.
-        return _enter(seat, State.DRAINING, now), (Action.ANNOUNCE_READY, Action.ANNOUNCE_DRAINING)
-    return _enter(seat, State.READY, now), (Action.ANNOUNCE_READY,)
+def _became_ready(slot: SlotState, _event: Event, now: float, _limits: Limits) -> Step:
+    if slot.intent in _ASIDE:
+        # The proxy has to know it, or a later stop would wait for an idleness that nobody reports.
+        return _enter(slot, State.DRAINING, now), (Action.ANNOUNCE_READY, Action.ANNOUNCE_DRAINING)
+    return _enter(slot, State.READY, now), (Action.ANNOUNCE_READY,)
 
 
-def _never_ready(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    if seat.intent is Intent.QUARANTINE:  # somebody looks at why
-        return replace(seat, deadline=None), ()
+def _never_ready(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+    if slot.intent is Intent.QUARANTINE:  # somebody looks at why
+        return replace(slot, deadline=None), ()
     cause = Cause(
         "not-ready-in-time",
         f"not ready within {limits.ready_timeout_s:.0f} s",
         "read `numa-launcher logs SLOT`; a large model may need a longer supervision.ready_timeout_s",
         Retry.BACKOFF,
     )
-    return _kill(seat, now, limits, cause)
+    return _kill(slot, now, limits, cause)
 
 
-def _failed_start(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _failed_start(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """The engine has said so, and does not end."""
     assert isinstance(event, ProbeFailed)  # noqa: S101  narrows the table's type
-    if seat.intent is Intent.QUARANTINE:
-        return _remember(seat, event.cause, now), ()
-    return _kill(seat, now, limits, event.cause)
+    if slot.intent is Intent.QUARANTINE:
+        return _remember(slot, event.cause, now), ()
+    return _kill(slot, now, limits, event.cause)
 
 
-def _stop_starting(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
-    seat = replace(seat, intent=_resting(event), restarting=False)
-    return _stop(seat, now, now + min(STARTING_STOP_S, limits.stop_timeout_s))
+def _stop_starting(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
+    slot = replace(slot, intent=_resting(event), restarting=False)
+    return _stop(slot, now, now + min(STARTING_STOP_S, limits.stop_timeout_s))
 
 
 def _resting(event: Event) -> Intent:
     return Intent.HOLD if isinstance(event, HoldRequested) else Intent.STOP
 
 
-def _aside(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
+def _aside(slot: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
     """A life that is not ready yet stays out of rotation when it is. A quarantine is only ended by its release."""
-    if seat.intent is Intent.QUARANTINE:
-        return seat, ()
+    if slot.intent is Intent.QUARANTINE:
+        return slot, ()
     wanted = Intent.QUARANTINE if isinstance(event, QuarantineRequested) else Intent.DRAIN
-    return replace(seat, intent=wanted), ()
+    return replace(slot, intent=wanted), ()
 
 
-def _run(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
-    if (seat.intent is Intent.QUARANTINE) is not isinstance(event, ReleaseRequested):
-        return seat, ()
-    if seat.state is State.STARTING and seat.deadline is None:  # the quarantine had taken it away
-        seat = replace(seat, deadline=now + limits.ready_timeout_s)
-    return replace(seat, intent=Intent.RUN), ()
+def _run(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
+    if (slot.intent is Intent.QUARANTINE) is not isinstance(event, ReleaseRequested):
+        return slot, ()
+    if slot.state is State.STARTING and slot.deadline is None:  # the quarantine had taken it away
+        slot = replace(slot, deadline=now + limits.ready_timeout_s)
+    return replace(slot, intent=Intent.RUN), ()
 
 
-def _begin_drain(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _begin_drain(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """No new requests; what follows depends on the verb."""
     deadline: float | None = now + limits.drain_timeout_s
     match event:
         case DrainRequested():
-            seat = replace(seat, intent=Intent.DRAIN, restarting=False)
+            slot = replace(slot, intent=Intent.DRAIN, restarting=False)
             deadline = None if event.deadline_s is None else now + event.deadline_s
         case QuarantineRequested():
-            seat, deadline = replace(seat, intent=Intent.QUARANTINE, restarting=False), None
+            slot, deadline = replace(slot, intent=Intent.QUARANTINE, restarting=False), None
         case RestartRequested():
-            seat = replace(seat, intent=Intent.RUN, restarting=True)
+            slot = replace(slot, intent=Intent.RUN, restarting=True)
         case _:
-            seat = replace(seat, intent=_resting(event), restarting=False)
-    if seat.cut:  # nothing is in flight, and nobody would report it
-        return _stop(seat, now, now + limits.stop_timeout_s)
+            slot = replace(slot, intent=_resting(event), restarting=False)
+    if slot.cut:  # nothing is in flight, and nobody would report it
+        return _stop(slot, now, now + limits.stop_timeout_s)
     # Announced again when it already drains: idleness must be reported once more.
-    return _enter(seat, State.DRAINING, now, deadline), (Action.ANNOUNCE_DRAINING,)
+    return _enter(slot, State.DRAINING, now, deadline), (Action.ANNOUNCE_DRAINING,)
 
 
-def _redrain(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _redrain(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """A verb on a slot that already drains: the same verb changes nothing, another one takes over."""
     restart = isinstance(event, RestartRequested)
     wanted = (Intent.RUN, True) if restart else (_resting(event), False)
-    if (seat.intent, seat.restarting) == wanted or (restart and seat.intent is Intent.QUARANTINE):
-        return seat, ()
-    return _begin_drain(seat, event, now, limits)
+    if (slot.intent, slot.restarting) == wanted or (restart and slot.intent is Intent.QUARANTINE):
+        return slot, ()
+    return _begin_drain(slot, event, now, limits)
 
 
-def _keep_drained(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
+def _keep_drained(slot: SlotState, event: Event, now: float, _limits: Limits) -> Step:
     """Alive instead of stopped. The same verb again only moves its deadline."""
     assert isinstance(event, DrainRequested | QuarantineRequested)  # noqa: S101  narrows the table's type
     if isinstance(event, QuarantineRequested):
-        return replace(seat, intent=Intent.QUARANTINE, restarting=False, deadline=None), ()
-    if seat.intent is Intent.QUARANTINE:
-        return seat, ()
-    deadline = seat.deadline if seat.intent is Intent.DRAIN else None
+        return replace(slot, intent=Intent.QUARANTINE, restarting=False, deadline=None), ()
+    if slot.intent is Intent.QUARANTINE:
+        return slot, ()
+    deadline = slot.deadline if slot.intent is Intent.DRAIN else None
     if event.deadline_s is not None:
         deadline = now + event.deadline_s
-    return replace(seat, intent=Intent.DRAIN, restarting=False, deadline=deadline), ()
+    return replace(slot, intent=Intent.DRAIN, restarting=False, deadline=deadline), ()
 
 
-def _went_idle(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    if seat.intent in _ASIDE:
-        return replace(seat, deadline=None), ()
-    return _stop_drained(seat, now, limits)
+def _went_idle(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+    if slot.intent in _ASIDE:
+        return replace(slot, deadline=None), ()
+    return _stop_drained(slot, now, limits)
 
 
-def _drain_is_over(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    """What is left ends honestly. A drained slot's instance stays; the front door forgets it until it is resumed."""
-    if seat.intent in _ASIDE:
-        return replace(seat, deadline=None, cut=True), (Action.ANNOUNCE_GONE,)
-    return _stop_drained(seat, now, limits)
+def _drain_is_over(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+    """What is left ends honestly. A drained slot's instance stays; the proxy forgets it until it is resumed."""
+    if slot.intent in _ASIDE:
+        return replace(slot, deadline=None, cut=True), (Action.ANNOUNCE_GONE,)
+    return _stop_drained(slot, now, limits)
 
 
-def _stop_drained(seat: SlotState, now: float, limits: Limits) -> Step:
-    stopping, actions = _stop(seat, now, now + limits.stop_timeout_s)
+def _stop_drained(slot: SlotState, now: float, limits: Limits) -> Step:
+    stopping, actions = _stop(slot, now, now + limits.stop_timeout_s)
     return stopping, (Action.ANNOUNCE_GONE, *actions)
 
 
-def _resume(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
-    held = seat.intent in {Intent.QUARANTINE, Intent.HOLD}
+def _resume(slot: SlotState, event: Event, now: float, _limits: Limits) -> Step:
+    held = slot.intent in {Intent.QUARANTINE, Intent.HOLD}
     if held is not isinstance(event, ReleaseRequested):
-        return seat, ()
-    seat = replace(seat, intent=Intent.RUN, restarting=False, cut=False)
-    return _enter(seat, State.READY, now), (Action.ANNOUNCE_READY,)
+        return slot, ()
+    slot = replace(slot, intent=Intent.RUN, restarting=False, cut=False)
+    return _enter(slot, State.READY, now), (Action.ANNOUNCE_READY,)
 
 
-def _unhealthy(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _unhealthy(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     assert isinstance(event, ProbeFailed)  # noqa: S101  narrows the table's type
-    if seat.intent is Intent.QUARANTINE:
-        return _remember(seat, event.cause, now), ()
-    stopping, actions = _kill(seat, now, limits, event.cause)
-    return stopping, (*_gone(seat), *actions)
+    if slot.intent is Intent.QUARANTINE:
+        return _remember(slot, event.cause, now), ()
+    stopping, actions = _kill(slot, now, limits, event.cause)
+    return stopping, (*_gone(slot), *actions)
 
 
-def _crashed(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _crashed(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """An exit that nobody asked for, exit code 0 included (vllm#48966)."""
     assert isinstance(event, ProcessExited)  # noqa: S101  narrows the table's type
-    announce = _gone(seat)
-    cause = seat.crash or event.cause
-    crashes = tuple(t for t in seat.crashes if now - t < limits.crash_window_s)
+    announce = _gone(slot)
+    cause = slot.crash or event.cause
+    crashes = tuple(t for t in slot.crashes if now - t < limits.crash_window_s)
     if cause.retry is not Retry.SOON:
         crashes = (*crashes, now)
-    elif cause == seat.last_cause:
-        cause = seat.last_cause  # the same shortage goes on: no news
-    seat = _remember(replace(seat, crashes=crashes, crash=None, restarting=False, cut=False), cause, now)
-    if seat.intent in _REST:
-        return _rest(seat, seat.intent, now), announce
-    if seat.intent is Intent.QUARANTINE:  # nothing is left to look at but its last words
-        return _rest(seat, Intent.HOLD, now), announce
+    elif cause == slot.last_cause:
+        cause = slot.last_cause  # the same shortage goes on: no news
+    slot = _remember(replace(slot, crashes=crashes, crash=None, restarting=False, cut=False), cause, now)
+    if slot.intent in _REST:
+        return _rest(slot, slot.intent, now), announce
+    if slot.intent is Intent.QUARANTINE:  # nothing is left to look at but its last words
+        return _rest(slot, Intent.HOLD, now), announce
     if cause.retry is Retry.SOON:
-        return _enter(seat, State.BACKOFF, now, now + SHORTAGE_DELAY_S), announce
+        return _enter(slot, State.BACKOFF, now, now + SHORTAGE_DELAY_S), announce
     if cause.retry is Retry.NEVER or len(crashes) >= limits.crash_limit:
-        return _enter(seat, State.FAILED, now), announce
+        return _enter(slot, State.FAILED, now), announce
     at_once = cause.retry is Retry.NOW and len(crashes) == 1
     delay = 0.0 if at_once else restart_delay(len(crashes), event.jitter, limits)
-    return _enter(seat, State.BACKOFF, now, now + delay), announce
+    return _enter(slot, State.BACKOFF, now, now + delay), announce
 
 
-def _stopped(seat: SlotState, event: Event, now: float, limits: Limits) -> Step:
+def _stopped(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """The exit that was asked for."""
-    if seat.crash is not None:
-        return _crashed(seat, event, now, limits)
-    if seat.intent in _REST:
-        return _rest(seat, seat.intent, now), ()
-    return _spawn(seat, now, limits)
+    if slot.crash is not None:
+        return _crashed(slot, event, now, limits)
+    if slot.intent in _REST:
+        return _rest(slot, slot.intent, now), ()
+    return _spawn(slot, now, limits)
 
 
-def _insist(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+def _insist(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     """SIGTERM was not enough."""
-    return replace(seat, deadline=now + limits.stop_timeout_s), (Action.KILL,)
+    return replace(slot, deadline=now + limits.stop_timeout_s), (Action.KILL,)
 
 
-def _rest_while_stopping(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
-    return replace(seat, intent=_resting(event), restarting=False), ()
+def _rest_while_stopping(slot: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
+    return replace(slot, intent=_resting(event), restarting=False), ()
 
 
-def _start_while_stopping(seat: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
-    if (seat.intent is Intent.HOLD) is not isinstance(event, ReleaseRequested):
-        return seat, ()
-    return replace(seat, intent=Intent.RUN, restarting=True), ()
+def _start_while_stopping(slot: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
+    if (slot.intent is Intent.HOLD) is not isinstance(event, ReleaseRequested):
+        return slot, ()
+    return replace(slot, intent=Intent.RUN, restarting=True), ()
 
 
-def _drain_while_stopping(seat: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
-    """The next life, where there will be one, stays out of rotation."""
-    return (seat if seat.intent in _REST else replace(seat, intent=Intent.DRAIN)), ()
+def _drain_while_stopping(slot: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
+    """The next instance, where there will be one, stays out of rotation."""
+    return (slot if slot.intent in _REST else replace(slot, intent=Intent.DRAIN)), ()
 
 
-def _resume_while_stopping(seat: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
+def _resume_while_stopping(slot: SlotState, _event: Event, _now: float, _limits: Limits) -> Step:
     """Takes back a drain of the next life; a stop is not called off any more."""
-    return (replace(seat, intent=Intent.RUN) if seat.intent is Intent.DRAIN else seat), ()
+    return (replace(slot, intent=Intent.RUN) if slot.intent is Intent.DRAIN else slot), ()
 
 
-def _kill_now(seat: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    announce = _gone(seat)
-    seat = replace(seat, intent=Intent.STOP, restarting=False)
-    return _enter(seat, State.STOPPING, now, now + limits.stop_timeout_s), (*announce, Action.KILL)
+def _kill_now(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+    announce = _gone(slot)
+    slot = replace(slot, intent=Intent.STOP, restarting=False)
+    return _enter(slot, State.STOPPING, now, now + limits.stop_timeout_s), (*announce, Action.KILL)
 
 
-def _give_up(seat: SlotState, event: Event, now: float, _limits: Limits) -> Step:
-    return _rest(seat, _resting(event), now), ()
+def _give_up(slot: SlotState, event: Event, now: float, _limits: Limits) -> Step:
+    return _rest(slot, _resting(event), now), ()
 
 
 Handler = Callable[[SlotState, Event, float, Limits], Step]
@@ -328,7 +347,7 @@ TRANSITIONS: Final[Mapping[tuple[State, type], Handler]] = {
     (State.STOPPED, StartRequested): _start_fresh,
     (State.STOPPED, RestartRequested): _start_fresh,
     (State.STOPPED, HoldRequested): _give_up,
-    (State.STOPPED, ProcessInherited): _inherit,
+    (State.STOPPED, ProcessAdopted): _adopt,
     (State.HELD, ReleaseRequested): _start_fresh,
     (State.STARTING, ProbeSucceeded): _became_ready,
     (State.STARTING, ProcessExited): _crashed,

@@ -19,7 +19,7 @@ class NoCaches:
 
 
 class NoTraffic:
-    """For a supervisor without a front door."""
+    """For a supervisor without a proxy."""
 
     def in_flight(self, slot: int, generation: int) -> int:  # noqa: ARG002
         """None."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.engines.zentorch import zentorch_active
 from launcher.host.placement import Bystander, ProcessFacts
-from launcher.instances.life import Life
+from launcher.instances.instance import Instance
 from launcher.instances.verify import NOTHING, Asked, Verification, verify
 from launcher.plan import Slot
 
@@ -29,32 +29,34 @@ class PlacementWatch:
         self._look_around = look_around
         self._bound = bound
 
-    async def look(self, slot: Slot, life: Life, said: Sequence[str]) -> Verification | None:
+    async def look(self, slot: Slot, instance: Instance, said: Sequence[str]) -> Verification | None:
         """Once; the result stays in `life`. `said`: what the instance has printed. None when nothing runs."""
-        process = life.process
+        process = instance.process
         if process is None:
             return None
         facts = await asyncio.to_thread(self._observe, process.pid)
         ours = {process_facts.pid for process_facts in facts}
         others = [other for other in await asyncio.to_thread(self._look_around) if other.pid not in ours]
-        if life.process is not process:
+        if instance.process is not process:
             return None  # it ended while we looked
-        life.pids |= ours
-        env = life.launch.env if life.launch is not None else {}
-        known, life.verification = (
-            life.verification,
+        instance.pids |= ours
+        env = instance.launch.env if instance.launch is not None else {}
+        known, instance.verification = (
+            instance.verification,
             verify(
                 slot.placement,
                 facts,
                 bound=self._bound,
                 # One that still loads has neither mapped nor bound everything yet.
-                asked=Asked.of(env, zentorch=zentorch_active(said, "") is True) if life.served else NOTHING,
+                asked=Asked.of(env, zentorch=zentorch_active(said, "") is True)
+                if instance.served
+                else NOTHING,
                 others=others,
             ),
         )
-        life.zentorch = zentorch_active(said, " ".join(life.verification.libraries))
-        _tell(slot.id, known, life.verification)
-        return life.verification
+        instance.zentorch = zentorch_active(said, " ".join(instance.verification.libraries))
+        _tell(slot.id, known, instance.verification)
+        return instance.verification
 
 
 def _tell(slot: int, known: Verification | None, found: Verification) -> None:

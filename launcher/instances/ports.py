@@ -48,7 +48,7 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Inherited:
+class Adopted:
     """An instance that an earlier daemon started, and that goes on."""
 
     generation: int
@@ -71,7 +71,7 @@ class Spawner(Protocol):
         """Start `launch`; each line it prints goes to `on_line`. Raises LauncherError."""
         ...
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+    async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         """What an earlier daemon left running, by slot; asked once, before the first spawn.
 
         `slots`: per slot, what would be started for a generation. An instance that was started with the
@@ -79,7 +79,7 @@ class Spawner(Protocol):
         """
         ...
 
-    async def goes_on(self) -> bool:
+    async def keeps_instances(self) -> bool:
         """Whether instances are to go on when the daemon ends now: not by itself, but to be replaced."""
         ...
 
@@ -112,7 +112,7 @@ class Prober(Protocol):
 
 
 class Traffic(Protocol):
-    """What the front door knows of an instance."""
+    """What the proxy knows of an instance."""
 
     def in_flight(self, slot: int, generation: int) -> int:
         """Requests that it has there now, but for those whose clients take nothing: no instance moves for them."""

@@ -1,7 +1,7 @@
 """Health is progress: whether an instance that has work moves. Pure; watcher.py looks, this judges.
 
 An engine that hangs may answer its health path (vllm#36451), and one that is busy may not. So what counts are its own
-counters, and what the front door relays of it.
+counters, and what the proxy relays of it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Look:
     counters: EngineMetrics | None
     """None: it has none, or did not answer."""
     in_flight: int
-    """Requests that the front door has on it."""
+    """Requests that the proxy has on it."""
     relayed: int
-    """Events that the front door has relayed from it in this life."""
+    """Events that the proxy has relayed from this instance."""
 
     @property
     def busy(self) -> bool:
@@ -66,12 +66,12 @@ def proved(before: Progress, now: float) -> Progress:
 def observe(before: Progress, look: Look) -> Progress:
     """The memory after one more look.
 
-    1. A counter of its own or of the front door that rose is progress.
+    1. A counter of its own or of the proxy that rose is progress.
     2. An instance without counters is given the benefit: that it answers its health path counts as progress. So is
        one whose counters are rounded, when it answers with them: llama-server's are told by the loop that computes
        (server-context.cpp, get_metrics posts a task to it).
     3. One that has nothing to do stands still by right; not so one that stood still with work and then says nothing
-       at all: the front door has given its work to others meanwhile (proxy.hung_timeout_s).
+       at all: the proxy has given its work to others meanwhile (proxy.hung_timeout_s).
     """
     old, new = before.counted, look.counters
     stepped = new is not None and (old is None or (new.generated, new.steps) != (old.generated, old.steps))
@@ -126,7 +126,7 @@ def stall(progress: Progress, now: float, stall_timeout_s: float, pressure: floa
             f"its counters stand still: {counted.generated} tokens generated, {counted.steps} steps, "
             f"{counted.running} running, {counted.waiting} waiting{fresh}"
         )
-    lines.append(f"the front door relayed {look.relayed} events of it, none of them in this time")
+    lines.append(f"the proxy relayed {look.relayed} events of it, none of them in this time")
     return (*lines, pressure_line(pressure))
 
 

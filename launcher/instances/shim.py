@@ -1,15 +1,15 @@
-"""The keeper of one instance where there is no cgroup: nothing of the instance outlives it.
+"""The shim of one instance where there is no cgroup: nothing of the instance outlives it.
 
 Run as ``python -I -S shim.py CONTROL_FD REPORT_FD CPULIST CONTAINER ARGV...`` by spawn_direct, one per
 instance. It imports the standard library only and stays small (about 9 MB).
 
 1. It is a child subreaper, so every orphan of the instance becomes its child: vLLM's EngineCore
    and workers survive a SIGKILL of their API server (vllm#55510).
-2. The main process gets SIGKILL when the keeper dies (PR_SET_PDEATHSIG survives exec).
+2. The main process gets SIGKILL when the shim dies (PR_SET_PDEATHSIG survives exec).
 3. CONTROL_FD is a pipe from the daemon: ``T`` is SIGTERM to the main process, ``K`` is SIGKILL to
    the whole tree, end of file means that the daemon is gone, and is treated as ``K``.
 4. When the main process ends, the rest of the tree is killed; then REPORT_FD says how it ended
-   and the keeper exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
+   and the shim exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
 5. CPULIST (ids joined by commas) is the affinity the main process starts with, so that numactl may
    choose from all allowed cpus even where the daemon itself is pinned to the reserved ones.
 6. CONTAINER is empty, or JSON where ARGV is a container's client and the container no child of ours: two
@@ -35,7 +35,7 @@ CLIENT_S = 60.0
 
 
 def main() -> int:
-    """Start the instance and keep it. Returns the keeper's own exit code, 0."""
+    """Start the instance and keep it. Returns the shim's own exit code, 0."""
     control, report = int(sys.argv[1]), int(sys.argv[2])
     cpus = {int(cpu) for cpu in sys.argv[3].split(",") if cpu}
     last_word, remove = json.loads(sys.argv[4]) if sys.argv[4] else ([], [])
@@ -55,10 +55,10 @@ def main() -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # only the daemon, through the pipe, ends an instance
     _run(remove)
-    keeper = os.getpid()
+    shim = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(libc, keeper, cpus, argv, report)
+        _become(libc, shim, cpus, argv, report)
     status = _keep(child, control, wake_read, remove)
     _run(last_word, speaks=True)
     _run(remove)
@@ -68,11 +68,11 @@ def main() -> int:
     return 0
 
 
-def _become(libc: ctypes.CDLL, keeper: int, cpus: set[int], argv: list[str], report: int) -> NoReturn:
-    """In the child: die with the keeper, take the allowed cpus, default signals, exec."""
+def _become(libc: ctypes.CDLL, shim: int, cpus: set[int], argv: list[str], report: int) -> NoReturn:
+    """In the child: die with the shim, take the allowed cpus, default signals, exec."""
     try:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != keeper:
+        if os.getppid() != shim:
             os._exit(1)
         _say(report, f"pid {os.getpid()}")  # said here, so that it is said before an error
         signal.set_wakeup_fd(-1)

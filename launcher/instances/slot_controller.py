@@ -21,7 +21,7 @@ from launcher.instances.backoff import Limits
 from launcher.instances.causes import START_FAILED, Cause, Retry
 from launcher.instances.diagnosis import cannot_start, diagnose
 from launcher.instances.held_file import HeldFile
-from launcher.instances.life import Life, Pace
+from launcher.instances.instance import Instance, ProbeSettings
 from launcher.instances.lifecycle import (
     Action,
     DeadlinePassed,
@@ -29,8 +29,8 @@ from launcher.instances.lifecycle import (
     Intent,
     ProbeFailed,
     ProbeSucceeded,
+    ProcessAdopted,
     ProcessExited,
-    ProcessInherited,
     SlotState,
     State,
     advance,
@@ -39,9 +39,9 @@ from launcher.instances.logtail import LogLine, LogTail
 from launcher.instances.null_objects import NoCaches, NoTraffic
 from launcher.instances.placement_watch import PlacementWatch
 from launcher.instances.ports import (
+    Adopted,
     Caches,
     Exit,
-    Inherited,
     InstanceDraining,
     InstanceEvent,
     InstanceGone,
@@ -83,7 +83,7 @@ class SlotController:
         spawner: Spawner,
         prober: Prober,
         limits: Limits,
-        pace: Pace,
+        probing: ProbeSettings,
         strict_binding: bool,
         announce: Callable[[InstanceEvent], None],
         traffic: Traffic | None = None,
@@ -97,16 +97,16 @@ class SlotController:
         watch_memory: Callable[[int], OomWatch] = OomWatch,
     ) -> None:
         self.slot = slot
-        self.seat = SlotState(since=clock(), generation=generation)
-        self.life = Life()
-        self.log = LogTail(pace.tail_lines)
+        self.slot_state = SlotState(since=clock(), generation=generation)
+        self.instance = Instance()
+        self.log = LogTail(probing.tail_lines)
         self.steps = 0
         """Events dealt with."""
         self._engine = engine
         self._spawner = spawner
         self._prober = prober
         self._limits = limits
-        self._pace = pace
+        self._probing = probing
         self._announce = announce
         self._traffic = traffic or NoTraffic()
         self._caches = caches or NoCaches()
@@ -127,7 +127,7 @@ class SlotController:
     def post(self, event: Event) -> None:
         """Hand an event to the slot's owner."""
         if isinstance(event, ProcessExited | ProbeFailed):  # what it quotes is shown to all who may read
-            launch = self.life.launch
+            launch = self.instance.launch
             known = () if launch is None else [launch.env.get(name, "") for name in launch.secrets]
             event = replace(event, cause=event.cause.masked(Redactor(known)))
         self._events.put_nowait(event)
@@ -140,20 +140,20 @@ class SlotController:
     @property
     def stopped(self) -> bool:
         """No process, and no event that could start one is waiting."""
-        return self.seat.state in {State.STOPPED, State.HELD} and self._events.empty()
+        return self.slot_state.state in {State.STOPPED, State.HELD} and self._events.empty()
 
     @property
     def unwatched(self) -> str | None:
         """Why the running instance is not being watched; None while it is, or none runs, or it is being stopped: that has
         a deadline of its own."""
-        if self.life.process is None:
+        if self.instance.process is None:
             return None
-        for task in (self._exit, self._watch if self.seat.state in _RUNNING else None):
+        for task in (self._exit, self._watch if self.slot_state.state in _RUNNING else None):
             if task is not None and not task.alive:
                 return f"{task.failures.what}: not running"
-        if self._clock() <= self.life.watched_until or self.seat.state not in _RUNNING:
+        if self._clock() <= self.instance.watched_until or self.slot_state.state not in _RUNNING:
             return None
-        looked_at = self.life.looked_at
+        looked_at = self.instance.looked_at
         since = (
             "no look has succeeded" if looked_at is None else f"no look for {self._clock() - looked_at:.0f} s"
         )
@@ -166,43 +166,43 @@ class SlotController:
         return self._events.qsize()
 
     @property
-    def settled(self) -> bool:
+    def in_rotation(self) -> bool:
         """It is in rotation, and nothing that is waiting could change that."""
-        return self.seat.state is State.READY and self._events.empty()
+        return self.slot_state.state is State.READY and self._events.empty()
 
     async def until(self, reached: Callable[[SlotState], bool]) -> None:
-        """Return once `reached` holds of the seat."""
-        while not reached(self.seat):
+        """Return once `reached` holds of the slot_state."""
+        while not reached(self.slot_state):
             self._changed.clear()
             await self._changed.wait()
 
     async def until_stopped(self) -> None:
         """Return once it has stopped for good."""
-        await self.until(lambda _seat: self.stopped)
+        await self.until(lambda _slot: self.stopped)
 
     async def until_stopped_or_called_off(self) -> None:
         """Return once it has stopped, or somebody wants something else of it than that."""
-        await self.until(lambda seat: self.stopped or (not self.backlog and seat.intent not in _RESTING))
+        await self.until(lambda slot: self.stopped or (not self.backlog and slot.intent not in _RESTING))
 
     def suspect(self, generation: int) -> None:
-        """The front door saw this life fail: probe it at once."""
-        if generation == self.seat.generation:
+        """The proxy saw this life fail: probe it at once."""
+        if generation == self.slot_state.generation:
             self._probe_now.set()
 
-    def use(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> None:
+    def use(self, slot: Slot, engine: Engine, limits: Limits, probing: ProbeSettings) -> None:
         """What the next life is started as; the one that runs goes on as it is, under the new limits."""
-        self.slot, self._engine, self._limits, self._pace = slot, engine, limits, pace
+        self.slot, self._engine, self._limits, self._probing = slot, engine, limits, probing
 
-    async def run(self, inherited: Inherited | None = None) -> None:
+    async def run(self, adopted: Adopted | None = None) -> None:
         """Own the slot until cancelled. What runs then is left as the spawner does it: killed, or to go on."""
         try:
-            if inherited is not None:
-                await self._take_over(inherited)
+            if adopted is not None:
+                await self._take_over(adopted)
             while True:
                 await self._step(await self._next_event())
         finally:
-            if self.life.process is not None:
-                self.life.process.leave()
+            if self.instance.process is not None:
+                self.instance.process.leave()
             await self._tasks.close()
 
     async def _next_event(self) -> Event:
@@ -213,40 +213,43 @@ class SlotController:
             return DeadlinePassed()
 
     def _loop_deadline(self) -> float | None:
-        if self.seat.deadline is None:
+        if self.slot_state.deadline is None:
             return None
-        return asyncio.get_running_loop().time() + max(0.0, self.seat.deadline - self._clock())
+        return asyncio.get_running_loop().time() + max(0.0, self.slot_state.deadline - self._clock())
 
     async def _step(self, event: Event) -> None:
-        before = self.seat
-        self.seat, actions = advance(before, event, self._clock(), self._limits)
-        if self.seat.state is not before.state or self.seat.generation != before.generation:
+        before = self.slot_state
+        self.slot_state, actions = advance(before, event, self._clock(), self._limits)
+        if self.slot_state.state is not before.state or self.slot_state.generation != before.generation:
             self._tell(before)
         if self._held is not None:
-            self._held.note(self.slot.id, held=self.seat.intent is Intent.HOLD)
+            self._held.note(self.slot.id, held=self.slot_state.intent is Intent.HOLD)
         for action in actions:
             await self._perform(action)
-        if self.seat.state in _EMPTY:
-            self.life = Life()  # nothing runs: no address, no verification to show
+        if self.slot_state.state in _EMPTY:
+            self.instance = Instance()  # nothing runs: no address, no verification to show
         self.steps += 1
         self._changed.set()
 
     def _tell(self, before: SlotState) -> None:
-        seat = self.seat
-        fields = {"slot": self.slot.id, "generation": seat.generation, "state": seat.state.value}
-        cause = seat.last_cause
-        if seat.last_cause is not before.last_cause and cause is not None:
+        slot_state = self.slot_state
+        fields = {"slot": self.slot.id, "generation": slot_state.generation, "state": slot_state.state.value}
+        cause = slot_state.last_cause
+        if slot_state.last_cause is not before.last_cause and cause is not None:
             log.error(
                 "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.of_slot(self.slot.id).remedy,
                 extra={**fields, "cause": cause.name},
             )  # fmt: skip
         tries = cause is not None and cause.retry is Retry.SOON and cause is before.last_cause
-        if seat.state is State.BACKOFF and seat.deadline is not None and not tries:
+        if slot_state.state is State.BACKOFF and slot_state.deadline is not None and not tries:
             log.warning(
-                "slot %d: next start in %.1f s", self.slot.id, seat.deadline - self._clock(), extra=fields
+                "slot %d: next start in %.1f s",
+                self.slot.id,
+                slot_state.deadline - self._clock(),
+                extra=fields,
             )
-        level = logging.DEBUG if tries and seat.state in _TRYING else logging.INFO
-        log.log(level, "slot %d: %s -> %s", self.slot.id, before.state, seat.state, extra=fields)
+        level = logging.DEBUG if tries and slot_state.state in _TRYING else logging.INFO
+        log.log(level, "slot %d: %s -> %s", self.slot.id, before.state, slot_state.state, extra=fields)
 
     async def _perform(self, action: Action) -> None:
         match action:
@@ -255,30 +258,30 @@ class SlotController:
             case Action.ANNOUNCE_READY:
                 self._announce_ready()
             case Action.ANNOUNCE_DRAINING:
-                self._announce(InstanceDraining(self.slot.id, self.seat.generation))
+                self._announce(InstanceDraining(self.slot.id, self.slot_state.generation))
             case Action.ANNOUNCE_GONE:
-                cause = self.seat.crash or self.seat.last_cause
+                cause = self.slot_state.crash or self.slot_state.last_cause
                 reason = (
                     cause.message
-                    if cause and self.seat.state is not State.STOPPING
+                    if cause and self.slot_state.state is not State.STOPPING
                     else "it is being stopped"
                 )
-                self._announce(InstanceGone(self.slot.id, self.seat.generation, reason))
+                self._announce(InstanceGone(self.slot.id, self.slot_state.generation, reason))
             case Action.TERMINATE:
-                if self.life.process is not None:
-                    self.life.process.terminate()
+                if self.instance.process is not None:
+                    self.instance.process.terminate()
             case Action.KILL:
-                if self.life.process is not None:
-                    self.life.process.kill()
+                if self.instance.process is not None:
+                    self.instance.process.kill()
             case _:
                 assert_never(action)
 
     async def _spawn(self) -> None:
-        generation = self.seat.generation
-        self.life = life = Life()
+        generation = self.slot_state.generation
+        self.instance = instance = Instance()
         try:
             launch = self._engine.launch(self.slot, generation)
-            life.launch, life.address = launch, launch.address
+            instance.launch, instance.address = launch, launch.address
             await asyncio.to_thread(self._prepare, launch)
             process = await self._spawner.spawn(
                 self.slot.id, generation, launch, lambda line: self._heard(generation, line)
@@ -291,85 +294,90 @@ class SlotController:
 
     def _prepare(self, launch: Launch) -> None:
         """In a thread: the compile cache as this start should find it."""
-        if self.seat.last_cause is not None and self.seat.last_cause.name == "compile-cache-corrupt":
+        if (
+            self.slot_state.last_cause is not None
+            and self.slot_state.last_cause.name == "compile-cache-corrupt"
+        ):
             self._caches.purge(self.slot.id, launch)
         self._caches.prepare(self.slot.id, launch)
 
-    async def _take_over(self, inherited: Inherited) -> None:
+    async def _take_over(self, adopted: Adopted) -> None:
         """An earlier daemon's instance: it is probed as one that has just started."""
-        generation, launch = inherited.generation, inherited.launch
-        await self._step(ProcessInherited(generation))
-        self.life = Life(launch=launch, address=launch.address, phase="taken over", taken_over=True)
-        inherited.follow(lambda line, at: self._heard(generation, line, at))
-        self._follow(generation, inherited.process, launch.address)
+        generation, launch = adopted.generation, adopted.launch
+        await self._step(ProcessAdopted(generation))
+        self.instance = Instance(launch=launch, address=launch.address, phase="taken over", taken_over=True)
+        adopted.follow(lambda line, at: self._heard(generation, line, at))
+        self._follow(generation, adopted.process, launch.address)
 
     def _follow(self, generation: int, process: Process, address: Address) -> None:
-        self.life.process = process
-        self.life.pids = frozenset({process.pid})
-        self.life.oom = self._watch_memory(process.pid)
-        life = self.life
-        life.began = self._clock()
-        life.watched_until = life.began + self._pace.unwatched_s
+        self.instance.process = process
+        self.instance.pids = frozenset({process.pid})
+        self.instance.oom = self._watch_memory(process.pid)
+        instance = self.instance
+        instance.began = self._clock()
+        instance.watched_until = instance.began + self._probing.unwatched_s
         self._exit = self._tasks.start(
-            lambda: self._await_exit(generation, life, process),
+            lambda: self._await_exit(generation, instance, process),
             "wait for its exit",
-            lambda: life.process is not None,
+            lambda: instance.process is not None,
         )
-        watcher = self._watcher(generation, life)
+        watcher = self._watcher(generation, instance)
         self._watch = self._tasks.start(
-            lambda: self._look(generation, life, watcher, address), "watch", lambda: self._lives(generation)
+            lambda: self._look(generation, instance, watcher, address),
+            "watch",
+            lambda: self._lives(generation),
         )
 
     def _heard(self, generation: int, text: str, at: float | None = None) -> None:
         self.log.add(LogLine(time.time() if at is None else at, generation, text))
         phase = phase_of(text)
-        if phase is not None and generation == self.seat.generation:
-            self.life.phase = phase
+        if phase is not None and generation == self.slot_state.generation:
+            self.instance.phase = phase
             if phase == COMPILED:
                 self._keep_cache(generation)
-        if self.life.doomed_at is None and not self.life.served and START_FAILED.search(text):
-            self.life.doomed_at = self._clock()
+        if self.instance.doomed_at is None and not self.instance.served and START_FAILED.search(text):
+            self.instance.doomed_at = self._clock()
         output.info(
             "slot %d | %s", self.slot.id, text, extra={"slot": self.slot.id, "generation": generation}
         )
 
     def _announce_ready(self) -> None:
-        assert self.life.address is not None  # noqa: S101  a ready slot was spawned
+        assert self.instance.address is not None  # noqa: S101  a ready slot was spawned
         self._announce(
             InstanceReady(
                 self.slot.id,
-                self.seat.generation,
+                self.slot_state.generation,
                 self.slot.model.name,
-                self.life.address,
+                self.instance.address,
                 self.slot.model.max_num_seqs,
             )
         )
 
-    async def _await_exit(self, generation: int, life: Life, process: Process) -> None:
+    async def _await_exit(self, generation: int, instance: Instance, process: Process) -> None:
         ended = await process.wait()
-        life.process = None
+        instance.process = None
         try:
-            cause = self._cause_of(ended, generation, life)
+            cause = self._cause_of(ended, generation, instance)
         except Exception:  # that it has ended matters more than why
             log.exception("slot %d: cannot say why its instance ended", self.slot.id)
             cause = diagnose(ended, ())
         self.post(ProcessExited(generation, cause, self._draw()))
 
-    def _cause_of(self, ended: Exit, generation: int, life: Life) -> Cause:
+    def _cause_of(self, ended: Exit, generation: int, instance: Instance) -> Cause:
         kernel = SILENCE
-        if life.oom is not None:
-            kernel = life.oom.word(life.pids, life.nodes)
-            life.oom.close()
-        return diagnose(ended, self._last_words(generation), served=life.served, kernel=kernel)
+        if instance.oom is not None:
+            kernel = instance.oom.word(instance.pids, instance.nodes)
+            instance.oom.close()
+        return diagnose(ended, self._last_words(generation), served=instance.served, kernel=kernel)
 
     def _keep_cache(self, generation: int) -> None:
         """Once what it compiles lies there."""
-        life, launch = self.life, self.life.launch
+        instance, launch = self.instance, self.instance.launch
 
         async def keep() -> None:
-            if launch is not None and not life.compiled:
+            if launch is not None and not instance.compiled:
                 await asyncio.to_thread(self._caches.keep, self.slot.id, launch)
-                life.compiled = True
+                instance.compiled = True
                 self._changed.set()
 
         self._tasks.start(keep, "compile cache", lambda: self._lives(generation))
@@ -378,17 +386,17 @@ class SlotController:
         return [line.text for line in self.log.last(DIAGNOSIS_LINES, generation)]
 
     def _lives(self, generation: int) -> bool:
-        return self.seat.generation == generation and self.seat.state in _RUNNING
+        return self.slot_state.generation == generation and self.slot_state.state in _RUNNING
 
-    def _watcher(self, generation: int, life: Life) -> Watcher:
+    def _watcher(self, generation: int, instance: Instance) -> Watcher:
         return Watcher(
             self.slot,
             generation,
-            life,
+            instance,
             engine=self._engine,
             prober=self._prober,
             traffic=self._traffic,
-            pace=self._pace,
+            probing=self._probing,
             clock=self._clock,
             lives=lambda: self._lives(generation),
             suspected=self._probe_now,
@@ -400,24 +408,24 @@ class SlotController:
         if self._watch is not None:
             self._watch.failures.end()
 
-    async def _look(self, generation: int, life: Life, watcher: Watcher, address: Address) -> None:
+    async def _look(self, generation: int, instance: Instance, watcher: Watcher, address: Address) -> None:
         """Until it is ready, then whether it goes on. Begun again where a look fails."""
         while self._lives(generation):
-            if life.served:
+            if instance.served:
                 cause = await watcher.failure(address)
             elif isinstance(found := await watcher.ready(address), Cause):
                 cause = found
             else:
                 cause = None
                 if found:
-                    self._is_ready(generation, life)
+                    self._is_ready(generation, instance)
             if cause is not None:
                 self.post(ProbeFailed(generation, cause))
-                await asyncio.sleep(self._pace.recheck_s)  # one in quarantine goes on, and so do the looks
+                await asyncio.sleep(self._probing.recheck_s)  # one in quarantine goes on, and so do the looks
 
-    def _is_ready(self, generation: int, life: Life) -> None:
-        if not life.taken_over:
-            self.start_s = self._clock() - life.began
+    def _is_ready(self, generation: int, instance: Instance) -> None:
+        if not instance.taken_over:
+            self.start_s = self._clock() - instance.began
         self.post(ProbeSucceeded(generation))
         # On its own: reading a large worker's numa_maps takes a while, and must not keep us from watching.
         self._tasks.start(
@@ -430,9 +438,9 @@ class SlotController:
         failures = Failures(log, f"slot {self.slot.id}: look at its placement", slot=self.slot.id)
         while self._lives(generation):
             await attempt(self.verify, failures)
-            await asyncio.sleep(self._pace.verify_interval_s)
+            await asyncio.sleep(self._probing.verify_interval_s)
 
     async def verify(self) -> Verification | None:
         """Look where the instance's threads and pages are; the result stays in `life`."""
-        texts = [line.text for line in self.log.last(self._pace.tail_lines, self.seat.generation)]
-        return await self._placement.look(self.slot, self.life, texts)
+        texts = [line.text for line in self.log.last(self._probing.tail_lines, self.slot_state.generation)]
+        return await self._placement.look(self.slot, self.instance, texts)

@@ -49,7 +49,7 @@ class SlotState:
     restarting: bool = False
     """The drain or stop under way ends in a new start."""
     cut: bool = False
-    """A drain's deadline has passed: what was in flight is ended, and the front door has forgotten it."""
+    """A drain's deadline has passed: what was in flight is ended, and the proxy has forgotten it."""
     crash: Cause | None = None
     """Set while stopping because the instance failed: its exit counts as a crash."""
     crashes: tuple[float, ...] = ()
@@ -116,11 +116,10 @@ class KillRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInherited:
-    """An earlier daemon's instance goes on in this slot."""
+class ProcessAdopted:
+    """The running instance of an earlier daemon was adopted."""
 
-    life: int
-    """Its generation."""
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +169,15 @@ Event = (
     | QuarantineRequested
     | ReleaseRequested
     | KillRequested
-    | ProcessInherited
+    | ProcessAdopted
     | ProbeSucceeded
     | ProbeFailed
     | WentIdle
     | ProcessExited
     | DeadlinePassed
 )
+InstanceReport = ProbeSucceeded | ProbeFailed | WentIdle | ProcessExited
+"""Events about one generation: out of date as soon as the slot has a later one."""
 
 
 # --- actions: imperative -----------------------------------------------------------------
@@ -186,7 +187,7 @@ class Action(StrEnum):
     """What the supervisor is to do, in the order given."""
 
     SPAWN = "spawn"
-    """Start generation `seat.generation` and probe it until it is ready."""
+    """Start generation `slot.generation` and probe it until it is ready."""
     ANNOUNCE_READY = "announce-ready"
     ANNOUNCE_DRAINING = "announce-draining"
     ANNOUNCE_GONE = "announce-gone"

@@ -1,6 +1,6 @@
 """Instances as children of the daemon: development, containers, and hosts without systemd.
 
-Each instance runs under a keeper (shim.py), which guarantees that the whole tree ends with it and
+Each instance runs under a shim (shim.py), which guarantees that the whole tree ends with it and
 that no instance outlives the daemon, whatever ends the daemon.
 """
 
@@ -27,7 +27,7 @@ from launcher.cpuset import CpuSet
 from launcher.engines.base import MARK, Launch
 from launcher.errors import LauncherError, reason
 from launcher.instances import containers
-from launcher.instances.ports import Exit, Inherited
+from launcher.instances.ports import Adopted, Exit
 
 log = logging.getLogger("launcher.instances")
 
@@ -40,10 +40,10 @@ MAX_LINE_BYTES: Final = 8192
 # For the last lines of a dead instance to arrive.
 OUTPUT_END_S: Final = 2.0
 
-# For a keeper to say that it has started its instance: an interpreter without site packages, so 30 ms or so.
+# For a shim to say that it has started its instance: an interpreter without site packages, so 30 ms or so.
 START_S: Final = 60.0
 
-# For what a killed keeper left to be gone after SIGKILL; what takes longer sleeps in the kernel.
+# For what a killed shim left to be gone after SIGKILL; what takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
 
@@ -68,7 +68,7 @@ PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
 
 
 class DirectProcess:
-    """An instance under its keeper."""
+    """An instance under its shim."""
 
     def __init__(self, pid: int, control: _Pipe, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
         self._pid = pid
@@ -123,7 +123,7 @@ class DirectSpawner:
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> DirectProcess:
-        """Start `launch`. Raises LauncherError when its keeper can't be started."""
+        """Start `launch`. Raises LauncherError when its shim can't be started."""
         try:
             return await self._spawn(slot, generation, launch, on_line)
         except OSError as error:  # no folder for the socket, no process, no file descriptor, ...
@@ -132,7 +132,7 @@ class DirectSpawner:
                 "check the run folder, free memory, and the limits on processes and open files",
             ) from error
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+    async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         """Nothing: children do not outlive their daemon, and containers that did are removed."""
         for launch in slots.values():
             if (container := launch(0).container) is not None:
@@ -140,7 +140,7 @@ class DirectSpawner:
             break  # all of one daemon's
         return {}
 
-    async def goes_on(self) -> bool:
+    async def keeps_instances(self) -> bool:
         """Never."""
         return False
 
@@ -165,9 +165,9 @@ class DirectSpawner:
             undo.callback(report.close)
             cpus = ",".join(str(cpu) for cpu in self._allowed)
             theirs = (control.reading.fileno(), report.writing.fileno())
-            keeper = await asyncio.create_subprocess_exec(
+            shim = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(SHIM), *map(str, theirs), cpus),
-                *(containers.for_keeper(launch.container), *launch.argv),
+                *(containers.for_shim(launch.container), *launch.argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -181,11 +181,11 @@ class DirectSpawner:
             report.writing.close()
             words, transport = await _reader(report.reading)
             undo.callback(transport.close)
-            first = await _first_word(words, keeper)
-            # From here on end of file is not ours to give; before, it ended keeper and instance.
+            first = await _first_word(words, shim)
+            # From here on end of file is not ours to give; before, it ended shim and instance.
             undo.pop_all()
-        life = _Life(slot, keeper, words, transport, control, mark, launch, temporary.get(TMPDIR))
-        ended = asyncio.create_task(life.follow(on_line), name=f"{name} output")
+        instance = _Life(slot, shim, words, transport, control, mark, launch, temporary.get(TMPDIR))
+        ended = asyncio.create_task(instance.follow(on_line), name=f"{name} output")
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
         inside = None if launch.container is None else f"{MARK}={mark}".encode()
@@ -211,7 +211,7 @@ class _Life:
     """What is held for one instance until its tree is gone."""
 
     slot: int
-    keeper: asyncio.subprocess.Process
+    shim: asyncio.subprocess.Process
     words: asyncio.StreamReader
     transport: asyncio.BaseTransport
     """Of `words`."""
@@ -223,20 +223,20 @@ class _Life:
 
     async def follow(self, on_line: Callable[[str], None]) -> Exit:
         """Pass lines on until the tree is gone, then say how the main process ended."""
-        stdout = self.keeper.stdout
+        stdout = self.shim.stdout
         assert stdout is not None  # noqa: S101  stdout=PIPE above
         # Nobody else reads the pipe: an instance that writes into a full one stands still.
         output = asyncio.create_task(
             persist(lambda: _pump(stdout, on_line), self._failures("read its output")),
-            name=f"output of {self.keeper.pid}",
+            name=f"output of {self.shim.pid}",
         )
         try:
             last = await persist(
                 lambda: _last_words(self.words, on_line), self._failures("wait for its exit")
             )
-            if last is None:  # the keeper itself was killed, and can't vouch for the tree
+            if last is None:  # the shim itself was killed, and can't vouch for the tree
                 await persist(
-                    lambda: _sweep(self.keeper.pid, self.mark),
+                    lambda: _sweep(self.shim.pid, self.mark),
                     self._failures("look for what is left of its processes"),
                 )
                 if self.launch.container is not None:
@@ -245,7 +245,7 @@ class _Life:
             # before they have gone either.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_END_S):
-                    await self.keeper.wait()
+                    await self.shim.wait()
                     await asyncio.wait({output})
         finally:
             output.cancel()
@@ -316,16 +316,16 @@ async def _reader(pipe: FileIO) -> tuple[asyncio.StreamReader, asyncio.BaseTrans
     return reader, transport
 
 
-async def _first_word(words: asyncio.StreamReader, keeper: asyncio.subprocess.Process) -> int:
-    """The pid of the instance that the keeper has started. Raises ChildProcessError."""
+async def _first_word(words: asyncio.StreamReader, shim: asyncio.subprocess.Process) -> int:
+    """The pid of the instance that the shim has started. Raises ChildProcessError."""
     try:
         async with asyncio.timeout(START_S):
             first = (await words.readline()).decode(errors="replace").strip()
     except TimeoutError:
-        keeper.kill()
-        raise ChildProcessError(f"its keeper has said nothing for {START_S:.0f} s") from None
+        shim.kill()
+        raise ChildProcessError(f"its shim has said nothing for {START_S:.0f} s") from None
     if not first.startswith("pid "):
-        raise ChildProcessError(f"its keeper ended with {await keeper.wait()} before it had begun")
+        raise ChildProcessError(f"its shim ended with {await shim.wait()} before it had begun")
     return int(first.removeprefix("pid "))
 
 
@@ -357,7 +357,7 @@ async def _pump(stream: asyncio.StreamReader, on_line: Callable[[str], None]) ->
 
 
 async def _sweep(session: int, mark: str) -> None:
-    """SIGKILL what a killed keeper left, until nothing is left of it."""
+    """SIGKILL what a killed shim left, until nothing is left of it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SWEEP_S):
             while left := _left_behind(session, f"{MARK}={mark}".encode()):
@@ -368,7 +368,7 @@ async def _sweep(session: int, mark: str) -> None:
 
 
 def _left_behind(session: int, mark: bytes) -> list[int]:
-    """Living processes in the keeper's session, or with its mark in their environment.
+    """Living processes in the shim's session, or with its mark in their environment.
 
     Both are needed: vLLM's processes overwrite their environment (setproctitle) but stay in the
     session, others may leave the session but keep the environment they were started with.

@@ -29,7 +29,7 @@ from launcher.engines.environment import secret_names
 from launcher.errors import LauncherError, reason
 from launcher.host.journal_reader import Follower, Line, history
 from launcher.host.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts, cannot_reach
-from launcher.instances.ports import Exit, Inherited
+from launcher.instances.ports import Adopted, Exit
 from launcher.instances.spawn_direct import OURS_ALONE, PLANNED_PREFIXES
 from launcher.instances.state_file import Record, digest
 from launcher.instances.state_folder import StateFolder
@@ -45,7 +45,7 @@ START_S: Final = 60.0
 NAME_FREE_S: Final = 10.0
 # For the last lines of a dead unit to arrive from the journal.
 OUTPUT_END_S: Final = 3.0
-# Lines of an inherited instance that are read back.
+# Lines of an adopted instance that are read back.
 HISTORY_LINES: Final = 2000
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class SystemdSpawner:
                 f"check owner and space of '{self._state.path}' and of the run folder",
             ) from error
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+    async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         """Units that run as the plan would start them; the others are being stopped, and no spawn comes before that.
 
         Raises LauncherError.
@@ -150,9 +150,9 @@ class SystemdSpawner:
             raise cannot_reach(error) from error
         for slot in [slot for slot in self._state.records if self._frame.unit(slot) not in found]:
             self._state.forget(slot)
-        return {slot: inherited for slot, inherited in looked if inherited is not None}
+        return {slot: adopted for slot, adopted in looked if adopted is not None}
 
-    async def goes_on(self) -> bool:
+    async def keeps_instances(self) -> bool:
         """Not where systemd stops the daemon for good: `systemctl stop`, or the host goes down.
 
         A restart has a job of another type, and a signal from somebody else none at all: the instances
@@ -277,7 +277,7 @@ class SystemdSpawner:
 
     async def _look(
         self, unit: str, slots: Mapping[int, Callable[[int], Launch]]
-    ) -> tuple[int, Inherited | None]:
+    ) -> tuple[int, Adopted | None]:
         """One unit that was there before us: ours to go on with, or to stop. Raises BusError."""
         slot = self._frame.slot_of(unit)
         if slot is None:
@@ -319,7 +319,7 @@ class SystemdSpawner:
 
     async def _take_over(
         self, slot: int, unit: str, record: Record, facts: UnitFacts, launch: Launch
-    ) -> Inherited:
+    ) -> Adopted:
         self._state.remember(_complete(record, facts))
         heard: list[Line] = []
         hearing: list[Callable[[Line], None]] = [heard.append]
@@ -342,7 +342,7 @@ class SystemdSpawner:
                 tell(line.text, line.time)
             hearing[0] = lambda line: tell(line.text, line.time)
 
-        return Inherited(
+        return Adopted(
             generation=record.generation,
             launch=launch,
             process=self._process(slot, unit, facts, launch.address, on_line),

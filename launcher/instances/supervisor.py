@@ -1,4 +1,4 @@
-"""All slots: one task each, one door for events and questions."""
+"""All slots: one task each, one proxy for events and questions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.engines.base import Engine
 from launcher.errors import NotFoundError
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import (
     Event,
     HoldRequested,
@@ -43,7 +43,7 @@ class Supervisor:
         spawner: Spawner,
         prober: Prober,
         limits: Limits,
-        pace: Pace,
+        probing: ProbeSettings,
         strict_binding: bool,
         announce: Callable[[InstanceEvent], None],
         traffic: Traffic | None = None,
@@ -65,14 +65,14 @@ class Supervisor:
         self._last: dict[int, int] = {}
         """Generation of the last life of slots that were removed: whoever knows it takes a lower one for overtaken."""
         self._spawner = spawner
-        self._make: Callable[[Slot, Engine, Limits, Pace], SlotController] = (
-            lambda slot, engine, limits, pace: SlotController(
+        self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
+            lambda slot, engine, limits, probing: SlotController(
                 slot,
                 engine=engine,
                 spawner=spawner,
                 prober=prober,
                 limits=limits,
-                pace=pace,
+                probing=probing,
                 strict_binding=strict_binding,
                 announce=announce,
                 traffic=traffic,
@@ -83,52 +83,58 @@ class Supervisor:
         )
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._keepers: dict[int, SlotController] = {
-            slot.id: self._make(slot, engine, limits, pace) for slot in plan.slots
+        self._controllers: dict[int, SlotController] = {
+            slot.id: self._make(slot, engine, limits, probing) for slot in plan.slots
         }
 
     @property
-    def keepers(self) -> Mapping[int, SlotController]:
+    def controllers(self) -> Mapping[int, SlotController]:
         """The slots' owners, by slot."""
-        return self._keepers
+        return self._controllers
 
-    def keeper(self, slot: int) -> SlotController:
+    def controller(self, slot: int) -> SlotController:
         """The owner of a slot. Raises LauncherError when there is none."""
         try:
-            return self._keepers[slot]
+            return self._controllers[slot]
         except KeyError:
-            known = ", ".join(str(known) for known in self._keepers)
+            known = ", ".join(str(known) for known in self._controllers)
             raise NotFoundError(
                 f"cannot use slot '{slot}': there is none of that number", f"slots are {known}"
             ) from None
 
     async def run(self) -> None:
         """Start every slot and own them until cancelled."""
-        inherited = await self._spawner.inherit(
-            {slot: partial(self._engine.launch, keeper.slot) for slot, keeper in self._keepers.items()}
+        adopted = await self._spawner.adopt(
+            {
+                slot: partial(self._engine.launch, controller.slot)
+                for slot, controller in self._controllers.items()
+            }
         )
-        self._left = frozenset(inherited)
+        self._left = frozenset(adopted)
         self._asked_for_left.set()
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for slot, keeper in self._keepers.items():
-                self._tasks[slot] = group.create_task(keeper.run(inherited.get(slot)), name=f"slot {slot}")
+            for slot, controller in self._controllers.items():
+                self._tasks[slot] = group.create_task(controller.run(adopted.get(slot)), name=f"slot {slot}")
             await self._start_all()
 
     async def begun(self) -> None:
         """Return when every slot's owner runs, and those of instances that an earlier daemon left have them."""
         await self._asked_for_left.wait()
-        for slot in self._left & self._keepers.keys():
-            await self._keepers[slot].until(lambda seat: seat.generation > 0)
+        for slot in self._left & self._controllers.keys():
+            await self._controllers[slot].until(lambda slot: slot.generation > 0)
 
     async def taken_over(self) -> None:
         """Return when each model with an instance that an earlier daemon left has one that is ready, or none left."""
         await self._asked_for_left.wait()
         models: dict[str, list[SlotController]] = {}
-        for slot in self._left & self._keepers.keys():
-            models.setdefault(self._keepers[slot].slot.model.name, []).append(self._keepers[slot])
-        for keepers in models.values():
-            waits = [asyncio.create_task(_until_settled(keeper), name="taken over") for keeper in keepers]
+        for slot in self._left & self._controllers.keys():
+            models.setdefault(self._controllers[slot].slot.model.name, []).append(self._controllers[slot])
+        for controllers in models.values():
+            waits = [
+                asyncio.create_task(_until_settled(controller), name="taken over")
+                for controller in controllers
+            ]
             try:
                 for settled in asyncio.as_completed(waits):
                     if await settled is State.READY:
@@ -138,31 +144,31 @@ class Supervisor:
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
 
-    def add(self, slot: Slot, engine: Engine, limits: Limits, pace: Pace) -> SlotController:
+    def add(self, slot: Slot, engine: Engine, limits: Limits, probing: ProbeSettings) -> SlotController:
         """One more slot, stopped; its owner lives as long as the others."""
         assert self._group is not None  # noqa: S101  the supervisor runs
-        keeper = self._keepers[slot.id] = self._make(slot, engine, limits, pace)
-        self._tasks[slot.id] = self._group.create_task(keeper.run(), name=f"slot {slot.id}")
-        return keeper
+        controller = self._controllers[slot.id] = self._make(slot, engine, limits, probing)
+        self._tasks[slot.id] = self._group.create_task(controller.run(), name=f"slot {slot.id}")
+        return controller
 
     async def remove(self, slot: int) -> None:
         """Drain and stop a slot, whoever starts it meanwhile, and forget it. Raises NotFoundError."""
-        keeper = self.keeper(slot)
+        controller = self.controller(slot)
         self._pending.discard(slot)
-        while not keeper.stopped:
-            keeper.post(StopRequested())
-            await keeper.until_stopped_or_called_off()
-        self._last[slot] = keeper.seat.generation
+        while not controller.stopped:
+            controller.post(StopRequested())
+            await controller.until_stopped_or_called_off()
+        self._last[slot] = controller.slot_state.generation
         task = self._tasks.pop(slot)
-        del self._keepers[slot]
+        del self._controllers[slot]
         task.cancel()
         await asyncio.wait({task})
 
     async def _start_all(self) -> None:
         """Wave by wave (`Plan.start_order`): the next one when no slot of this one is still loading, less those in
         quarantine, which have no deadline. A slot of which somebody has asked something meanwhile is left to him."""
-        for slot in self._held & self._keepers.keys():
-            self._keepers[slot].post(HoldRequested())
+        for slot in self._held & self._controllers.keys():
+            self._controllers[slot].post(HoldRequested())
         for wave in self._start_order:
             if self._ending:
                 return
@@ -170,29 +176,29 @@ class Supervisor:
                 if slot in self._pending:
                     self.post(slot, StartRequested())
             for slot in wave:
-                if slot in self._keepers:
-                    await _until_loaded(self._keepers[slot])
+                if slot in self._controllers:
+                    await _until_loaded(self._controllers[slot])
 
     def post(self, slot: int, event: Event) -> None:
         """Hand an event to a slot's owner. Raises LauncherError for an unknown slot."""
-        self.keeper(slot).post(event)
+        self.controller(slot).post(event)
         if not isinstance(event, ResumeRequested | ReleaseRequested):
             self._pending.discard(slot)
 
     def went_idle(self, slot: int, generation: int) -> None:
-        """The front door has nothing in flight on a draining instance."""
+        """The proxy has nothing in flight on a draining instance."""
         self.post(slot, WentIdle(generation))
 
     def suspect(self, slot: int, generation: int) -> None:
-        """The front door could not use an instance."""
-        self.keeper(slot).suspect(generation)
+        """The proxy could not use an instance."""
+        self.controller(slot).suspect(generation)
 
     def moves(self, now: float) -> bool:
         """Whether every slot's owner works: none has had something to do for STUCK_S without doing anything."""
-        for slot, keeper in self._keepers.items():
+        for slot, controller in self._controllers.items():
             steps, since = self._seen.get(slot, (-1, now))
-            if keeper.steps != steps or not keeper.backlog:
-                self._seen[slot] = (keeper.steps, now)
+            if controller.steps != steps or not controller.backlog:
+                self._seen[slot] = (controller.steps, now)
             elif now - since > STUCK_S:
                 return False
         return True
@@ -207,21 +213,21 @@ class Supervisor:
 
     async def _end_all(self, event: StopRequested | KillRequested) -> None:
         self._ending = True
-        keepers = tuple(self._keepers.values())
-        for keeper in keepers:
-            keeper.post(event)
-        for keeper in keepers:
-            await keeper.until_stopped()
+        controllers = tuple(self._controllers.values())
+        for controller in controllers:
+            controller.post(event)
+        for controller in controllers:
+            await controller.until_stopped()
 
 
-async def _until_loaded(keeper: SlotController) -> None:
-    await keeper.until(
-        lambda seat: (
-            not keeper.backlog and (seat.state is not State.STARTING or seat.intent is Intent.QUARANTINE)
+async def _until_loaded(controller: SlotController) -> None:
+    await controller.until(
+        lambda slot: (
+            not controller.backlog and (slot.state is not State.STARTING or slot.intent is Intent.QUARANTINE)
         )
     )
 
 
-async def _until_settled(keeper: SlotController) -> State:
-    await keeper.until(lambda seat: seat.generation > 0 and seat.state is not State.STARTING)
-    return keeper.seat.state
+async def _until_settled(controller: SlotController) -> State:
+    await controller.until(lambda slot: slot.generation > 0 and slot.state is not State.STARTING)
+    return controller.slot_state.state

@@ -90,7 +90,7 @@ class Frame:
         return f"{self.prefix}-slot*.service"
 
     def unit(self, slot: int) -> str:
-        """A slot's unit: the same for each life, so that `journalctl --unit` shows all, and never are there two."""
+        """A slot's unit: the same for each instance, so that `journalctl --unit` shows all, and never are there two."""
         return f"{self.prefix}-slot{slot}.service"
 
     def slot_of(self, unit: str) -> int | None:

@@ -15,7 +15,7 @@ from launcher.host.pressure import cpu_pressure
 from launcher.instances.causes import Cause
 from launcher.instances.diagnosis import failed_start, hung, hung_or_dead
 from launcher.instances.health import COMPLETION_TIMEOUT_S
-from launcher.instances.life import Life, Pace
+from launcher.instances.instance import Instance, ProbeSettings
 from launcher.instances.ports import Prober, Traffic
 from launcher.instances.progress import (
     Look,
@@ -40,18 +40,18 @@ LOOK_AROUND_S: Final = 2.0
 
 
 class Watcher:
-    """Looks at one life, generation `generation` of `slot`; `lives` says whether it still is the slot's."""
+    """Looks at one instance, generation `generation` of `slot`; `lives` says whether it still is the slot's."""
 
     def __init__(
         self,
         slot: Slot,
         generation: int,
-        life: Life,
+        instance: Instance,
         *,
         engine: Engine,
         prober: Prober,
         traffic: Traffic,
-        pace: Pace,
+        probing: ProbeSettings,
         clock: Callable[[], float],
         lives: Callable[[], bool],
         suspected: asyncio.Event,
@@ -62,11 +62,11 @@ class Watcher:
         """`looked` is called after each look that succeeded. One that fails raises OSError, or whatever it met."""
         self._slot = slot
         self._generation = generation
-        self._life = life
+        self._instance = instance
         self._engine = engine
         self._prober = prober
         self._traffic = traffic
-        self._pace = pace
+        self._probing = probing
         self._clock = clock
         self._lives = lives
         self._suspected = suspected
@@ -83,7 +83,7 @@ class Watcher:
         """Health path, then one real completion. False when the life ended before; a cause when it never will be."""
         while self._lives():
             await self._look_around()
-            doomed_at = self._life.doomed_at
+            doomed_at = self._instance.doomed_at
             if doomed_at is not None and self._clock() - doomed_at > DOOMED_S:
                 return failed_start(self._last_words(), self._clock() - doomed_at)
             healthy = await self._prober.healthy(address)
@@ -92,12 +92,12 @@ class Watcher:
                 not self._engine.wants_completion_probe
                 or await self._prober.completes(address, self._slot.model.name)
             ):
-                self._life.phase = "serving"
-                self._life.served = True
-                self._life.responsive = True
-                self._life.progress = started(self._clock())
+                self._instance.phase = "serving"
+                self._instance.served = True
+                self._instance.responsive = True
+                self._instance.progress = started(self._clock())
                 return True
-            await asyncio.sleep(self._pace.ready_poll_s)
+            await asyncio.sleep(self._probing.ready_poll_s)
         return False
 
     async def failure(self, address: Address) -> Cause | None:
@@ -106,10 +106,10 @@ class Watcher:
         A definite no, twice, is a failure; silence alone is not: busy is not dead. Work without progress is.
         """
         while self._lives():
-            if self._refusals:  # a whole pause, however loudly the front door suspects it
-                await asyncio.sleep(self._pace.recheck_s)
+            if self._refusals:  # a whole pause, however loudly the proxy suspects it
+                await asyncio.sleep(self._probing.recheck_s)
             else:
-                await self._pause(self._pace.probe_interval_s)
+                await self._pause(self._probing.probe_interval_s)
             if not self._lives():
                 return None
             if (cause := await self._probe(address)) is not None:
@@ -120,7 +120,7 @@ class Watcher:
         """Raises OSError where the daemon itself could not look."""
         await self._look_around()
         answer = await self._prober.healthy(address)
-        self._life.responsive = answer is not None
+        self._instance.responsive = answer is not None
         self._refusals = self._refusals + 1 if answer is False else 0
         if answer is False:
             self._note_look()
@@ -137,10 +137,12 @@ class Watcher:
             in_flight=self._traffic.in_flight(slot, generation),
             relayed=self._traffic.relayed(slot, generation),
         )
-        self._life.progress = progress = observe(self._life.progress, look)
-        if evidence := stall(progress, now, self._pace.stall_timeout_s, self._pressure()):
+        self._instance.progress = progress = observe(self._instance.progress, look)
+        if evidence := stall(progress, now, self._probing.stall_timeout_s, self._pressure()):
             return hung(evidence)
-        if self._engine.wants_completion_probe and canary_is_due(progress, now, self._pace.canary_interval_s):
+        if self._engine.wants_completion_probe and canary_is_due(
+            progress, now, self._probing.canary_interval_s
+        ):
             return await self._canary(address)
         if self._engine.wants_completion_probe and self._may_lie(progress, look):
             return await self._canary_beside(address, look)
@@ -156,10 +158,10 @@ class Watcher:
     async def _canary_beside(self, address: Address, look: Look) -> Cause | None:
         """One token beside the requests that it has. Any answer, a refusal too, says that it does not hang."""
         pressure = self._pressure()
-        limit_s = patience(self._pace.stall_timeout_s, pressure)
+        limit_s = patience(self._probing.stall_timeout_s, pressure)
         self._note_look(limit_s)
         answer = await self._prober.canary(address, self._slot.model.name, limit_s)
-        self._ask_again_at = self._clock() + self._pace.stall_timeout_s
+        self._ask_again_at = self._clock() + self._probing.stall_timeout_s
         if answer is not None or not self._lives():
             return None
         still = f"nothing has come of its {look.in_flight} requests (proxy.hung_timeout_s)"
@@ -169,7 +171,7 @@ class Watcher:
     async def _canary(self, address: Address) -> Cause | None:
         """One token of an idle instance. It may take as long as a request may stand still."""
         pressure = self._pressure()
-        limit_s = patience(self._pace.stall_timeout_s, pressure)
+        limit_s = patience(self._probing.stall_timeout_s, pressure)
         self._note_look(limit_s)
         answer = await self._prober.canary(address, self._slot.model.name, limit_s)
         if not self._lives():
@@ -178,7 +180,7 @@ class Watcher:
             said = f"idle, and no answer to a completion of one token within {limit_s:.0f} s (canary)"
             return hung((said, pressure_line(pressure)))
         if answer:
-            self._life.progress = proved(self._life.progress, self._clock())
+            self._instance.progress = proved(self._instance.progress, self._clock())
             self._canaries_refused = 0
             return None
         self._canaries_refused += 1
@@ -188,8 +190,8 @@ class Watcher:
 
     def _note_look(self, takes_s: float = 0.0) -> None:
         """A look has succeeded; what it does next may take so long."""
-        self._life.looked_at = now = self._clock()
-        self._life.watched_until = now + takes_s + self._pace.unwatched_s
+        self._instance.looked_at = now = self._clock()
+        self._instance.watched_until = now + takes_s + self._probing.unwatched_s
         self._looked()
 
     async def _look_around(self) -> None:
@@ -199,9 +201,9 @@ class Watcher:
 
     def _look_at_memory(self) -> None:
         """For the day that it is killed for want of it."""
-        self._life.nodes = node_memory(self._slot.placement.membind)
-        if self._life.process is not None:
-            self._life.pids |= family(self._life.process.pid)
+        self._instance.nodes = node_memory(self._slot.placement.membind)
+        if self._instance.process is not None:
+            self._instance.pids |= family(self._instance.process.pid)
 
     async def _pause(self, seconds: float) -> None:
         """Until the time is over or someone suspects the instance."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from launcher.config.schema import Config
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.engines.base import Launch
 from launcher.plan import Slot
 from launcher.redaction import masked_arguments
@@ -56,14 +56,14 @@ class Changes:
 
 # Sections that are taken over while everything runs, and those that only shape the slots.
 _LIVE: Final = ("supervision",)
-# The front door, the control socket, the units' frame and the log are set up once.
+# The proxy, the control socket, the units' frame and the log are set up once.
 _ONCE: Final = ("proxy", "control", "systemd", "logging")
 # Kinds of engine and of spawner decide how the daemon itself is built.
 _BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
 
 
-def compare(before: Assembly, after: Assembly) -> Changes:
-    """The way from one assembly to another."""
+def compare(before: Deployment, after: Deployment) -> Changes:
+    """The way from one deployment to another."""
     keys = tuple(_differing(before.config, after.config))
     once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
     if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
@@ -72,14 +72,14 @@ def compare(before: Assembly, after: Assembly) -> Changes:
         once.append("the models' aliases")
     if before.plan.reserved != after.plan.reserved:
         once.append("the reserved cpus")
-    old, new = ({slot.id: slot for slot in assembly.plan.slots} for assembly in (before, after))
+    old, new = ({slot.id: slot for slot in deployment.plan.slots} for deployment in (before, after))
     slots = [_change(number, old, new, before, after) for number in sorted(old.keys() | new.keys())]
     live = tuple(key for key in keys if key.startswith(_LIVE) and key not in once)
     return Changes(tuple(slots), live, tuple(once))
 
 
 def _change(
-    number: int, old: Mapping[int, Slot], new: Mapping[int, Slot], before: Assembly, after: Assembly
+    number: int, old: Mapping[int, Slot], new: Mapping[int, Slot], before: Deployment, after: Deployment
 ) -> SlotChange:
     if number not in new:
         return SlotChange(number, Step.STOP, ("it is not in the new plan",))
@@ -98,9 +98,7 @@ def _placement(was: Slot, will: Slot) -> Iterator[str]:
         yield f"cpus {was.placement.cpus} become {will.placement.cpus}"
     if was.placement.membind != will.placement.membind:
         yield f"memory nodes {was.placement.membind} become {will.placement.membind}"
-    if (
-        was.model.max_num_seqs != will.model.max_num_seqs
-    ):  # the front door's bound too, whatever the engine is
+    if was.model.max_num_seqs != will.model.max_num_seqs:  # the proxy's bound too, whatever the engine is
         yield f"max_num_seqs {was.model.max_num_seqs} becomes {will.model.max_num_seqs}"
 
 

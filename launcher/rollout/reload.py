@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import Intent, State
 from launcher.instances.ports import Prober
 from launcher.instances.supervisor import Supervisor
@@ -27,7 +27,7 @@ log = logging.getLogger("launcher.rollout")
 # To ask systemd what an earlier daemon left: milliseconds mostly. Less than a client of the control socket waits.
 TAKE_OVER_S: Final = 20.0
 
-Reread = Callable[[Sequence[str]], Assembly]
+Reread = Callable[[Sequence[str]], Deployment]
 """Makes the plan anew, with overrides. Blocking. Raises LauncherError."""
 
 
@@ -39,7 +39,7 @@ class Reloader:
         supervisor: Supervisor,
         prober: Prober,
         reread: Reread | None,
-        reloaded: Callable[[Assembly], None],
+        reloaded: Callable[[Deployment], None],
     ) -> None:
         self._supervisor = supervisor
         self._prober = prober
@@ -51,7 +51,7 @@ class Reloader:
         self._ended = False
 
     async def reload(
-        self, before: Assembly, overrides: Sequence[str], *, dry_run: bool, force: bool
+        self, before: Deployment, overrides: Sequence[str], *, dry_run: bool, force: bool
     ) -> dict[str, Any]:
         """Re-read the configuration and go there, one slot at a time. Returns when it has begun.
 
@@ -94,7 +94,7 @@ class Reloader:
                 "look at `numa-launcher status`, then reload again",
             ) from None
 
-    def _check(self, before: Assembly, after: Assembly, changes: Changes, *, force: bool) -> None:
+    def _check(self, before: Deployment, after: Deployment, changes: Changes, *, force: bool) -> None:
         """Raise RefusedError where only a restart of the daemon would do, or some step would leave too few instances."""
         if changes.needs_restart:
             keys = ", ".join(changes.needs_restart)
@@ -107,10 +107,11 @@ class Reloader:
         # One that is on its way is waited for.
         standing = {
             slot: Standing(
-                keeper.slot.model.name,
-                keeper.seat.intent is Intent.RUN and keeper.seat.state is not State.FAILED,
+                controller.slot.model.name,
+                controller.slot_state.intent is Intent.RUN
+                and controller.slot_state.state is not State.FAILED,
             )
-            for slot, keeper in self._supervisor.keepers.items()
+            for slot, controller in self._supervisor.controllers.items()
         }
         least = least_of(before)
         models = {slot.id: slot.model.name for slot in after.plan.slots}
@@ -123,7 +124,7 @@ class Reloader:
             elif change.step is Step.START:
                 standing[change.slot] = Standing(models[change.slot], ready=True)
 
-    async def _roll(self, rollout: Rollout, after: Assembly) -> None:
+    async def _roll(self, rollout: Rollout, after: Deployment) -> None:
         try:
             if await rollout.run():
                 self._reloaded(after)
@@ -148,7 +149,7 @@ class Reloader:
         }  # fmt: skip
 
     @property
-    def target(self) -> Assembly | None:
+    def target(self) -> Deployment | None:
         """Where a rollout that is under way goes to."""
         return self._rollout.after if self._rollout is not None and self._rolling is not None else None
 
@@ -160,7 +161,7 @@ class Reloader:
             await asyncio.wait({self._rolling})
 
 
-def _in_full_view(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> Assembly:
+def _in_full_view(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> Deployment:
     """In a thread: with the cpus that the daemon had before it moved to the reserved ones. Raises LauncherError."""
     was = os.sched_getaffinity(0)
     try:
@@ -174,9 +175,9 @@ def _in_full_view(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> 
     return after
 
 
-def refuse_violations(assembly: Assembly) -> None:
+def refuse_violations(deployment: Deployment) -> None:
     """Raise LauncherError where the plan can't be started."""
-    if violations := assembly.plan.violations:
+    if violations := deployment.plan.violations:
         more = f" (and {len(violations) - 1} more, see `numa-launcher plan`)" if len(violations) > 1 else ""
         raise LauncherError(violations[0].message + more, violations[0].remedy)
 
@@ -186,10 +187,10 @@ def limits_of(config: Config) -> Limits:
     return Limits.of(config.supervision)
 
 
-def pace_of(config: Config) -> Pace:
+def probing_of(config: Config) -> ProbeSettings:
     """How often instances are looked at."""
     supervision = config.supervision
-    return Pace(
+    return ProbeSettings(
         supervision.probe_interval_s,
         config.logging.tail_lines,
         stall_timeout_s=supervision.stall_timeout_s,
@@ -199,6 +200,6 @@ def pace_of(config: Config) -> Pace:
     )
 
 
-def settings_of(assembly: Assembly) -> tuple[Limits, Pace]:
+def settings_of(deployment: Deployment) -> tuple[Limits, ProbeSettings]:
     """What a slot's owner works by."""
-    return limits_of(assembly.config), pace_of(assembly.config)
+    return limits_of(deployment.config), probing_of(deployment.config)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.errors import LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check, least_ready
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import (
     Intent,
     RestartRequested,
@@ -80,10 +80,10 @@ class Rollout:
         self,
         supervisor: Supervisor,
         prober: Prober,
-        before: Assembly,
-        after: Assembly,
+        before: Deployment,
+        after: Deployment,
         changes: Changes,
-        settings: Callable[[Assembly], tuple[Limits, Pace]],
+        settings: Callable[[Deployment], tuple[Limits, ProbeSettings]],
         clock: Callable[[], float] = time.monotonic,
         *,
         force: bool = False,
@@ -148,157 +148,163 @@ class Rollout:
         progress.doing = ""
         progress.stage = Stage.STUCK if failed else Stage.ROLLED_BACK
 
-    def _take_over(self, assembly: Assembly, changes: Sequence[SlotChange]) -> None:
-        """Limits and pace, and what the next life is started as, of slots that go on."""
-        limits, pace = self._settings(assembly)
-        slots = {slot.id: slot for slot in assembly.plan.slots}
+    def _take_over(self, deployment: Deployment, changes: Sequence[SlotChange]) -> None:
+        """Limits and probing, and what the next life is started as, of slots that go on."""
+        limits, probing = self._settings(deployment)
+        slots = {slot.id: slot for slot in deployment.plan.slots}
         for change in changes:
-            keeper = self._supervisor.keepers.get(change.slot)
-            if keeper is not None and change.slot in slots:
-                keeper.use(slots[change.slot], assembly.engine, limits, pace)
+            controller = self._supervisor.controllers.get(change.slot)
+            if controller is not None and change.slot in slots:
+                controller.use(slots[change.slot], deployment.engine, limits, probing)
 
-    async def _apply(self, change: SlotChange, assembly: Assembly) -> None:
+    async def _apply(self, change: SlotChange, deployment: Deployment) -> None:
         match change.step:
             case Step.STOP:
                 await self._supervisor.remove(change.slot)
-            case Step.START if change.slot not in self._supervisor.keepers:
-                limits, pace = self._settings(assembly)
-                slot = next(slot for slot in assembly.plan.slots if slot.id == change.slot)
-                keeper = self._supervisor.add(slot, assembly.engine, limits, pace)
-                keeper.post(StartRequested())
-                await self._come_up(keeper, keeper.seat.generation + 1)
+            case Step.START if change.slot not in self._supervisor.controllers:
+                limits, probing = self._settings(deployment)
+                slot = next(slot for slot in deployment.plan.slots if slot.id == change.slot)
+                controller = self._supervisor.add(slot, deployment.engine, limits, probing)
+                controller.post(StartRequested())
+                await self._come_up(controller, controller.slot_state.generation + 1)
             case Step.START | Step.RESTART:  # a way back may have left one that was new
-                keeper = self._supervisor.keepers[change.slot]
-                least = keeper.seat.generation + 1
-                self._take_over(assembly, [change])
-                await self._restart(keeper, least)
+                controller = self._supervisor.controllers[change.slot]
+                least = controller.slot_state.generation + 1
+                self._take_over(deployment, [change])
+                await self._restart(controller, least)
             case Step.NOTHING:
                 pass
 
     async def _make_room(self, change: SlotChange, patience_s: float) -> None:
         """Wait until one more may be taken out of rotation. Raises RefusedError where too few would be left."""
-        keeper = self._supervisor.keepers.get(change.slot)
-        if keeper is None or _is_aside(keeper.seat):
+        controller = self._supervisor.controllers.get(change.slot)
+        if controller is None or _is_aside(controller.slot_state):
             return
-        await self._siblings_are_back(keeper, patience_s)
+        await self._siblings_are_back(controller, patience_s)
         if not self._force:
             standing = {
-                number: Standing(other.slot.model.name, other.settled)
-                for number, other in self._supervisor.keepers.items()
+                number: Standing(other.slot.model.name, other.in_rotation)
+                for number, other in self._supervisor.controllers.items()
             }
-            check("reload", change.slot, standing, self._least.get(keeper.slot.model.name, 0))
+            check("reload", change.slot, standing, self._least.get(controller.slot.model.name, 0))
 
-    async def _restart(self, keeper: SlotController, least: int) -> None:
+    async def _restart(self, controller: SlotController, least: int) -> None:
         """Into life `least` or a later one: those have the new configuration. One that somebody has taken out of
         rotation takes it when it starts again."""
-        if _is_aside(keeper.seat):
-            self._say_aside(keeper)
+        if _is_aside(controller.slot_state):
+            self._say_aside(controller)
             return
-        if keeper.seat.state is State.STARTING and keeper.seat.generation < least:
-            keeper.post(
+        if controller.slot_state.state is State.STARTING and controller.slot_state.generation < least:
+            controller.post(
                 StopRequested()
             )  # `restart` leaves a start alone, and this one is of the old configuration
-            await keeper.until_stopped_or_called_off()
-        match keeper.seat.state:
+            await controller.until_stopped_or_called_off()
+        match controller.slot_state.state:
             case State.STOPPED | State.FAILED:
-                keeper.post(StartRequested())
-            case _ if keeper.seat.generation < least and not _is_aside(keeper.seat):
-                keeper.post(RestartRequested())
-        await self._come_up(keeper, least)
+                controller.post(StartRequested())
+            case _ if controller.slot_state.generation < least and not _is_aside(controller.slot_state):
+                controller.post(RestartRequested())
+        await self._come_up(controller, least)
 
-    async def _siblings_are_back(self, keeper: SlotController, patience_s: float) -> None:
+    async def _siblings_are_back(self, controller: SlotController, patience_s: float) -> None:
         """Wait until no other instance of the model is on its way."""
         doing = self.progress.doing
-        for other in self._siblings(keeper):
+        for other in self._siblings(controller):
             self.progress.doing = f"{doing}: waits for slot {other.slot.id}"
             try:
                 async with asyncio.timeout(patience_s):
-                    await other.until(lambda seat: seat.state not in _MOVING or _is_aside(seat))
+                    await other.until(lambda slot: slot.state not in _MOVING or _is_aside(slot))
             except TimeoutError:
-                log.warning("reload: slot %d is still %s", other.slot.id, other.seat.state)
+                log.warning("reload: slot %d is still %s", other.slot.id, other.slot_state.state)
         self.progress.doing = doing
 
-    def _siblings(self, keeper: SlotController) -> list[SlotController]:
-        name = keeper.slot.model.name
-        return [k for k in self._supervisor.keepers.values() if k is not keeper and k.slot.model.name == name]
+    def _siblings(self, controller: SlotController) -> list[SlotController]:
+        name = controller.slot.model.name
+        return [
+            k
+            for k in self._supervisor.controllers.values()
+            if k is not controller and k.slot.model.name == name
+        ]
 
-    async def _come_up(self, keeper: SlotController, least: int) -> None:
+    async def _come_up(self, controller: SlotController, least: int) -> None:
         """Until its new life is ready and as good as its siblings. Raises CheckError."""
-        slot = keeper.slot.id
-        await keeper.until(lambda seat: not keeper.backlog and _is_over(seat, least))
-        seat = keeper.seat
-        if _is_aside(seat):
-            self._say_aside(keeper)
+        slot = controller.slot.id
+        await controller.until(lambda slot: not controller.backlog and _is_over(slot, least))
+        slot_state = controller.slot_state
+        if _is_aside(slot_state):
+            self._say_aside(controller)
             return
-        if seat.state is not State.READY:
-            cause = None if seat.last_cause is None else seat.last_cause.of_slot(slot)
-            why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {seat.state}"
+        if slot_state.state is not State.READY:
+            cause = None if slot_state.last_cause is None else slot_state.last_cause.of_slot(slot)
+            why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {slot_state.state}"
             raise CheckError(
                 f"cannot reload: slot {slot} did not come up: {why}",
                 cause.remedy if cause is not None else "look at `numa-launcher events`",
             )
-        if seat.generation < least:
+        if slot_state.generation < least:
             raise CheckError(
                 f"cannot reload: somebody has put slot {slot} back into rotation before it had restarted",
                 f"`numa-launcher events --audit --slot {slot}` says who; then reload again",
             )
-        await self._check(keeper)
+        await self._check(controller)
 
-    def _say_aside(self, keeper: SlotController) -> None:
-        seat, slot = keeper.seat, keeper.slot.id
+    def _say_aside(self, controller: SlotController) -> None:
+        slot_state, slot = controller.slot_state, controller.slot.id
         log.info(
-            "reload: slot %d is %s (%s): it changes when it starts again", slot, seat.state, seat.intent,
+            "reload: slot %d is %s (%s): it changes when it starts again", slot, slot_state.state, slot_state.intent,
             extra={"slot": slot},
         )  # fmt: skip
 
-    async def _check(self, keeper: SlotController) -> None:
+    async def _check(self, controller: SlotController) -> None:
         """Answers as quickly as a sibling, and without an error. Raises CheckError."""
-        sibling = next((k for k in self._siblings(keeper) if k.seat.state is State.READY), None)
-        new = await self._ask(keeper)
+        sibling = next((k for k in self._siblings(controller) if k.slot_state.state is State.READY), None)
+        new = await self._ask(controller)
         if new is None:
             raise CheckError(
-                f"cannot reload: slot {keeper.slot.id} gave no answer to a completion of one token",
-                f"numa-launcher logs {keeper.slot.id}",
+                f"cannot reload: slot {controller.slot.id} gave no answer to a completion of one token",
+                f"numa-launcher logs {controller.slot.id}",
             )
         old = await self._ask(sibling) if sibling is not None else None
         if old is not None and new > old * SLOWER + SLACK_S:
             raise CheckError(
-                f"cannot reload: slot {keeper.slot.id} took {new:.2f} s for one token, its sibling {old:.2f} s",
+                f"cannot reload: slot {controller.slot.id} took {new:.2f} s for one token, its sibling {old:.2f} s",
                 "compare the two configurations with `numa-launcher reload --dry-run`",
             )
-        log.info("reload: slot %d answers in %.3f s", keeper.slot.id, new, extra={"slot": keeper.slot.id})
+        log.info(
+            "reload: slot %d answers in %.3f s", controller.slot.id, new, extra={"slot": controller.slot.id}
+        )
 
-    async def _ask(self, keeper: SlotController) -> float | None:
+    async def _ask(self, controller: SlotController) -> float | None:
         """The median of a few completions of one token, in seconds; None when one fails."""
-        address, took = keeper.life.address, []
+        address, took = controller.instance.address, []
         if address is None:
             return None
         for _ in range(CANARIES):
             began = self._clock()
-            if not await self._prober.canary(address, keeper.slot.model.name, CANARY_TIMEOUT_S):
+            if not await self._prober.canary(address, controller.slot.model.name, CANARY_TIMEOUT_S):
                 return None
             took.append(self._clock() - began)
         return statistics.median(took)
 
 
-def least_of(before: Assembly) -> Mapping[str, int]:
+def least_of(before: Deployment) -> Mapping[str, int]:
     """Instances that stay ready, by model, on the way to another configuration."""
     names = [slot.model.name for slot in before.plan.slots]
     return {name: least_ready(before.config.supervision.min_ready, names.count(name)) for name in names}
 
 
-def _is_aside(seat: SlotState) -> bool:
+def _is_aside(slot_state: SlotState) -> bool:
     """An operator wants it out of rotation, or stopped."""
-    return seat.intent in _ASIDE
+    return slot_state.intent in _ASIDE
 
 
-def _is_over(seat: SlotState, least: int) -> bool:
+def _is_over(slot_state: SlotState, least: int) -> bool:
     """A restart into life `least` has come to an end, a good one or another."""
-    if _is_aside(seat) or seat.state is State.FAILED:
+    if _is_aside(slot_state) or slot_state.state is State.FAILED:
         return True
-    if seat.generation < least:
-        return seat.state is State.READY and not seat.restarting
-    return seat.state in {State.READY, State.BACKOFF}
+    if slot_state.generation < least:
+        return slot_state.state is State.READY and not slot_state.restarting
+    return slot_state.state in {State.READY, State.BACKOFF}
 
 
 __all__ = ["CheckError", "Progress", "Rollout", "Stage", "least_of"]

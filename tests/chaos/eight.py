@@ -17,7 +17,7 @@ import uvloop
 from synthetic import Machine
 
 from launcher.config.load import load_config
-from launcher.daemon.deployment import assemble
+from launcher.daemon.deployment import build_deployment
 from launcher.daemon.main import serve
 from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.engines.select import make_engine
@@ -31,12 +31,14 @@ def main() -> None:
     args = parser.parse_args()
     config = load_config(args.config, environ=os.environ)
     journal.set_up(config.logging.level, config.logging.format.value)
-    assembly = assemble(config, machine=Machine(nodes=args.nodes, cores=1).topology(), cpus_only=True)
+    deployment = build_deployment(
+        config, machine=Machine(nodes=args.nodes, cores=1).topology(), cpus_only=True
+    )
     binding = Binding(MemPolicy.NONE)
-    engine = make_engine(config, assembly.stack, binding, assembly.run_dir)
-    assembly = dataclasses.replace(assembly, binding=binding, engine=engine)
+    engine = make_engine(config, deployment.stack, binding, deployment.run_dir)
+    deployment = dataclasses.replace(deployment, binding=binding, engine=engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(assembly))
+        runner.run(serve(deployment))
 
 
 if __name__ == "__main__":

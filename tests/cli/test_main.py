@@ -20,7 +20,7 @@ from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
 from launcher.control.client import ControlClient, UnreachableError
-from launcher.control.messages import SUMMARY, Request, Verb
+from launcher.control.messages import SUMMARY, Request, SlotCommand
 from launcher.errors import BusyError, LauncherError
 
 Run = Any
@@ -49,7 +49,7 @@ def test_every_verb_has_help() -> None:
     for verb, (_, summary) in VERBS.items():
         assert verb in text
         assert summary.split(",")[0][:40] in " ".join(text.split())
-    for verb in Verb:
+    for verb in SlotCommand:
         assert VERBS[verb][1] == SUMMARY[verb]
 
 
@@ -374,7 +374,7 @@ def test_a_verb_waits_until_it_is_so(  # noqa: PLR0917
     operations.slots[1] = slot_status(1, **before)
     operations.after = after
     assert main([verb, "1"]) == code
-    assert operations.asked == [(1, Verb(verb))]
+    assert operations.asked == [(1, SlotCommand(verb))]
     assert operations.after == [], "it looked until the end"
     out, err = capsys.readouterr()
     assert out.strip() == f"slot 1 {said}"
@@ -610,7 +610,7 @@ def test_an_option_of_another_verb_is_refused(words: list[str], capsys: pytest.C
 
 def test_options_reach_the_daemon(daemon: Backstage, operations: FakeOperations) -> None:
     assert main(["drain", "0", "--force", "--deadline", "3", "--no-wait"]) == 0
-    assert operations.requests == [Request(Verb.DRAIN, force=True, deadline_s=3.0)]
+    assert operations.requests == [Request(SlotCommand.DRAIN, force=True, deadline_s=3.0)]
 
 
 def test_a_refusal_is_two_lines(

@@ -13,7 +13,7 @@ from fake_operations import FakeOperations
 from fakes import until
 
 from launcher.control import server as control
-from launcher.control.messages import Verb
+from launcher.control.messages import SlotCommand
 from launcher.control.server import ControlServer
 
 # The bound in these tests, and far more than it takes to see that it holds.
@@ -140,4 +140,4 @@ async def test_requests_in_a_row_on_one_connection(path: str, operations: FakeOp
     one = b"POST /v1/slots/%d/stop HTTP/1.1\r\nHost: x\r\n\r\n"
     answer = await said(path, b"".join(one % (n % 2) for n in range(20)))
     assert answer.count(b"HTTP/1.1 200 OK") == 20
-    assert operations.asked == [(n % 2, Verb.STOP) for n in range(20)]
+    assert operations.asked == [(n % 2, SlotCommand.STOP) for n in range(20)]

@@ -13,7 +13,7 @@ import pytest
 from fake_operations import Backstage, FakeOperations
 
 from launcher.control.client import ControlClient, UnreachableError
-from launcher.control.messages import Verb
+from launcher.control.messages import SlotCommand
 from launcher.errors import LauncherError
 
 
@@ -27,7 +27,7 @@ def test_get_and_post(daemon: Backstage) -> None:
     client = ControlClient(daemon.path)
     assert client.get("/status")["ready"] == 2
     assert client.post("/slots/1/stop")["slot"] == 1
-    assert daemon.operations.asked == [(1, Verb.STOP)]
+    assert daemon.operations.asked == [(1, SlotCommand.STOP)]
 
 
 def test_a_page_of_text(daemon: Backstage) -> None:

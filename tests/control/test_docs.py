@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.control.docs import examples, fields_of, to_markdown
-from launcher.control.messages import ENDPOINTS, PREFIX, Role, Verb
+from launcher.control.messages import ENDPOINTS, PREFIX, Role, SlotCommand
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
@@ -21,7 +21,7 @@ def test_the_page_is_fresh() -> None:
 
 def test_every_verb_is_an_endpoint_and_every_endpoint_has_an_example() -> None:
     paths = [endpoint.path for endpoint in ENDPOINTS]
-    for verb in Verb:
+    for verb in SlotCommand:
         assert f"/slots/{{slot}}/{verb}" in paths
     shown = [line for _, line in examples()]
     for endpoint in ENDPOINTS:

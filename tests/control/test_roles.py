@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fake_operations import FakeOperations
 
-from launcher.control.messages import Verb
+from launcher.control.messages import SlotCommand
 from launcher.control.server import ControlServer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -115,7 +115,7 @@ async def test_roles(
     assert (code, "ready" in body) == (0, may_read)
     code, body = await ask(shared, who, "POST", "slots/0/stop")
     assert (code, "state" in body) == (0, may_change)
-    assert operations.asked == ([(0, Verb.STOP)] if may_change else [])
+    assert operations.asked == ([(0, SlotCommand.STOP)] if may_change else [])
 
 
 async def test_the_refusals_say_which_group(shared: str) -> None:
@@ -139,7 +139,7 @@ async def test_without_a_read_group_the_kernel_refuses_strangers(
     for who in (Who(USER, CHANGERS.gr_gid), Who(USER, NOBODYS_GROUP, (CHANGERS.gr_gid,))):
         code, body = await ask(private, who, "POST", "slots/0/stop")
         assert (code, body["slot"]) == (0, 0)
-    assert operations.asked == [(0, Verb.STOP)] * 2
+    assert operations.asked == [(0, SlotCommand.STOP)] * 2
 
 
 async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 from fake_operations import FakeOperations
 from fakes import until
 
-from launcher.control.messages import SUMMARY, Request, Verb
+from launcher.control.messages import SUMMARY, Request, SlotCommand
 from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, peer_of
 from launcher.control.server import MAX_BODY_BYTES, ControlServer
 from launcher.errors import LauncherError
@@ -59,9 +59,12 @@ async def test_status_and_plan(http: aiohttp.ClientSession) -> None:
     assert await asked(http, "GET", "/v1/plan") == (200, {"slots": []})
 
 
-@pytest.mark.parametrize("verb", Verb)
+@pytest.mark.parametrize("verb", SlotCommand)
 async def test_each_verb(
-    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture, verb: Verb
+    http: aiohttp.ClientSession,
+    operations: FakeOperations,
+    caplog: pytest.LogCaptureFixture,
+    verb: SlotCommand,
 ) -> None:
     caplog.set_level(logging.INFO, "launcher.control")
     code, slot = await asked(http, "POST", f"/v1/slots/1/{verb}")
@@ -142,7 +145,7 @@ async def test_curl(path: str, operations: FakeOperations) -> None:
     )  # fmt: skip
     out, _ = await curl.communicate()
     assert json.loads(out)["slot"] == 0
-    assert operations.asked == [(0, Verb.DRAIN)]
+    assert operations.asked == [(0, SlotCommand.DRAIN)]
 
 
 async def test_mode(path: str) -> None:
@@ -330,7 +333,10 @@ async def test_a_stranger_is_refused(
 async def test_options_of_a_verb(http: aiohttp.ClientSession, operations: FakeOperations) -> None:
     await asked(http, "POST", "/v1/slots/0/drain?deadline=12.5")
     await asked(http, "POST", "/v1/slots/1/stop?force=1")
-    assert operations.requests == [Request(Verb.DRAIN, deadline_s=12.5), Request(Verb.STOP, force=True)]
+    assert operations.requests == [
+        Request(SlotCommand.DRAIN, deadline_s=12.5),
+        Request(SlotCommand.STOP, force=True),
+    ]
 
 
 @pytest.mark.parametrize(

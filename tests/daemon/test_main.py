@@ -14,7 +14,7 @@ from rollout.test_diff import made
 
 from launcher.cpuset import CpuSet
 from launcher.daemon import main
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.daemon.main import Daemon
 from launcher.errors import LauncherError
 from launcher.host import gc_tuning, notify, open_files
@@ -29,13 +29,13 @@ class Spawner(FakeSpawner):
     """What the daemon says of the machine."""
     broken: LauncherError | None = None
 
-    async def goes_on(self) -> bool:
+    async def keeps_instances(self) -> bool:
         return self.going_on.pop(0)
 
-    async def inherit(self, slots: Any) -> Any:
+    async def adopt(self, slots: Any) -> Any:
         if self.broken is not None:
             raise self.broken
-        return await super().inherit(slots)
+        return await super().adopt(slots)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class House:
     """A daemon that has a fake spawner."""
 
     spawner: Spawner
-    build: Callable[[Assembly], Daemon]
+    build: Callable[[Deployment], Daemon]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
     return House(spawner, Daemon)
 
 
-def at(folder: Path) -> Assembly:
+def at(folder: Path) -> Deployment:
     return made(
         proxy={"listen": ["127.0.0.1:0"]}, control={"socket": str(folder / "c.sock")},
         supervision={"drain_timeout_s": 1.0},
@@ -113,12 +113,12 @@ async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:
     one, done = house.build(at(folder)), []
 
     async def door_stops(_grace: float) -> None:
-        done.append(f"door, {len(house.spawner.going_on)} answers left")
+        done.append(f"proxy, {len(house.spawner.going_on)} answers left")
 
     async def slots_stop() -> None:
         done.append("slots")
 
-    one.door.stop = door_stops  # type: ignore[method-assign]
+    one.proxy.stop = door_stops  # type: ignore[method-assign]
     one.supervisor.stop = slots_stop  # type: ignore[method-assign]
     async with asyncio.timeout(SOON_S):
         await one._shut_down()
@@ -126,30 +126,30 @@ async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:
 
 
 async def test_a_restart_leaves_the_instances(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, True, True) == ["door, 1 answers left", "to come again"]
+    assert await ends(house, tmp_path, True, True) == ["proxy, 1 answers left", "to come again"]
 
 
 async def test_a_stop_takes_them_and_is_final(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, False) == ["door, 0 answers left", "slots", "for good"]
+    assert await ends(house, tmp_path, False) == ["proxy, 0 answers left", "slots", "for good"]
 
 
 async def test_a_stop_during_the_drain_of_a_restart_takes_them_too(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, True, False) == ["door, 1 answers left", "slots", "for good"]
+    assert await ends(house, tmp_path, True, False) == ["proxy, 1 answers left", "slots", "for good"]
 
 
 async def test_cpus_that_may_come_online_are_the_instances_too(house: House, tmp_path: Path) -> None:
     """A reload may plan with them; numactl refuses what a start was not given."""
-    assembly = at(tmp_path)
-    topology = replace(assembly.topology, offline=CpuSet.parse("900-901"))
-    house.build(replace(assembly, topology=topology))
-    assert house.spawner.allowed == assembly.topology.allowed | CpuSet.parse("900-901")
+    deployment = at(tmp_path)
+    topology = replace(deployment.topology, offline=CpuSet.parse("900-901"))
+    house.build(replace(deployment, topology=topology))
+    assert house.spawner.allowed == deployment.topology.allowed | CpuSet.parse("900-901")
 
 
 async def test_clients_leave_descriptors_to_the_instances(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "limit_now", lambda: 1026)
-    assembly = at(tmp_path)
-    assert assembly.connections == sum(slot.model.max_num_seqs for slot in assembly.plan.slots)
-    door = house.build(assembly).door
-    assert door._most_clients == max(513 - assembly.connections, 256)
+    deployment = at(tmp_path)
+    assert deployment.connections == sum(slot.model.max_num_seqs for slot in deployment.plan.slots)
+    proxy = house.build(deployment).proxy
+    assert proxy._most_clients == max(513 - deployment.connections, 256)

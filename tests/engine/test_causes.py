@@ -28,7 +28,7 @@ from launcher.engines.base import Launch
 from launcher.instances.backoff import Limits
 from launcher.instances.causes import Cause
 from launcher.instances.health import HttpProber
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import StartRequested, State
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.spawn_direct import DirectSpawner
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 # One death is enough to be failed: nothing starts twice here.
 LIMITS = replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)
-PACE = Pace(probe_interval_s=1.0, tail_lines=2000, stall_timeout_s=5.0)
+PROBES = ProbeSettings(probe_interval_s=1.0, tail_lines=2000, stall_timeout_s=5.0)
 # Twenty seconds on two cores that nobody else uses.
 DEATH_S = 300.0
 
@@ -76,23 +76,24 @@ Act = Callable[[SlotController], Awaitable[None]]
 
 async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
     """Start it, let `act` do its worst, and read the cause."""
-    keeper = SlotController(
+    controller = SlotController(
         a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
-        prober=HttpProber("/health", 5.0), limits=LIMITS, pace=PACE, strict_binding=False, announce=lambda _event: None,
+        prober=HttpProber("/health", 5.0), limits=LIMITS, probing=PROBES, strict_binding=False,
+        announce=lambda _event: None,
     )  # fmt: skip
-    owner = asyncio.create_task(keeper.run())
-    keeper.post(StartRequested())
+    owner = asyncio.create_task(controller.run())
+    controller.post(StartRequested())
     try:
         async with asyncio.timeout(DEATH_S):
             if act is not None:
-                await act(keeper)
-            await keeper.until(lambda seat: seat.state is State.FAILED)
+                await act(controller)
+            await controller.until(lambda slot: slot.state is State.FAILED)
     finally:
         owner.cancel()
         await asyncio.wait({owner})
-    assert keeper.seat.last_cause is not None
-    print(keeper.seat.last_cause)
-    return keeper.seat.last_cause
+    assert controller.slot_state.last_cause is not None
+    print(controller.slot_state.last_cause)
+    return controller.slot_state.last_cause
 
 
 @dataclass
@@ -199,12 +200,12 @@ async def test_kv_too_small(stage: Stage) -> None:
 
 
 async def test_killed_by_operator(stage: Stage) -> None:
-    async def kill(keeper: SlotController) -> None:
-        await keeper.until(lambda _seat: keeper.life.process is not None)
-        assert keeper.life.process is not None
-        async with contextlib.aclosing(keeper.log.follow(1)) as lines:
+    async def kill(controller: SlotController) -> None:
+        await controller.until(lambda _slot: controller.instance.process is not None)
+        assert controller.instance.process is not None
+        async with contextlib.aclosing(controller.log.follow(1)) as lines:
             await anext(lines)  # the interpreter runs
-        os.kill(keeper.life.process.pid, signal.SIGKILL)
+        os.kill(controller.instance.process.pid, signal.SIGKILL)
 
     cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28)), kill)
     assert cause.name == "killed-by-operator"
@@ -215,10 +216,10 @@ async def test_hung(stage: Stage) -> None:
     """Its worker is stopped in the middle of a request: /health still answers 200, and nothing moves."""
     asking: list[asyncio.Task[None]] = []
 
-    async def freeze(keeper: SlotController) -> None:
-        await keeper.until(lambda seat: seat.state is State.READY)
-        assert keeper.life.process is not None
-        tree = psutil.Process(keeper.life.process.pid).children(recursive=True)
+    async def freeze(controller: SlotController) -> None:
+        await controller.until(lambda slot: slot.state is State.READY)
+        assert controller.instance.process is not None
+        tree = psutil.Process(controller.instance.process.pid).children(recursive=True)
         worker = next(process for process in tree if "VLLM::Worker" in " ".join(process.cmdline()))
         flowing = asyncio.Event()
         asking.append(asyncio.create_task(ask(stage.folder / "i.sock", flowing)))
@@ -249,7 +250,7 @@ async def has_work(address: UnixAddress) -> bool:
 
 
 async def ask(path: Path, flowing: asyncio.Event) -> None:
-    """One long stream after the other, past any front door. `flowing` is set while one flows."""
+    """One long stream after the other, past any proxy. `flowing` is set while one flows."""
     body = {"model": "m", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     url = "http://localhost/v1/completions"
     with contextlib.suppress(aiohttp.ClientError):

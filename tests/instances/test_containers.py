@@ -1,4 +1,4 @@
-"""What the direct spawner and its keeper do for a container, with a client that only notes that it was called.
+"""What the direct spawner and its shim do for a container, with a client that only notes that it was called.
 
 Real containers: tests/integration/test_containers.py.
 """
@@ -82,9 +82,9 @@ async def test_the_daemon_removes_it_when_the_keeper_was_killed(tmp_path: Path) 
     lines = Lines()
     process = await start(contained(tmp_path, "echo up; exec sleep 1000"), lines)
     await lines.until(lambda lines: "up" in lines)
-    keeper = psutil.Process(process.pid).parent()
-    assert keeper is not None
-    keeper.kill()
+    shim = psutil.Process(process.pid).parent()
+    assert shim is not None
+    shim.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)
     assert calls(tmp_path) == ["remove", "remove"]
 
@@ -117,7 +117,7 @@ def test_exit_codes_of_the_client(tmp_path: Path, code: int, inside: Exit, said:
 async def test_what_an_earlier_daemon_left_is_removed(tmp_path: Path) -> None:
     launch = contained(tmp_path, "", left_over="echo a1; echo b2")
     spawner = DirectSpawner({}, CpuSet(os.sched_getaffinity(0)))
-    assert await spawner.inherit({0: lambda _: launch, 1: lambda _: launch}) == {}
+    assert await spawner.adopt({0: lambda _: launch, 1: lambda _: launch}) == {}
     assert calls(tmp_path) == ["ids a1 b2"]
 
 

@@ -13,7 +13,7 @@ FAILED = Exit(code=1, signal=None)
 
 # What vLLM 0.32 (vllm/v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py, v1/engine/utils.py, v1/executor/
 # multiproc_executor.py, v1/utils.py, transformers_utils/config.py), Transformers, huggingface_hub, numactl 2.0,
-# taskset (util-linux 2.38), uvicorn and our own keeper really print.
+# taskset (util-linux 2.38), uvicorn and our own shim really print.
 LINES: list[tuple[str, str, Retry]] = [
     (
         "kv-too-large",

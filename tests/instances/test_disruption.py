@@ -41,7 +41,7 @@ def test_least_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "in_flight", "start_s", "ends"),
+    ("slot_state", "in_flight", "start_s", "ends"),
     [
         (SlotState(State.STARTING, Intent.RUN, since=10), 0, 60.0, 70.0),
         (SlotState(State.STARTING, Intent.RUN, since=10), 0, None, None),
@@ -59,5 +59,5 @@ def test_least_ready() -> None:
         (SlotState(State.READY, Intent.RUN), 5, 60.0, None),
     ],
 )
-def test_eta(seat: SlotState, in_flight: int, start_s: float | None, ends: float | None) -> None:
-    assert eta(seat, in_flight=in_flight, start_s=start_s) == ends
+def test_eta(slot_state: SlotState, in_flight: int, start_s: float | None, ends: float | None) -> None:
+    assert eta(slot_state, in_flight=in_flight, start_s=start_s) == ends

@@ -12,32 +12,32 @@ from fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_sl
 from launcher.config.schema import Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.instances.backoff import Limits
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import State
 from launcher.instances.logtail import LogLine
-from launcher.instances.ports import Inherited, InstanceEvent, InstanceReady
+from launcher.instances.ports import Adopted, InstanceEvent, InstanceReady
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import Plan
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
-PACE = Pace(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
+PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
 
 
 class Scene:
     """Three slots, of which some have an instance already."""
 
-    def __init__(self, *inherited: int) -> None:
+    def __init__(self, *adopted: int) -> None:
         self.heard: list[InstanceEvent] = []
         self.spawner, self.prober = FakeSpawner(), FakeProber()
         self.old: dict[int, FakeProcess] = {}
         self.said: list[Callable[[str, float], None]] = []
-        for slot in inherited:
+        for slot in adopted:
             process = self.old[slot] = FakeProcess(100 + slot, slot, 5, str)
             launch = FakeEngine().launch(a_slot(slot), 5)
-            self.spawner.inheritance[slot] = Inherited(5, launch, process, 60.0, self.said.append)
+            self.spawner.inheritance[slot] = Adopted(5, launch, process, 60.0, self.said.append)
         plan = Plan(Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (), ())
         self.supervisor = Supervisor(
-            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, pace=PACE,
+            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=PROBES,
             strict_binding=False, announce=self.heard.append,
         )  # fmt: skip
         self.task = asyncio.create_task(self.supervisor.run())
@@ -48,7 +48,7 @@ class Scene:
             await self.task
 
     def state(self, slot: int) -> State:
-        return self.supervisor.keepers[slot].seat.state
+        return self.supervisor.controllers[slot].slot_state.state
 
 
 async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
@@ -58,7 +58,7 @@ async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
     ready = {event.slot: event.generation for event in scene.heard if isinstance(event, InstanceReady)}
     assert ready == {0: 5, 1: 1, 2: 5}
     scene.said[0]("a line from before", 12.5)
-    assert LogLine(12.5, 5, "a line from before") in scene.supervisor.keepers[0].log.last(10)
+    assert LogLine(12.5, 5, "a line from before") in scene.supervisor.controllers[0].log.last(10)
     await scene.end()
     assert all(process.orders == ["kill"] for process in scene.old.values()), "leave() of a fake kills"
 

@@ -24,8 +24,8 @@ from launcher.instances.lifecycle import (
     KillRequested,
     ProbeFailed,
     ProbeSucceeded,
+    ProcessAdopted,
     ProcessExited,
-    ProcessInherited,
     QuarantineRequested,
     ReleaseRequested,
     RestartRequested,
@@ -50,12 +50,12 @@ EXIT = ProcessExited(G, OOM, 0.0)
 A = Action
 
 
-def seat(state: State, intent: Intent = Intent.RUN, **more: object) -> SlotState:
+def slot(state: State, intent: Intent = Intent.RUN, **more: object) -> SlotState:
     return replace(SlotState(state=state, intent=intent, generation=G, since=1.0), **more)  # type: ignore[arg-type]
 
 
 def act(of: SlotState, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> Step:
-    """The seat after all events, and the actions of the last."""
+    """The slot after all events, and the actions of the last."""
     actions: tuple[Action, ...] = ()
     for event in events:
         of, actions = advance(of, event, now, limits)
@@ -63,7 +63,7 @@ def act(of: SlotState, *events: Event, now: float = NOW, limits: Limits = LIMITS
 
 
 # Drained, its deadline over.
-CUT = seat(State.DRAINING, Intent.DRAIN, cut=True)
+CUT = slot(State.DRAINING, Intent.DRAIN, cut=True)
 
 # (before, event, state after, intent after, actions)
 TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
@@ -73,79 +73,79 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (SlotState(), ResumeRequested(), State.STOPPED, Intent.STOP, ()),
     (SlotState(), StopRequested(), State.STOPPED, Intent.STOP, ()),
     (SlotState(), KillRequested(), State.STOPPED, Intent.STOP, ()),
-    (seat(State.STARTING), ProbeSucceeded(G), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.STARTING), ProbeSucceeded(G), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
     (
-        # The front door learns of it, and that it gets nothing: a later stop can then wait for idleness.
-        seat(State.STARTING, Intent.DRAIN),
+        # The proxy learns of it, and that it gets nothing: a later stop can then wait for idleness.
+        slot(State.STARTING, Intent.DRAIN),
         ProbeSucceeded(G),
         State.DRAINING,
         Intent.DRAIN,
         (A.ANNOUNCE_READY, A.ANNOUNCE_DRAINING),
     ),
-    (seat(State.STARTING), EXIT, State.BACKOFF, Intent.RUN, ()),
-    (seat(State.STARTING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, ()),
-    (seat(State.STARTING), ProcessExited(G, TYPO, 0), State.FAILED, Intent.RUN, ()),
-    (seat(State.STARTING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
-    (seat(State.STARTING), StopRequested(), State.STOPPING, Intent.STOP, (A.TERMINATE,)),
-    (seat(State.STARTING), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
-    (seat(State.STARTING), DrainRequested(), State.STARTING, Intent.DRAIN, ()),
-    (seat(State.STARTING, Intent.DRAIN), ResumeRequested(), State.STARTING, Intent.RUN, ()),
-    (seat(State.STARTING, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, ()),
-    (seat(State.STARTING, Intent.DRAIN), RestartRequested(), State.STARTING, Intent.RUN, ()),
-    (seat(State.STARTING), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.KILL,)),
+    (slot(State.STARTING), EXIT, State.BACKOFF, Intent.RUN, ()),
+    (slot(State.STARTING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, ()),
+    (slot(State.STARTING), ProcessExited(G, TYPO, 0), State.FAILED, Intent.RUN, ()),
+    (slot(State.STARTING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
+    (slot(State.STARTING), StopRequested(), State.STOPPING, Intent.STOP, (A.TERMINATE,)),
+    (slot(State.STARTING), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
+    (slot(State.STARTING), DrainRequested(), State.STARTING, Intent.DRAIN, ()),
+    (slot(State.STARTING, Intent.DRAIN), ResumeRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.STARTING, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.STARTING, Intent.DRAIN), RestartRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.STARTING), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.KILL,)),
     # hold: stopped, and nothing but a release starts it
     (SlotState(), HoldRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), HoldRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), StartRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), RestartRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), StopRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), KillRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.HELD, Intent.HOLD), ReleaseRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.STARTING), HoldRequested(), State.STOPPING, Intent.HOLD, (A.TERMINATE,)),
-    (seat(State.READY), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.DRAIN), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.HOLD), HoldRequested(), State.DRAINING, Intent.HOLD, ()),
-    (seat(State.DRAINING, Intent.HOLD), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.HOLD), ResumeRequested(), State.DRAINING, Intent.HOLD, ()),
-    (seat(State.DRAINING, Intent.HOLD), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
-    (seat(State.DRAINING, Intent.HOLD), WentIdle(G), State.STOPPING, Intent.HOLD, (A.ANNOUNCE_GONE, A.TERMINATE)),
-    (seat(State.DRAINING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
-    (seat(State.STOPPING), HoldRequested(), State.STOPPING, Intent.HOLD, ()),
-    (seat(State.STOPPING, Intent.HOLD), StartRequested(), State.STOPPING, Intent.HOLD, ()),
-    (seat(State.STOPPING, Intent.HOLD), ReleaseRequested(), State.STOPPING, Intent.RUN, ()),
-    (seat(State.STOPPING, Intent.STOP), ReleaseRequested(), State.STOPPING, Intent.STOP, ()),
-    (seat(State.STOPPING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, ()),
-    (seat(State.STOPPING, Intent.HOLD, crash=SICK), EXIT, State.HELD, Intent.HOLD, ()),
-    (seat(State.BACKOFF), HoldRequested(), State.HELD, Intent.HOLD, ()),
-    (seat(State.FAILED), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), StartRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), RestartRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), StopRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), KillRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.HELD, Intent.HOLD), ReleaseRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.STARTING), HoldRequested(), State.STOPPING, Intent.HOLD, (A.TERMINATE,)),
+    (slot(State.READY), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.DRAIN), HoldRequested(), State.DRAINING, Intent.HOLD, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.HOLD), HoldRequested(), State.DRAINING, Intent.HOLD, ()),
+    (slot(State.DRAINING, Intent.HOLD), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.HOLD), ResumeRequested(), State.DRAINING, Intent.HOLD, ()),
+    (slot(State.DRAINING, Intent.HOLD), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.DRAINING, Intent.HOLD), WentIdle(G), State.STOPPING, Intent.HOLD, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (slot(State.DRAINING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (slot(State.STOPPING), HoldRequested(), State.STOPPING, Intent.HOLD, ()),
+    (slot(State.STOPPING, Intent.HOLD), StartRequested(), State.STOPPING, Intent.HOLD, ()),
+    (slot(State.STOPPING, Intent.HOLD), ReleaseRequested(), State.STOPPING, Intent.RUN, ()),
+    (slot(State.STOPPING, Intent.STOP), ReleaseRequested(), State.STOPPING, Intent.STOP, ()),
+    (slot(State.STOPPING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, ()),
+    (slot(State.STOPPING, Intent.HOLD, crash=SICK), EXIT, State.HELD, Intent.HOLD, ()),
+    (slot(State.BACKOFF), HoldRequested(), State.HELD, Intent.HOLD, ()),
+    (slot(State.FAILED), HoldRequested(), State.HELD, Intent.HOLD, ()),
     # quarantine: alive for a look, whatever its probes say
-    (seat(State.READY), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.READY), ReleaseRequested(), State.READY, Intent.RUN, ()),
-    (seat(State.STARTING), QuarantineRequested(), State.STARTING, Intent.QUARANTINE, ()),
-    (seat(State.STARTING, Intent.QUARANTINE), DrainRequested(), State.STARTING, Intent.QUARANTINE, ()),
-    (seat(State.STARTING, Intent.QUARANTINE), StartRequested(), State.STARTING, Intent.QUARANTINE, ()),
-    (seat(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), State.STARTING, Intent.QUARANTINE, ()),
-    (seat(State.STARTING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.STARTING, Intent.QUARANTINE, ()),
-    (seat(State.STARTING, Intent.QUARANTINE), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
-    (seat(State.STARTING), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.READY), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.READY), ReleaseRequested(), State.READY, Intent.RUN, ()),
+    (slot(State.STARTING), QuarantineRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), DrainRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), StartRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.STARTING), ReleaseRequested(), State.STARTING, Intent.RUN, ()),
     (
-        seat(State.STARTING, Intent.QUARANTINE), ProbeSucceeded(G), State.DRAINING, Intent.QUARANTINE,
+        slot(State.STARTING, Intent.QUARANTINE), ProbeSucceeded(G), State.DRAINING, Intent.QUARANTINE,
         (A.ANNOUNCE_READY, A.ANNOUNCE_DRAINING),
     ),
-    (seat(State.STARTING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, ()),
-    (seat(State.DRAINING, Intent.STOP), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), DrainRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), RestartRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), ResumeRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), WentIdle(G), State.DRAINING, Intent.QUARANTINE, ()),
-    (seat(State.DRAINING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
-    (seat(State.DRAINING, Intent.QUARANTINE), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
-    (seat(State.DRAINING, Intent.DRAIN), ReleaseRequested(), State.DRAINING, Intent.DRAIN, ()),
+    (slot(State.STARTING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, ()),
+    (slot(State.DRAINING, Intent.STOP), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), DrainRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), RestartRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), ResumeRequested(), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), WentIdle(G), State.DRAINING, Intent.QUARANTINE, ()),
+    (slot(State.DRAINING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.QUARANTINE), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.DRAINING, Intent.DRAIN), ReleaseRequested(), State.DRAINING, Intent.DRAIN, ()),
     # a drain that is not waited for any longer: what is in flight ends, the instance stays
     (
-        seat(State.DRAINING, Intent.DRAIN, deadline=NOW), DeadlinePassed(), State.DRAINING, Intent.DRAIN,
+        slot(State.DRAINING, Intent.DRAIN, deadline=NOW), DeadlinePassed(), State.DRAINING, Intent.DRAIN,
         (A.ANNOUNCE_GONE,),
     ),
     (CUT, StopRequested(), State.STOPPING, Intent.STOP, (A.TERMINATE,)),
@@ -155,65 +155,65 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (CUT, ProbeFailed(G, SICK), State.STOPPING, Intent.DRAIN, (A.KILL,)),
     (CUT, KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
     (CUT, QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, ()),
-    (SlotState(), ProcessInherited(0), State.STARTING, Intent.RUN, ()),
-    (seat(State.READY), StartRequested(), State.READY, Intent.RUN, ()),
-    (seat(State.READY), ResumeRequested(), State.READY, Intent.RUN, ()),
-    (seat(State.READY), DrainRequested(), State.DRAINING, Intent.DRAIN, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.READY), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.READY), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.READY), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
-    (seat(State.READY), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.ANNOUNCE_GONE, A.KILL)),
-    (seat(State.READY), EXIT, State.BACKOFF, Intent.RUN, (A.ANNOUNCE_GONE,)),
-    (seat(State.READY), WentIdle(G), State.READY, Intent.RUN, ()),
-    (seat(State.DRAINING, Intent.DRAIN), WentIdle(G), State.DRAINING, Intent.DRAIN, ()),
-    (seat(State.DRAINING, Intent.DRAIN), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
-    (seat(State.DRAINING, Intent.DRAIN), StartRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
-    (seat(State.DRAINING, Intent.DRAIN), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
-    (seat(State.DRAINING, Intent.DRAIN), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.DRAIN), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
-    (seat(State.DRAINING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, (A.ANNOUNCE_GONE,)),
-    (seat(State.DRAINING, Intent.STOP), WentIdle(G), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
-    (seat(State.DRAINING, Intent.STOP), DeadlinePassed(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
-    (seat(State.DRAINING, Intent.STOP), StopRequested(), State.DRAINING, Intent.STOP, ()),
-    (seat(State.DRAINING, Intent.STOP), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
-    (seat(State.DRAINING, Intent.STOP), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
-    (seat(State.DRAINING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
-    (seat(State.DRAINING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, (A.ANNOUNCE_GONE,)),
-    (seat(State.DRAINING, Intent.STOP), ProbeFailed(G, SICK), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (SlotState(), ProcessAdopted(0), State.STARTING, Intent.RUN, ()),
+    (slot(State.READY), StartRequested(), State.READY, Intent.RUN, ()),
+    (slot(State.READY), ResumeRequested(), State.READY, Intent.RUN, ()),
+    (slot(State.READY), DrainRequested(), State.DRAINING, Intent.DRAIN, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.READY), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.READY), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.READY), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (slot(State.READY), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.ANNOUNCE_GONE, A.KILL)),
+    (slot(State.READY), EXIT, State.BACKOFF, Intent.RUN, (A.ANNOUNCE_GONE,)),
+    (slot(State.READY), WentIdle(G), State.READY, Intent.RUN, ()),
+    (slot(State.DRAINING, Intent.DRAIN), WentIdle(G), State.DRAINING, Intent.DRAIN, ()),
+    (slot(State.DRAINING, Intent.DRAIN), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.DRAINING, Intent.DRAIN), StartRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.DRAINING, Intent.DRAIN), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
+    (slot(State.DRAINING, Intent.DRAIN), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.DRAIN), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
+    (slot(State.DRAINING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.STOP), WentIdle(G), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (slot(State.DRAINING, Intent.STOP), DeadlinePassed(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
+    (slot(State.DRAINING, Intent.STOP), StopRequested(), State.DRAINING, Intent.STOP, ()),
+    (slot(State.DRAINING, Intent.STOP), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
+    (slot(State.DRAINING, Intent.STOP), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
+    (slot(State.DRAINING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (slot(State.DRAINING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.STOP), ProbeFailed(G, SICK), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
     (
-        seat(State.DRAINING, restarting=True), WentIdle(G), State.STOPPING, Intent.RUN,
+        slot(State.DRAINING, restarting=True), WentIdle(G), State.STOPPING, Intent.RUN,
         (A.ANNOUNCE_GONE, A.TERMINATE),
     ),
-    (seat(State.DRAINING, restarting=True), RestartRequested(), State.DRAINING, Intent.RUN, ()),
-    (seat(State.STOPPING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, ()),
-    (seat(State.STOPPING), EXIT, State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.STOPPING, Intent.DRAIN), EXIT, State.STARTING, Intent.DRAIN, (A.SPAWN,)),
-    (seat(State.STOPPING, crash=SICK), EXIT, State.BACKOFF, Intent.RUN, ()),
-    (seat(State.STOPPING, Intent.STOP, crash=SICK), EXIT, State.STOPPED, Intent.STOP, ()),
-    (seat(State.STOPPING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
-    (seat(State.STOPPING), StopRequested(), State.STOPPING, Intent.STOP, ()),
-    (seat(State.STOPPING, Intent.STOP), StartRequested(), State.STOPPING, Intent.RUN, ()),
-    (seat(State.STOPPING, Intent.STOP), RestartRequested(), State.STOPPING, Intent.RUN, ()),
-    (seat(State.STOPPING), DrainRequested(), State.STOPPING, Intent.DRAIN, ()),
-    (seat(State.STOPPING, Intent.STOP), DrainRequested(), State.STOPPING, Intent.STOP, ()),
-    (seat(State.STOPPING, Intent.DRAIN), ResumeRequested(), State.STOPPING, Intent.RUN, ()),
-    (seat(State.STOPPING, Intent.STOP), ResumeRequested(), State.STOPPING, Intent.STOP, ()),
-    (seat(State.STOPPING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
-    (seat(State.STOPPING), ProbeSucceeded(G), State.STOPPING, Intent.RUN, ()),
-    (seat(State.BACKOFF), DeadlinePassed(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.BACKOFF, Intent.DRAIN), DeadlinePassed(), State.STARTING, Intent.DRAIN, (A.SPAWN,)),
-    (seat(State.BACKOFF, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.BACKOFF), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.BACKOFF), StopRequested(), State.STOPPED, Intent.STOP, ()),
-    (seat(State.BACKOFF), KillRequested(), State.STOPPED, Intent.STOP, ()),
-    (seat(State.BACKOFF), DrainRequested(), State.BACKOFF, Intent.DRAIN, ()),
-    (seat(State.BACKOFF, Intent.DRAIN), ResumeRequested(), State.BACKOFF, Intent.RUN, ()),
-    (seat(State.FAILED), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.FAILED), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
-    (seat(State.FAILED), StopRequested(), State.STOPPED, Intent.STOP, ()),
-    (seat(State.FAILED), KillRequested(), State.STOPPED, Intent.STOP, ()),
-    (seat(State.FAILED), ResumeRequested(), State.FAILED, Intent.RUN, ()),
-    (seat(State.FAILED), DeadlinePassed(), State.FAILED, Intent.RUN, ()),
+    (slot(State.DRAINING, restarting=True), RestartRequested(), State.DRAINING, Intent.RUN, ()),
+    (slot(State.STOPPING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, ()),
+    (slot(State.STOPPING), EXIT, State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.STOPPING, Intent.DRAIN), EXIT, State.STARTING, Intent.DRAIN, (A.SPAWN,)),
+    (slot(State.STOPPING, crash=SICK), EXIT, State.BACKOFF, Intent.RUN, ()),
+    (slot(State.STOPPING, Intent.STOP, crash=SICK), EXIT, State.STOPPED, Intent.STOP, ()),
+    (slot(State.STOPPING), DeadlinePassed(), State.STOPPING, Intent.RUN, (A.KILL,)),
+    (slot(State.STOPPING), StopRequested(), State.STOPPING, Intent.STOP, ()),
+    (slot(State.STOPPING, Intent.STOP), StartRequested(), State.STOPPING, Intent.RUN, ()),
+    (slot(State.STOPPING, Intent.STOP), RestartRequested(), State.STOPPING, Intent.RUN, ()),
+    (slot(State.STOPPING), DrainRequested(), State.STOPPING, Intent.DRAIN, ()),
+    (slot(State.STOPPING, Intent.STOP), DrainRequested(), State.STOPPING, Intent.STOP, ()),
+    (slot(State.STOPPING, Intent.DRAIN), ResumeRequested(), State.STOPPING, Intent.RUN, ()),
+    (slot(State.STOPPING, Intent.STOP), ResumeRequested(), State.STOPPING, Intent.STOP, ()),
+    (slot(State.STOPPING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.KILL,)),
+    (slot(State.STOPPING), ProbeSucceeded(G), State.STOPPING, Intent.RUN, ()),
+    (slot(State.BACKOFF), DeadlinePassed(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.BACKOFF, Intent.DRAIN), DeadlinePassed(), State.STARTING, Intent.DRAIN, (A.SPAWN,)),
+    (slot(State.BACKOFF, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.BACKOFF), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.BACKOFF), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (slot(State.BACKOFF), KillRequested(), State.STOPPED, Intent.STOP, ()),
+    (slot(State.BACKOFF), DrainRequested(), State.BACKOFF, Intent.DRAIN, ()),
+    (slot(State.BACKOFF, Intent.DRAIN), ResumeRequested(), State.BACKOFF, Intent.RUN, ()),
+    (slot(State.FAILED), StartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.FAILED), RestartRequested(), State.STARTING, Intent.RUN, (A.SPAWN,)),
+    (slot(State.FAILED), StopRequested(), State.STOPPED, Intent.STOP, ()),
+    (slot(State.FAILED), KillRequested(), State.STOPPED, Intent.STOP, ()),
+    (slot(State.FAILED), ResumeRequested(), State.FAILED, Intent.RUN, ()),
+    (slot(State.FAILED), DeadlinePassed(), State.FAILED, Intent.RUN, ()),
 ]  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def test_every_transition_of_the_table_has_a_case() -> None:
 
 def test_an_event_of_an_older_life_changes_nothing() -> None:
     for state in State:
-        before = seat(state)
+        before = slot(state)
         for event in (
             ProbeSucceeded(G - 1),
             ProbeFailed(G - 1, SICK),
@@ -260,18 +260,18 @@ def test_an_event_of_an_older_life_changes_nothing() -> None:
     ("before", "event", "after_s"),
     [
         (SlotState(), StartRequested(), LIMITS.ready_timeout_s),
-        (seat(State.STARTING), StopRequested(), STARTING_STOP_S),
-        (seat(State.STARTING), DeadlinePassed(), LIMITS.stop_timeout_s),
-        (seat(State.READY), DrainRequested(), None),
-        (seat(State.READY), RestartRequested(), LIMITS.drain_timeout_s),
-        (seat(State.READY), StopRequested(), LIMITS.drain_timeout_s),
-        (seat(State.DRAINING, Intent.STOP, deadline=9.0), DrainRequested(), None),
-        (seat(State.DRAINING, Intent.STOP, deadline=9.0), ResumeRequested(), None),
-        (seat(State.DRAINING, Intent.STOP), WentIdle(G), LIMITS.stop_timeout_s),
-        (seat(State.STOPPING), DeadlinePassed(), LIMITS.stop_timeout_s),
-        (seat(State.STARTING), EXIT, LIMITS.backoff_initial_s),
-        (seat(State.STARTING), ProcessExited(G, TYPO, 0.0), None),
-        (seat(State.STOPPING, Intent.STOP), EXIT, None),
+        (slot(State.STARTING), StopRequested(), STARTING_STOP_S),
+        (slot(State.STARTING), DeadlinePassed(), LIMITS.stop_timeout_s),
+        (slot(State.READY), DrainRequested(), None),
+        (slot(State.READY), RestartRequested(), LIMITS.drain_timeout_s),
+        (slot(State.READY), StopRequested(), LIMITS.drain_timeout_s),
+        (slot(State.DRAINING, Intent.STOP, deadline=9.0), DrainRequested(), None),
+        (slot(State.DRAINING, Intent.STOP, deadline=9.0), ResumeRequested(), None),
+        (slot(State.DRAINING, Intent.STOP), WentIdle(G), LIMITS.stop_timeout_s),
+        (slot(State.STOPPING), DeadlinePassed(), LIMITS.stop_timeout_s),
+        (slot(State.STARTING), EXIT, LIMITS.backoff_initial_s),
+        (slot(State.STARTING), ProcessExited(G, TYPO, 0.0), None),
+        (slot(State.STOPPING, Intent.STOP), EXIT, None),
     ],
     ids=name,
 )
@@ -281,13 +281,13 @@ def test_deadline(before: SlotState, event: Event, after_s: float | None) -> Non
 
 
 def test_a_short_stop_timeout_bounds_a_loading_stop_too() -> None:
-    after, _ = advance(seat(State.STARTING), StopRequested(), NOW, replace(LIMITS, stop_timeout_s=2.0))
+    after, _ = advance(slot(State.STARTING), StopRequested(), NOW, replace(LIMITS, stop_timeout_s=2.0))
     assert after.deadline == NOW + 2
 
 
 def test_an_exit_with_code_0_is_a_crash() -> None:
     after, _ = act(
-        seat(State.READY), ProcessExited(G, Cause("unknown", "exit code 0", "", Retry.BACKOFF), 0.0)
+        slot(State.READY), ProcessExited(G, Cause("unknown", "exit code 0", "", Retry.BACKOFF), 0.0)
     )
     assert (after.state, after.crashes) == (State.BACKOFF, (NOW,))
     assert after.last_cause is not None
@@ -295,12 +295,12 @@ def test_an_exit_with_code_0_is_a_crash() -> None:
 
 
 def test_a_kill_for_bad_health_reports_its_reason_not_the_signal() -> None:
-    after, _ = act(seat(State.READY), ProbeFailed(G, SICK), ProcessExited(G, OOM, 0.0))
+    after, _ = act(slot(State.READY), ProbeFailed(G, SICK), ProcessExited(G, OOM, 0.0))
     assert (after.state, after.last_cause, after.crash) == (State.BACKOFF, SICK, None)
 
 
 def test_never_ready_is_a_crash_that_says_so() -> None:
-    after, _ = act(seat(State.STARTING), DeadlinePassed(), EXIT)
+    after, _ = act(slot(State.STARTING), DeadlinePassed(), EXIT)
     assert after.state is State.BACKOFF
     assert after.last_cause is not None
     assert after.last_cause.name == "not-ready-in-time"
@@ -323,19 +323,19 @@ def test_the_fifth_crash_within_the_window_fails_the_slot() -> None:
 
 def test_crashes_out_of_the_window_are_forgotten() -> None:
     old = tuple(NOW - LIMITS.crash_window_s - i for i in range(4))
-    after, _ = act(seat(State.READY, crashes=old), EXIT)
+    after, _ = act(slot(State.READY, crashes=old), EXIT)
     assert (after.state, after.crashes) == (State.BACKOFF, (NOW,))
 
 
 def test_a_cause_to_try_again_now_waits_the_second_time() -> None:
-    after, _ = act(seat(State.READY), ProcessExited(G, KILLED, 0.0))
+    after, _ = act(slot(State.READY), ProcessExited(G, KILLED, 0.0))
     assert (after.state, after.deadline) == (State.BACKOFF, NOW)
-    again, _ = act(seat(State.READY, crashes=(NOW - 5,)), ProcessExited(G, KILLED, 0.0))
+    again, _ = act(slot(State.READY, crashes=(NOW - 5,)), ProcessExited(G, KILLED, 0.0))
     assert again.deadline == NOW + 2 * LIMITS.backoff_initial_s
 
 
 def test_a_drain_with_a_deadline_is_moved_and_forgotten() -> None:
-    drained, _ = act(seat(State.READY), DrainRequested(30.0))
+    drained, _ = act(slot(State.READY), DrainRequested(30.0))
     assert drained.deadline == NOW + 30
     assert act(drained, DrainRequested())[0].deadline == NOW + 30
     assert act(drained, DrainRequested(10.0))[0].deadline == NOW + 10
@@ -344,20 +344,20 @@ def test_a_drain_with_a_deadline_is_moved_and_forgotten() -> None:
 
 
 def test_a_quarantine_keeps_what_the_probes_said() -> None:
-    looked_at, _ = act(seat(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK))
+    looked_at, _ = act(slot(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK))
     assert looked_at.last_cause == SICK
-    released, _ = act(seat(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), ReleaseRequested())
+    released, _ = act(slot(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), ReleaseRequested())
     assert released.deadline == NOW + LIMITS.ready_timeout_s
 
 
 def test_an_inherited_life_keeps_its_number_and_is_no_restart() -> None:
-    after, actions = act(SlotState(), ProcessInherited(7))
+    after, actions = act(SlotState(), ProcessAdopted(7))
     assert (after.generation, after.restarts, after.deadline) == (7, 0, NOW + LIMITS.ready_timeout_s)
     assert actions == ()
 
 
 def test_a_restart_is_no_crash() -> None:
-    after, actions = act(seat(State.READY), RestartRequested(), WentIdle(G), EXIT)
+    after, actions = act(slot(State.READY), RestartRequested(), WentIdle(G), EXIT)
     assert (after.state, after.generation, after.restarts, after.crashes, after.last_cause) == (
         State.STARTING, G + 1, 1, (), None,
     )  # fmt: skip
@@ -366,12 +366,12 @@ def test_a_restart_is_no_crash() -> None:
 
 
 def test_a_crash_during_a_restart_is_counted_and_comes_back() -> None:
-    after, _ = act(seat(State.READY), RestartRequested(), EXIT)
+    after, _ = act(slot(State.READY), RestartRequested(), EXIT)
     assert (after.state, after.restarting, after.crashes) == (State.BACKOFF, False, (NOW,))
 
 
 def test_a_start_called_while_stopping_starts_afterwards() -> None:
-    after, actions = act(seat(State.STOPPING, Intent.STOP), StartRequested(), EXIT)
+    after, actions = act(slot(State.STOPPING, Intent.STOP), StartRequested(), EXIT)
     assert (after.state, actions) == (State.STARTING, (A.SPAWN,))
 
 
@@ -395,37 +395,37 @@ WITH_PROCESS = {State.STARTING, State.READY, State.DRAINING, State.STOPPING}
 
 
 class SlotModel(RuleBasedStateMachine):
-    """The seat against a world with at most one process and a front door."""
+    """The slot against a world with at most one process and a proxy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.limits = replace(LIMITS, crash_limit=3)
-        self.seat = SlotState()
+        self.slot = SlotState()
         self.now = 0.0
         self.living: int | None = None
         self.generations: list[int] = []
         self.in_rotation: int | None = None
-        """The life that the front door may send to."""
+        """The life that the proxy may send to."""
         self.known: int | None = None
-        """The life that the front door knows."""
+        """The life that the proxy knows."""
 
     def feed(self, event: Event) -> tuple[Action, ...]:
-        self.seat, actions = advance(self.seat, event, self.now, self.limits)
+        self.slot, actions = advance(self.slot, event, self.now, self.limits)
         for action in actions:
             match action:
                 case Action.SPAWN:
                     assert self.living is None, "a second process in the slot"
-                    assert self.seat.generation not in self.generations, "an old generation"
-                    self.living = self.seat.generation
+                    assert self.slot.generation not in self.generations, "an old generation"
+                    self.living = self.slot.generation
                     self.generations.append(self.living)
                 case Action.ANNOUNCE_READY:
-                    assert self.living == self.seat.generation
+                    assert self.living == self.slot.generation
                     self.in_rotation = self.known = self.living
                 case Action.ANNOUNCE_DRAINING:
-                    assert self.known == self.seat.generation, "the front door does not know it"
+                    assert self.known == self.slot.generation, "the proxy does not know it"
                     self.in_rotation = None
                 case Action.ANNOUNCE_GONE:
-                    assert self.known == self.seat.generation
+                    assert self.known == self.slot.generation
                     self.in_rotation = self.known = None
                 case Action.TERMINATE | Action.KILL:
                     assert self.living is not None
@@ -435,14 +435,14 @@ class SlotModel(RuleBasedStateMachine):
     @rule(verb=VERBS)
     def operator_asks_twice(self, verb: Event) -> None:
         self.feed(verb)
-        once = self.seat
+        once = self.slot
         assert self.feed(verb) == ()
-        assert self.seat == once
+        assert self.slot == once
 
     @rule()
     def daemon_is_told_twice_to_stop(self) -> None:
         self.feed(KillRequested())
-        assert self.seat.state in {State.STOPPING, State.STOPPED, State.HELD}
+        assert self.slot.state in {State.STOPPING, State.STOPPED, State.HELD}
 
     @precondition(lambda self: self.living is not None)
     @rule(cause=CAUSES, jitter=st.floats(0, 0.99))
@@ -450,10 +450,10 @@ class SlotModel(RuleBasedStateMachine):
         assert self.living is not None
         ended, self.living = self.living, None
         self.feed(ProcessExited(ended, cause, jitter))
-        if self.seat.intent is Intent.STOP:
-            assert self.seat.state is State.STOPPED
-        if self.seat.intent is Intent.HOLD:
-            assert self.seat.state is State.HELD
+        if self.slot.intent is Intent.STOP:
+            assert self.slot.state is State.STOPPED
+        if self.slot.intent is Intent.HOLD:
+            assert self.slot.state is State.HELD
 
     @precondition(lambda self: self.generations)
     @rule(data=st.data())
@@ -465,68 +465,68 @@ class SlotModel(RuleBasedStateMachine):
         )
         self.feed(event)
 
-    @precondition(lambda self: self.seat.deadline is not None)
+    @precondition(lambda self: self.slot.deadline is not None)
     @rule()
     def deadline_passes(self) -> None:
-        assert self.seat.deadline is not None
-        self.now = max(self.now, self.seat.deadline)
-        before = self.seat
+        assert self.slot.deadline is not None
+        self.now = max(self.now, self.slot.deadline)
+        before = self.slot
         self.feed(DeadlinePassed())
-        assert self.seat != before, "a deadline that changes nothing would come again at once, for ever"
+        assert self.slot != before, "a deadline that changes nothing would come again at once, for ever"
 
     @rule(seconds=st.floats(0, 1000))
     def time_passes(self, seconds: float) -> None:
-        deadline = self.seat.deadline
+        deadline = self.slot.deadline
         self.now = (
             self.now + seconds if deadline is None else min(self.now + seconds, max(self.now, deadline))
         )
 
     @invariant()
     def state_and_process_agree(self) -> None:
-        assert (self.seat.state in WITH_PROCESS) == (self.living is not None)
-        assert (self.seat.state is State.READY) == (self.in_rotation is not None)
-        assert (self.seat.state in {State.READY, State.DRAINING} and not self.seat.cut) == (
+        assert (self.slot.state in WITH_PROCESS) == (self.living is not None)
+        assert (self.slot.state is State.READY) == (self.in_rotation is not None)
+        assert (self.slot.state in {State.READY, State.DRAINING} and not self.slot.cut) == (
             self.known is not None
         )
-        assert not self.seat.cut or self.seat.state in {State.DRAINING, State.STOPPING}
+        assert not self.slot.cut or self.slot.state in {State.DRAINING, State.STOPPING}
 
     @invariant()
     def nothing_waits_for_ever(self) -> None:
         """Loading, stopping, backing off, and draining to an end have a deadline; resting states have none."""
-        aside = self.seat.intent in {Intent.DRAIN, Intent.QUARANTINE}
-        match self.seat.state:
+        aside = self.slot.intent in {Intent.DRAIN, Intent.QUARANTINE}
+        match self.slot.state:
             case State.STOPPING | State.BACKOFF:
-                assert self.seat.deadline is not None
+                assert self.slot.deadline is not None
             case State.STARTING:
-                assert (self.seat.deadline is not None) or self.seat.intent is Intent.QUARANTINE
+                assert (self.slot.deadline is not None) or self.slot.intent is Intent.QUARANTINE
             case State.DRAINING:
-                assert (self.seat.deadline is not None) or aside
-                assert (self.seat.deadline is None) or self.seat.intent is not Intent.QUARANTINE
+                assert (self.slot.deadline is not None) or aside
+                assert (self.slot.deadline is None) or self.slot.intent is not Intent.QUARANTINE
             case _:
-                assert self.seat.deadline is None
+                assert self.slot.deadline is None
 
     @invariant()
     def intent_and_state_agree(self) -> None:
-        match self.seat.state:
+        match self.slot.state:
             case State.STOPPED:
-                assert self.seat.intent is Intent.STOP
+                assert self.slot.intent is Intent.STOP
             case State.HELD:
-                assert self.seat.intent is Intent.HOLD
+                assert self.slot.intent is Intent.HOLD
             case State.READY:
-                assert self.seat.intent is Intent.RUN
+                assert self.slot.intent is Intent.RUN
             case State.BACKOFF | State.FAILED:
-                assert self.seat.intent in {Intent.RUN, Intent.DRAIN}
+                assert self.slot.intent in {Intent.RUN, Intent.DRAIN}
             case State.STARTING:
-                assert self.seat.intent in {Intent.RUN, Intent.DRAIN, Intent.QUARANTINE}
+                assert self.slot.intent in {Intent.RUN, Intent.DRAIN, Intent.QUARANTINE}
             case _:
                 pass
 
     @invariant()
     def counters_agree(self) -> None:
-        assert self.seat.generation == len(self.generations)
-        assert self.seat.restarts == max(0, len(self.generations) - 1)
-        assert len(self.seat.crashes) <= self.limits.crash_limit
-        assert self.seat.crash is None or self.seat.state is State.STOPPING
+        assert self.slot.generation == len(self.generations)
+        assert self.slot.restarts == max(0, len(self.generations) - 1)
+        assert len(self.slot.crashes) <= self.limits.crash_limit
+        assert self.slot.crash is None or self.slot.state is State.STOPPING
 
 
 SlotModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -30,7 +30,7 @@ from launcher.host.oom import KernelWord, OomWatch
 from launcher.host.placement import ProcessFacts, ThreadGroup
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import (
     DrainRequested,
     Event,
@@ -51,7 +51,7 @@ from launcher.plan import LedgerRow, Plan
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
-QUICK = Pace(probe_interval_s=0.001, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
+QUICK = ProbeSettings(probe_interval_s=0.001, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
 # Probes come only when somebody suspects the instance.
 SLOW = replace(QUICK, probe_interval_s=1000.0)
 
@@ -67,7 +67,7 @@ def seen(cpus: str = "0-3") -> tuple[ProcessFacts, ...]:
 
 @dataclass
 class Stage:
-    """One keeper and everything around it."""
+    """One controller and everything around it."""
 
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
     prober: FakeProber = field(default_factory=FakeProber)
@@ -77,37 +77,40 @@ class Stage:
     caches: FakeCaches = field(default_factory=FakeCaches)
     root: Path = Path("/nowhere")
     limits: Limits = LIMITS
-    pace: Pace = SLOW
+    probing: ProbeSettings = SLOW
     observe: Callable[[int], Sequence[ProcessFacts]] = lambda _pid: seen()
     announced: list[InstanceEvent] = field(default_factory=list)
     idle_at_once: bool = True
-    keeper: SlotController = field(init=False)
+    controller: SlotController = field(init=False)
 
     def build(self) -> SlotController:
-        self.keeper = SlotController(
+        self.controller = SlotController(
             a_slot(), engine=self.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
-            pace=self.pace, strict_binding=True, announce=self.hear, clock=self.clock, draw=lambda: 0.0,
+            probing=self.probing, strict_binding=True, announce=self.hear, clock=self.clock, draw=lambda: 0.0,
             observe=self.observe, watch_memory=lambda _pid: OomWatch(0, self.root), traffic=self.traffic,
             caches=self.caches,
         )  # fmt: skip
-        return self.keeper
+        return self.controller
 
     def hear(self, event: InstanceEvent) -> None:
         self.announced.append(event)
         if isinstance(event, InstanceDraining) and self.idle_at_once:
-            asyncio.get_running_loop().call_soon(self.keeper.post, WentIdle(event.generation))
+            asyncio.get_running_loop().call_soon(self.controller.post, WentIdle(event.generation))
 
     async def until(self, check: Callable[[], object]) -> None:
         await until(check)
 
     async def reach(self, state: State, generation: int | None = None) -> None:
         await self.until(
-            lambda: self.keeper.seat.state is state and generation in {None, self.keeper.seat.generation}
+            lambda: (
+                self.controller.slot_state.state is state
+                and generation in {None, self.controller.slot_state.generation}
+            )
         )
 
     async def post(self, *events: Event) -> None:
         for event in events:
-            self.keeper.post(event)
+            self.controller.post(event)
 
     @property
     def kinds(self) -> list[str]:
@@ -121,11 +124,11 @@ Play = Callable[[Stage], Awaitable[Stage]]
 
 @pytest.fixture
 async def play() -> AsyncIterator[Play]:
-    """play(stage): its keeper runs until the test ends."""
+    """play(stage): its controller runs until the test ends."""
     running: list[asyncio.Task[None]] = []
 
     async def start(stage: Stage) -> Stage:
-        running.append(asyncio.create_task(stage.build().run(), name="keeper"))
+        running.append(asyncio.create_task(stage.build().run(), name="controller"))
         return stage
 
     yield start
@@ -140,21 +143,21 @@ async def test_start_probe_announce(play: Play) -> None:
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     assert stage.announced == [InstanceReady(0, 1, "m", UnixAddress("/run/slot0-1.sock"), 64)]
-    life = stage.keeper.life
-    assert (life.phase, life.responsive, life.served) == ("serving", True, True)
-    assert life.process is stage.spawner.started[0]
+    instance = stage.controller.instance
+    assert (instance.phase, instance.responsive, instance.served) == ("serving", True, True)
+    assert instance.process is stage.spawner.started[0]
     assert stage.prober.completions == 1
-    await stage.until(lambda: stage.keeper.life.verification)
-    assert life.verification is not None
-    assert life.verification.ok
-    assert life.zentorch
+    await stage.until(lambda: stage.controller.instance.verification)
+    assert instance.verification is not None
+    assert instance.verification.ok
+    assert instance.zentorch
 
 
 async def test_ready_needs_a_completion_unless_the_engine_wants_none(play: Play) -> None:
-    stage = await play(Stage(prober=FakeProber(completion=False), pace=QUICK))
+    stage = await play(Stage(prober=FakeProber(completion=False), probing=QUICK))
     await stage.post(StartRequested())
     await stage.until(lambda: stage.prober.completions > 2)
-    assert stage.keeper.seat.state is State.STARTING
+    assert stage.controller.slot_state.state is State.STARTING
     stage.prober.completion = True
     await stage.reach(State.READY)
     modest = await play(
@@ -170,8 +173,8 @@ async def test_a_loading_instance_says_how_far_it_is(play: Play) -> None:
     await stage.post(StartRequested())
     await stage.until(lambda: stage.spawner.started)
     stage.spawner.started[0].say("INFO Starting to load model /m...")
-    assert stage.keeper.life.phase == "loading weights"
-    assert [line.text for line in stage.keeper.log.last(5)] == ["INFO Starting to load model /m..."]
+    assert stage.controller.instance.phase == "loading weights"
+    assert [line.text for line in stage.controller.log.last(5)] == ["INFO Starting to load model /m..."]
 
 
 async def test_a_crash_is_diagnosed_and_comes_back_with_a_new_life(play: Play) -> None:
@@ -181,13 +184,13 @@ async def test_a_crash_is_diagnosed_and_comes_back_with_a_new_life(play: Play) -
     first = stage.spawner.started[0]
     first.say("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.")
     first.end(code=0)
-    await stage.until(lambda: stage.keeper.seat.state is State.BACKOFF)
-    assert stage.keeper.life.process is None
-    assert stage.keeper.life.address is None
+    await stage.until(lambda: stage.controller.slot_state.state is State.BACKOFF)
+    assert stage.controller.instance.process is None
+    assert stage.controller.instance.address is None
     stage.clock.now += 1
     await stage.post(StartRequested())
     await stage.reach(State.READY, generation=2)
-    cause = stage.keeper.seat.last_cause
+    cause = stage.controller.slot_state.last_cause
     assert cause is not None
     assert cause.name == "node-oom"
     assert stage.kinds == ["Ready 1", "Gone 1", "Ready 2"]
@@ -238,7 +241,7 @@ async def test_restart_drains_first(play: Play) -> None:
     await stage.reach(State.READY, generation=2)
     assert stage.kinds == ["Ready 1", "Draining 1", "Gone 1", "Ready 2"]
     assert stage.spawner.started[0].orders == ["terminate"]
-    assert stage.keeper.seat.crashes == ()
+    assert stage.controller.slot_state.crashes == ()
 
 
 async def test_an_idle_drained_slot_stops_at_once(play: Play) -> None:
@@ -254,7 +257,7 @@ async def test_an_idle_drained_slot_stops_at_once(play: Play) -> None:
 
 
 async def test_drain_while_it_loads_then_resume(play: Play) -> None:
-    stage = await play(Stage(prober=FakeProber(health=False), pace=QUICK))
+    stage = await play(Stage(prober=FakeProber(health=False), probing=QUICK))
     await stage.post(StartRequested(), DrainRequested())
     await stage.until(lambda: stage.spawner.started)
     stage.prober.health = True
@@ -280,68 +283,68 @@ async def test_a_stubborn_instance_is_killed(play: Play) -> None:
 
 async def test_one_that_is_being_stopped_need_not_be_watched(play: Play) -> None:
     """Its watch has ended with its life; a planned restart is no alarm."""
-    stage = await play(Stage(spawner=FakeSpawner(stubborn=True), pace=QUICK))
+    stage = await play(Stage(spawner=FakeSpawner(stubborn=True), probing=QUICK))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     await stage.post(StopRequested())
     await stage.until(lambda: stage.spawner.started[0].orders)
-    watch = stage.keeper._watch
+    watch = stage.controller._watch
     await stage.until(lambda: watch is not None and not watch.alive)
-    assert stage.keeper.seat.state is State.STOPPING
-    assert stage.keeper.unwatched is None
+    assert stage.controller.slot_state.state is State.STOPPING
+    assert stage.controller.unwatched is None
     stage.spawner.started[0].end(code=0)
     await stage.reach(State.STOPPED)
 
 
 async def test_two_refusals_end_an_instance(play: Play) -> None:
-    stage = await play(Stage(pace=QUICK))
+    stage = await play(Stage(probing=QUICK))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     stage.prober.health = False
     await stage.until(lambda: stage.spawner.started[0].orders == ["kill"])
     stage.prober.health = True
     await stage.reach(State.READY, generation=2)
-    cause = stage.keeper.seat.last_cause
+    cause = stage.controller.slot_state.last_cause
     assert cause is not None
     assert cause.name == "unhealthy"
 
 
 async def test_silence_is_noted_and_nothing_more(play: Play) -> None:
-    stage = await play(Stage(pace=QUICK))
+    stage = await play(Stage(probing=QUICK))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     stage.prober.health = None
-    await stage.until(lambda: stage.keeper.life.responsive is False)
+    await stage.until(lambda: stage.controller.instance.responsive is False)
     asked = stage.prober.asked
     await stage.until(lambda: stage.prober.asked > asked + 5)
-    assert stage.keeper.seat.state is State.READY
+    assert stage.controller.slot_state.state is State.READY
     stage.prober.health = True
-    await stage.until(lambda: stage.keeper.life.responsive)
+    await stage.until(lambda: stage.controller.instance.responsive)
 
 
 async def test_a_suspicion_is_looked_into_at_once(play: Play) -> None:
-    stage = await play(Stage(pace=SLOW))
+    stage = await play(Stage(probing=SLOW))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     asked = stage.prober.asked
-    stage.keeper.suspect(generation=0)  # of a life that is over
-    stage.keeper.suspect(generation=1)
+    stage.controller.suspect(generation=0)  # of a life that is over
+    stage.controller.suspect(generation=1)
     await stage.until(lambda: stage.prober.asked > asked)
 
 
 async def test_suspicions_do_not_shorten_the_second_look(play: Play) -> None:
-    stage = await play(Stage(pace=replace(SLOW, recheck_s=1000.0)))
+    stage = await play(Stage(probing=replace(SLOW, recheck_s=1000.0)))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     stage.prober.health = False
     asked = stage.prober.asked
-    stage.keeper.suspect(1)
+    stage.controller.suspect(1)
     await stage.until(lambda: stage.prober.asked == asked + 1)
     for _ in range(50):
-        stage.keeper.suspect(1)
+        stage.controller.suspect(1)
         await asyncio.sleep(0)
     assert stage.prober.asked == asked + 1
-    assert stage.keeper.seat.state is State.READY
+    assert stage.controller.slot_state.state is State.READY
 
 
 @pytest.mark.parametrize("part", ["spawner", "engine"])
@@ -351,10 +354,10 @@ async def test_what_can_not_be_started_backs_off_and_fails_in_the_end(play: Play
     await play(stage)
     await stage.post(StartRequested())
     await stage.reach(State.FAILED)
-    seat = stage.keeper.seat
-    assert (seat.generation, len(seat.crashes), stage.announced) == (3, 3, [])
-    assert seat.last_cause is not None
-    assert (seat.last_cause.message, seat.last_cause.remedy) == (
+    slot_state = stage.controller.slot_state
+    assert (slot_state.generation, len(slot_state.crashes), stage.announced) == (3, 3, [])
+    assert slot_state.last_cause is not None
+    assert (slot_state.last_cause.message, slot_state.last_cause.remedy) == (
         "cannot start slot 0: no memory",
         "free some",
     )
@@ -373,10 +376,10 @@ async def test_a_shortage_at_a_start_ends_no_daemon(
     getattr(stage, part).refusal = error
     await play(stage)
     await stage.post(StartRequested())
-    await stage.until(lambda: stage.keeper.seat.last_cause is not None)
+    await stage.until(lambda: stage.controller.slot_state.last_cause is not None)
     getattr(stage, part).refusal = None
     await stage.reach(State.READY)
-    cause = stage.keeper.seat.last_cause
+    cause = stage.controller.slot_state.last_cause
     assert cause is not None
     assert cause.name == "cannot-start"
     assert cause.message.startswith("cannot start slot 0: ")
@@ -387,13 +390,18 @@ async def test_a_stopped_slot_shows_nothing_of_its_last_life(play: Play) -> None
     stage = await play(Stage())
     await stage.post(StartRequested())
     await stage.reach(State.READY)
-    assert await stage.keeper.verify() is not None
+    assert await stage.controller.verify() is not None
     await stage.post(StopRequested())
     await stage.reach(State.STOPPED)
-    await stage.until(lambda: stage.keeper.stopped)
-    life = stage.keeper.life
-    assert (life.process, life.address, life.verification, life.responsive) == (None, None, None, None)
-    assert await stage.keeper.verify() is None
+    await stage.until(lambda: stage.controller.stopped)
+    instance = stage.controller.instance
+    assert (instance.process, instance.address, instance.verification, instance.responsive) == (
+        None,
+        None,
+        None,
+        None,
+    )
+    assert await stage.controller.verify() is None
 
 
 async def test_a_placement_that_differs_is_said(play: Play, caplog: pytest.LogCaptureFixture) -> None:
@@ -401,7 +409,7 @@ async def test_a_placement_that_differs_is_said(play: Play, caplog: pytest.LogCa
     await stage.post(StartRequested())
     await stage.until(lambda: "placement differs from the plan" in caplog.text)
     said = caplog.text.count("threads of vllm (pid 1)")
-    await stage.keeper.verify()
+    await stage.controller.verify()
     assert caplog.text.count("threads of vllm (pid 1)") == said, "once is enough"
 
 
@@ -409,7 +417,7 @@ async def test_a_look_that_fails_does_not_end_the_watch(play: Play, caplog: pyte
     def broken(_pid: int) -> Sequence[ProcessFacts]:
         raise RuntimeError("numa_maps is broken")
 
-    stage = await play(Stage(observe=broken, pace=QUICK))
+    stage = await play(Stage(observe=broken, probing=QUICK))
     await stage.post(StartRequested())
     await stage.until(lambda: "numa_maps is broken" in caplog.text)
     asked = stage.prober.asked
@@ -438,7 +446,7 @@ class Troupe:
     announced: list[InstanceEvent] = field(default_factory=list)
     prober: FakeProber = field(default_factory=FakeProber)
     ledger: tuple[LedgerRow, ...] = ()
-    pace: Pace = SLOW
+    probing: ProbeSettings = SLOW
     caches: FakeCaches = field(default_factory=FakeCaches)
     held: HeldFile | None = None
 
@@ -446,7 +454,7 @@ class Troupe:
         slots = tuple(a_slot(number) for number in (0, 1, 2))
         plan = Plan(Strategy.CONTIGUOUS, slots, CpuSet(), CpuSet.parse("0-3"), self.ledger, ())
         self.supervisor = Supervisor(
-            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, pace=self.pace,
+            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=self.probing,
             strict_binding=False, announce=self.hear, caches=self.caches, held=self.held,
         )  # fmt: skip
         return self.supervisor
@@ -459,7 +467,7 @@ class Troupe:
 
     @property
     def states(self) -> set[State]:
-        return {keeper.seat.state for keeper in self.supervisor.keepers.values()}
+        return {controller.slot_state.state for controller in self.supervisor.controllers.values()}
 
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
@@ -487,7 +495,7 @@ TIGHT = LedgerRow(
 
 
 async def test_slots_of_a_tight_node_start_one_after_the_other() -> None:
-    troupe = Troupe(ledger=(TIGHT,), pace=QUICK)
+    troupe = Troupe(ledger=(TIGHT,), probing=QUICK)
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
     await until(lambda: troupe.prober.asked > 3)
@@ -502,7 +510,7 @@ async def test_slots_of_a_tight_node_start_one_after_the_other() -> None:
 
 
 async def test_a_stop_during_the_first_wave_starts_no_second() -> None:
-    troupe = Troupe(ledger=(TIGHT,), pace=QUICK)
+    troupe = Troupe(ledger=(TIGHT,), probing=QUICK)
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
     await until(lambda: troupe.prober.asked > 1)
@@ -516,14 +524,16 @@ async def test_a_stop_during_the_first_wave_starts_no_second() -> None:
 
 
 async def test_all_start_at_once_and_what_is_compiled_is_kept_before_they_are_ready() -> None:
-    troupe = Troupe(pace=QUICK)
+    troupe = Troupe(probing=QUICK)
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
     await until(lambda: len(troupe.spawner.started) == 3)
     assert troupe.caches.asked == ["prepare 0", "prepare 1", "prepare 2"]
     troupe.spawner.started[0].say("init engine (profile, create kv cache, warmup model) took 9 s")
     await until(lambda: "keep 0" in troupe.caches.asked)
-    assert troupe.supervisor.keepers[0].seat.state is State.STARTING, "it has compiled, and is not ready yet"
+    assert troupe.supervisor.controllers[0].slot_state.state is State.STARTING, (
+        "it has compiled, and is not ready yet"
+    )
     await troupe.supervisor.stop()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -531,7 +541,7 @@ async def test_all_start_at_once_and_what_is_compiled_is_kept_before_they_are_re
 
 
 async def test_one_that_fails_to_start_holds_nobody_up() -> None:
-    troupe = Troupe(pace=QUICK)
+    troupe = Troupe(probing=QUICK)
     troupe.prober.health = None
     task = asyncio.create_task(troupe.build().run())
     await until(lambda: len(troupe.spawner.started) == 3)
@@ -550,10 +560,10 @@ async def test_slots_come_and_go() -> None:
     task = asyncio.create_task(supervisor.run())
     await until(lambda: troupe.states == {State.READY})
     await supervisor.remove(1)
-    assert sorted(supervisor.keepers) == [0, 2]
-    keeper = supervisor.add(a_slot(7), FakeEngine(), LIMITS, SLOW)
-    keeper.post(StartRequested())
-    await until(lambda: keeper.seat.state is State.READY)
+    assert sorted(supervisor.controllers) == [0, 2]
+    controller = supervisor.add(a_slot(7), FakeEngine(), LIMITS, SLOW)
+    controller.post(StartRequested())
+    await until(lambda: controller.slot_state.state is State.READY)
     await supervisor.stop()
     assert len(troupe.spawner.started) == 4
     task.cancel()
@@ -562,7 +572,7 @@ async def test_slots_come_and_go() -> None:
 
 
 async def test_a_damaged_compile_cache_is_emptied_before_the_next_start(play: Play) -> None:
-    stage = await play(Stage(pace=QUICK, prober=FakeProber(health=None)))
+    stage = await play(Stage(probing=QUICK, prober=FakeProber(health=None)))
     await stage.post(StartRequested())
     await stage.until(lambda: stage.spawner.started)
     stage.spawner.started[0].say("OSError: /c/x.so: file too short")
@@ -572,19 +582,19 @@ async def test_a_damaged_compile_cache_is_emptied_before_the_next_start(play: Pl
 
 
 async def test_one_in_quarantine_is_looked_at_and_left_alone(play: Play) -> None:
-    stage = await play(Stage(pace=QUICK))
+    stage = await play(Stage(probing=QUICK))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     await stage.post(QuarantineRequested())
     await stage.reach(State.DRAINING)
     stage.prober.health = False
-    await stage.until(lambda: stage.keeper.seat.last_cause)
+    await stage.until(lambda: stage.controller.slot_state.last_cause)
     asked = stage.prober.asked
     await stage.until(lambda: stage.prober.asked > asked + 5)
     assert stage.spawner.started[0].orders == []
     await stage.post(HoldRequested())
     await stage.reach(State.HELD)
-    assert stage.keeper.stopped
+    assert stage.controller.stopped
 
 
 async def test_supervisor_knows_no_other_slot() -> None:
@@ -599,16 +609,16 @@ async def test_a_held_slot_is_held_by_the_next_daemon_too(tmp_path: Path) -> Non
     for life in (1, 2):
         troupe = Troupe(held=HeldFile(path))
         task = asyncio.create_task(troupe.build().run())
-        keepers = troupe.supervisor.keepers
+        controllers = troupe.supervisor.controllers
         if life == 1:
             await until(lambda t=troupe: t.states == {State.READY})
-            keepers[1].post(HoldRequested())
+            controllers[1].post(HoldRequested())
         await until(lambda t=troupe: t.states == {State.READY, State.HELD})
-        assert keepers[1].seat.state is State.HELD
+        assert controllers[1].slot_state.state is State.HELD
         assert HeldFile(path).slots == {1}
         if life == 2:
             assert {process.slot for process in troupe.spawner.started} == {0, 2}
-            keepers[1].post(ReleaseRequested())
+            controllers[1].post(ReleaseRequested())
             await until(lambda t=troupe: t.states == {State.READY})
             assert not path.exists()
         await troupe.supervisor.stop()
@@ -654,7 +664,7 @@ async def test_a_look_that_fails_ends_no_watch(
 ) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
     prober = BrokenProber()
-    stage = await play(Stage(pace=QUICK, prober=prober))
+    stage = await play(Stage(probing=QUICK, prober=prober))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     prober.errors[where] = error
@@ -662,12 +672,12 @@ async def test_a_look_that_fails_ends_no_watch(
 
     def late() -> bool:
         stage.clock.now += 1
-        return str(error) in (stage.keeper.unwatched or "")
+        return str(error) in (stage.controller.unwatched or "")
 
     await stage.until(late)
-    assert stage.keeper.seat.state is State.READY
+    assert stage.controller.slot_state.state is State.READY
     prober.errors.clear()
-    await stage.until(lambda: stage.keeper.unwatched is None and prober.asked > asked + 2)
+    await stage.until(lambda: stage.controller.unwatched is None and prober.asked > asked + 2)
     prober.health = False
     await stage.until(lambda: stage.spawner.started[0].orders == ["kill"])
     prober.health = True
@@ -677,23 +687,23 @@ async def test_a_look_that_fails_ends_no_watch(
 async def test_a_look_that_fails_while_it_loads(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
     prober = BrokenProber(errors={"healthy": OSError(24, "Too many open files")})
-    stage = await play(Stage(pace=QUICK, prober=prober))
+    stage = await play(Stage(probing=QUICK, prober=prober))
     await stage.post(StartRequested())
     await stage.until(lambda: stage.spawner.started)
-    assert stage.keeper.unwatched is None, "not yet"
+    assert stage.controller.unwatched is None, "not yet"
     stage.clock.now += QUICK.unwatched_s + 1
-    await stage.until(lambda: stage.keeper.unwatched is not None)
-    assert "no look has succeeded" in str(stage.keeper.unwatched)
+    await stage.until(lambda: stage.controller.unwatched is not None)
+    assert "no look has succeeded" in str(stage.controller.unwatched)
     prober.errors.clear()
     await stage.reach(State.READY)
-    await stage.until(lambda: stage.keeper.unwatched is None)
+    await stage.until(lambda: stage.controller.unwatched is None)
 
 
 async def test_every_task_of_an_instance_that_somebody_cancels_is_begun_again(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
-    stage = await play(Stage(pace=QUICK))
+    stage = await play(Stage(probing=QUICK))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     for task in asyncio.all_tasks():
@@ -746,8 +756,8 @@ async def test_the_daemons_own_shortage_is_no_crash_of_an_instance(
     stage.spawner.refusal = shortage
     await play(stage)
     await stage.post(StartRequested())
-    await stage.until(lambda: stage.keeper.seat.generation > LIMITS.crash_limit + 3)
-    assert stage.keeper.seat.crashes == ()
+    await stage.until(lambda: stage.controller.slot_state.generation > LIMITS.crash_limit + 3)
+    assert stage.controller.slot_state.crashes == ()
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2, "the cause, and when it is tried again"
     stage.spawner.refusal = None

@@ -63,9 +63,9 @@ async def test_the_tree_ends_with_its_keeper() -> None:
     lines = Lines()
     process = await start(launch(*TREE), lines)
     family = await lines.pids(3)
-    keeper = psutil.Process(process.pid).parent()
-    assert keeper is not None
-    keeper.kill()
+    shim = psutil.Process(process.pid).parent()
+    assert shim is not None
+    shim.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)
     assert gone(family)
 
@@ -74,10 +74,10 @@ async def test_the_keeper_ignores_what_a_person_may_send_it() -> None:
     lines = Lines()
     process = await start(launch("sh", "-c", "echo up; read x < /dev/zero; sleep 1000"), lines)
     await lines.until(lambda lines: "up" in lines)
-    keeper = psutil.Process(process.pid).parent()
-    assert keeper is not None
+    shim = psutil.Process(process.pid).parent()
+    assert shim is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        keeper.send_signal(number)
+        shim.send_signal(number)
     process.terminate()
     assert await ended(process) == Exit(None, signal.SIGTERM), "and the daemon's word is still obeyed"
 

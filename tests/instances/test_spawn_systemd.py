@@ -127,8 +127,8 @@ async def test_one_that_no_longer_fits_holds_back_no_good_one(left: SystemdSpawn
     """It may take minutes to end."""
     systemd = its_systemd(left)
     async with asyncio.timeout(SOON_S):
-        inherited = await left.inherit({0: launch, 1: launch})
-    assert list(inherited) == [0]
+        adopted = await left.adopt({0: launch, 1: launch})
+    assert list(adopted) == [0]
     await until(lambda: systemd.stopping == [FRAME.unit(1)])
 
     spawning = asyncio.create_task(left.spawn(1, 2, launch(2), lambda _line: None))
@@ -145,7 +145,7 @@ async def test_one_that_no_longer_fits_holds_back_no_good_one(left: SystemdSpawn
 
 async def test_a_start_that_is_called_off_meanwhile_leaves_it_to_end(left: SystemdSpawner) -> None:
     systemd = its_systemd(left)
-    await left.inherit({0: launch, 1: launch})
+    await left.adopt({0: launch, 1: launch})
     spawning = asyncio.create_task(left.spawn(1, 2, launch(2), lambda _line: None))
     await asyncio.sleep(0)
     spawning.cancel()
@@ -160,7 +160,7 @@ async def test_a_systemd_that_does_not_stop_it_is_said_to_whom_starts_the_slot(
 ) -> None:
     systemd = its_systemd(left)
     systemd.broken = True
-    assert list(await left.inherit({0: launch, 1: launch})) == [0]
+    assert list(await left.adopt({0: launch, 1: launch})) == [0]
     await until(lambda: any("cannot stop" in message for message in caplog.messages))
     systemd.units[FRAME.unit(1)] = replace(GONE, active="failed")
     async with asyncio.timeout(SOON_S):

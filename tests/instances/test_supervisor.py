@@ -16,7 +16,7 @@ from proxy.scripted_engine import FakeEngine as Listening
 from launcher.config.schema import Model, Proxy, Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.instances.backoff import Limits
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import (
     DrainRequested,
     Event,
@@ -34,7 +34,7 @@ from launcher.plan import LedgerRow, Plan
 from launcher.proxy.server import ProxyServer
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
-PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
+PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
 # A node with less memory free than its three slots want: each is a wave of its own.
 TIGHT = LedgerRow(
     node=0, total_bytes=9, available_bytes=2, reserve_bytes=0, weights_bytes=0, overhead_bytes=3, kv_bytes=0,
@@ -59,7 +59,7 @@ class Waves:
             Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (TIGHT,), ()
         )
         self.supervisor = Supervisor(
-            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, pace=PACE,
+            plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=PROBES,
             strict_binding=False, announce=lambda event: self.hear(event),  # noqa: PLW0108  `hear` changes
         )  # fmt: skip
         return self.supervisor
@@ -69,7 +69,7 @@ class Waves:
             asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
 
     def state(self, slot: int) -> State:
-        return self.supervisor.keepers[slot].seat.state
+        return self.supervisor.controllers[slot].slot_state.state
 
     async def reach(self, **states: State) -> None:
         """`slot0=State.READY`, and so on; the supervisor lives."""
@@ -97,7 +97,7 @@ async def test_a_slot_that_is_removed_before_its_wave_ends_nothing(waves: Waves)
     await waves.supervisor.remove(1)
     waves.prober.health = True
     await waves.reach(slot0=State.READY, slot2=State.READY)
-    assert sorted(waves.supervisor.keepers) == [0, 2]
+    assert sorted(waves.supervisor.controllers) == [0, 2]
 
 
 async def test_one_that_is_removed_while_its_wave_loads_lets_the_next_one_start(waves: Waves) -> None:
@@ -147,50 +147,54 @@ async def test_a_slot_that_comes_while_all_end_does_not_end_the_end(waves: Waves
     await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
     ending = asyncio.create_task(waves.supervisor.stop())
     await asyncio.sleep(0)
-    waves.supervisor.add(a_slot(7), FakeEngine(), LIMITS, PACE)
+    waves.supervisor.add(a_slot(7), FakeEngine(), LIMITS, PROBES)
     async with asyncio.timeout(SOON_S):
         await ending
     assert {waves.state(slot) for slot in range(3)} == {State.STOPPED}
 
 
 async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves, tmp_path: Path) -> None:
-    """Its lives go on being counted: the front door takes a lower one for overtaken."""
+    """Its lives go on being counted: the proxy takes a lower one for overtaken."""
     supervisor = waves.supervisor
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(Listening(tmp_path / "engine.sock"))
-        door = ProxyServer(
+        proxy = ProxyServer(
             Proxy(listen=("127.0.0.1:0",)),
             models=[Model(name="m", path="/m")],
             on_idle=supervisor.went_idle,
             on_suspect=lambda *_: None,
         )
-        await door.start()
-        stack.push_async_callback(door.stop, 0.0)
-        client = await stack.enter_async_context(aiohttp.ClientSession(door.endpoint))
+        await proxy.start()
+        stack.push_async_callback(proxy.stop, 0.0)
+        client = await stack.enter_async_context(aiohttp.ClientSession(proxy.endpoint))
 
         def announce(event: InstanceEvent) -> None:
             match event:
                 case InstanceReady():
-                    door.add_upstream(event.slot, event.generation, event.model, engine.address, 8)
+                    proxy.add_upstream(event.slot, event.generation, event.model, engine.address, 8)
                 case InstanceDraining():
-                    door.drain_upstream(event.slot, event.generation)
+                    proxy.drain_upstream(event.slot, event.generation)
                 case InstanceGone():
-                    door.remove_upstream(event.slot, event.generation, event.reason)
+                    proxy.remove_upstream(event.slot, event.generation, event.reason)
 
         waves.hear = announce
         waves.prober.health = True
         await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
         supervisor.post(2, RestartRequested())
-        await until(lambda: supervisor.keepers[2].seat.generation == 2 and supervisor.keepers[2].settled)
+        await until(
+            lambda: (
+                supervisor.controllers[2].slot_state.generation == 2 and supervisor.controllers[2].in_rotation
+            )
+        )
         supervisor.post(0, HoldRequested())
         supervisor.post(1, HoldRequested())
         await waves.reach(slot0=State.HELD, slot1=State.HELD)
         async with asyncio.timeout(SOON_S):
             await supervisor.remove(2)
-        supervisor.add(a_slot(2), FakeEngine(), LIMITS, PACE)
+        supervisor.add(a_slot(2), FakeEngine(), LIMITS, PROBES)
         supervisor.post(2, StartRequested())
         await waves.reach(slot2=State.READY)
-        assert supervisor.keepers[2].seat.generation == 3
+        assert supervisor.controllers[2].slot_state.generation == 3
         body = {"model": "m", "messages": []}
         async with asyncio.timeout(SOON_S), client.post("/v1/chat/completions", json=body) as answer:
             assert answer.status == 200

@@ -1,4 +1,4 @@
-"""Looking at one life: until it is ready, and then whether it goes on."""
+"""Looking at one instance: until it is ready, and then whether it goes on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeTraffic, a_slot
 
 from launcher.address import UnixAddress
 from launcher.instances.causes import Cause
-from launcher.instances.life import Life, Pace
+from launcher.instances.instance import Instance, ProbeSettings
 from launcher.instances.watch import DOOMED_S, UNHEALTHY_AFTER, Watcher
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
 WHERE = UnixAddress("/x")
-PACE = Pace(
+PROBES = ProbeSettings(
     probe_interval_s=0.001,
     tail_lines=9,
     ready_poll_s=0.001,
@@ -35,7 +35,7 @@ class Scene:
     traffic: FakeTraffic = field(default_factory=FakeTraffic)
     clock: FakeClock = field(default_factory=FakeClock)
     engine: FakeEngine = field(default_factory=FakeEngine)
-    life: Life = field(default_factory=Life)
+    instance: Instance = field(default_factory=Instance)
     pressure: float | None = 1.0
     words: list[str] = field(default_factory=list)
     looks: int = 0
@@ -52,7 +52,7 @@ class Scene:
 
     def watcher(self) -> Watcher:
         return Watcher(
-            a_slot(), 1, self.life, engine=self.engine, prober=self.prober, traffic=self.traffic, pace=PACE,
+            a_slot(), 1, self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, probing=PROBES,
             clock=self.clock, lives=self.lives, suspected=asyncio.Event(), last_words=lambda: self.words,
             pressure=lambda: self.pressure,
         )  # fmt: skip
@@ -71,7 +71,7 @@ async def test_work_without_progress_is_hung_and_says_what_stood_still() -> None
     assert cause.name == "hung"
     assert cause.evidence[0].startswith("3 requests in flight and no progress for 6")
     assert "10 tokens generated, 5 steps, 1 running" in cause.evidence[1]
-    assert scene.life.progress.counted == COUNTED
+    assert scene.instance.progress.counted == COUNTED
 
 
 async def test_tokens_that_the_front_door_relays_are_progress() -> None:
@@ -100,7 +100,7 @@ async def test_an_engine_that_counts_nothing_hangs_only_in_silence() -> None:
     cause = await silent.failure()
     assert cause is not None
     assert cause.name == "hung"
-    assert silent.life.responsive is False
+    assert silent.instance.responsive is False
 
 
 async def test_an_idle_one_is_asked_for_a_token_now_and_then() -> None:
@@ -127,7 +127,7 @@ async def test_no_canary_where_the_engine_completes_nothing() -> None:
 
 async def test_a_start_that_has_failed_and_does_not_end() -> None:
     scene = Scene(prober=FakeProber(health=False), words=["EngineCore failed to start.", "[Errno 98]"])
-    scene.life.doomed_at = scene.clock.now
+    scene.instance.doomed_at = scene.clock.now
     async with asyncio.timeout(SOON_S):
         cause = await scene.watcher().ready(WHERE)
     assert isinstance(cause, Cause)

@@ -9,14 +9,14 @@ from synthetic import Machine
 
 from launcher.config.docs import to_markdown
 from launcher.config.load import parse_config
-from launcher.daemon.deployment import Assembly, assemble
+from launcher.daemon.deployment import Deployment, build_deployment
 from launcher.rollout import diff
 from launcher.rollout.diff import Changes, SlotChange, Step, compare
 
 MACHINE = Machine(cores=8).topology()
 
 
-def made(**more: Any) -> Assembly:
+def made(**more: Any) -> Deployment:
     """Two instances of four cores each, but for `more`."""
     tree: dict[str, Any] = {
         "models": [{"name": "m", "path": "/m"}],
@@ -25,7 +25,7 @@ def made(**more: Any) -> Assembly:
     }
     for section, keys in more.items():
         tree[section] = {**tree.get(section, {}), **keys} if isinstance(keys, dict) else keys
-    return assemble(parse_config(tree, origin="test"), machine=MACHINE, cpus_only=True)
+    return build_deployment(parse_config(tree, origin="test"), machine=MACHINE, cpus_only=True)
 
 
 def steps(changes: Changes) -> list[tuple[int, Step]]:
@@ -105,9 +105,9 @@ def test_memory_nodes_are_named() -> None:
     two = Machine(sockets=2, cores=4).topology()
     engine = {"kind": "command", "command": ["serve", "{uds}"]}
 
-    def on(cpus: str) -> Assembly:
+    def on(cpus: str) -> Deployment:
         layout = {"instances_per_socket": 1, "cpus": cpus}
         tree = {"models": [{"name": "m", "path": "/m"}], "engine": engine, "layout": layout}
-        return assemble(parse_config(tree, origin="test"), machine=two, cpus_only=True)
+        return build_deployment(parse_config(tree, origin="test"), machine=two, cpus_only=True)
 
     assert "memory nodes 0 become 1" in compare(on("0-3"), on("4-7")).slots[0].reasons

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fakes import SOON_S, FakeProcess, FakeSpawner, until
 from rollout.test_diff import made
-from rollout.test_rollout import CHANGED, LIMITS, PACE, Bank
+from rollout.test_rollout import CHANGED, LIMITS, PROBES, Bank
 
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.engines.base import Launch
 from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.lifecycle import HoldRequested, State
-from launcher.instances.ports import Inherited, InstanceDraining, InstanceEvent
+from launcher.instances.ports import Adopted, InstanceDraining, InstanceEvent
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.reload import Reloader
 
@@ -27,10 +27,10 @@ from launcher.rollout.reload import Reloader
 class House:
     """A running daemon's part of it; `after` is what the file says now."""
 
-    before: Assembly
-    after: Assembly
+    before: Deployment
+    after: Deployment
     prober: Bank = field(default_factory=Bank)
-    now: Assembly | None = None
+    now: Deployment | None = None
     fails: Exception | None = None
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
     ready_first: bool = True
@@ -40,13 +40,13 @@ class House:
         self.now = self.before
         self.supervisor = Supervisor(
             self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
-            pace=PACE, strict_binding=False, announce=self.hear,
+            probing=PROBES, strict_binding=False, announce=self.hear,
         )  # fmt: skip
         self.reloader = Reloader(self.supervisor, self.prober, self.reread, self.reloaded)
         task = asyncio.create_task(self.supervisor.run())
-        keepers = self.supervisor.keepers.values()
+        controllers = self.supervisor.controllers.values()
         if self.ready_first:
-            await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))
+            await until(lambda: all(controller.slot_state.state is State.READY for controller in controllers))
         async with asyncio.timeout(SOON_S):
             yield self.reloader
         await self.reloader.end()
@@ -58,13 +58,13 @@ class House:
         if isinstance(event, InstanceDraining):
             asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
 
-    def reread(self, overrides: Any) -> Assembly:
+    def reread(self, overrides: Any) -> Deployment:
         if self.fails is not None:
             raise self.fails
         return self.after
 
-    def reloaded(self, assembly: Assembly) -> None:
-        self.now = assembly
+    def reloaded(self, deployment: Deployment) -> None:
+        self.now = deployment
 
     async def ask(self, *, dry_run: bool = False, force: bool = False) -> dict[str, Any]:
         return await self.reloader.reload(self.before, (), dry_run=dry_run, force=force)
@@ -87,7 +87,9 @@ async def test_it_goes_there_and_is_the_configuration_then() -> None:
             await house.ask()
         assert await house.over() == "done"
         assert house.now is house.after
-        assert all(keeper.engine is house.after.engine for keeper in house.supervisor.keepers.values())
+        assert all(
+            controller.engine is house.after.engine for controller in house.supervisor.controllers.values()
+        )
 
 
 async def test_a_slot_that_goes_and_one_that_would_restart_after_it_is_refused_beforehand() -> None:
@@ -98,10 +100,13 @@ async def test_a_slot_that_goes_and_one_that_would_restart_after_it_is_refused_b
         ):
             await house.ask()
         assert reloader.show() == {"stage": "none"}
-        assert [keeper.seat.generation for keeper in house.supervisor.keepers.values()] == [1, 1]
+        assert [controller.slot_state.generation for controller in house.supervisor.controllers.values()] == [
+            1,
+            1,
+        ]
         await house.ask(force=True)
         assert await house.over() == "done"
-        assert sorted(house.supervisor.keepers) == [0]
+        assert sorted(house.supervisor.controllers) == [0]
 
 
 async def test_more_slots_need_no_spare_one_where_there_was_only_one() -> None:
@@ -109,14 +114,14 @@ async def test_more_slots_need_no_spare_one_where_there_was_only_one() -> None:
     async with house.play():
         await house.ask()
         assert await house.over() == "done"
-        assert sorted(house.supervisor.keepers) == [0, 1]
+        assert sorted(house.supervisor.controllers) == [0, 1]
 
 
 async def test_one_that_is_held_is_no_spare_one() -> None:
     house = House(made(), made(engine=CHANGED))
     async with house.play():
-        house.supervisor.keepers[1].post(HoldRequested())
-        await until(lambda: house.supervisor.keepers[1].seat.state is State.HELD)
+        house.supervisor.controllers[1].post(HoldRequested())
+        await until(lambda: house.supervisor.controllers[1].slot_state.state is State.HELD)
         with pytest.raises(RefusedError, match="would be left ready"):
             await house.ask()
         await house.ask(force=True)
@@ -165,7 +170,7 @@ async def test_one_that_still_compares_when_the_daemon_ends_changes_nothing() ->
     house = House(made(), made(engine=CHANGED))
     reading, ended = threading.Event(), threading.Event()
 
-    def slow(_overrides: Any) -> Assembly:
+    def slow(_overrides: Any) -> Deployment:
         reading.set()
         assert ended.wait(SOON_S)
         return house.after
@@ -187,12 +192,12 @@ class SlowSpawner(FakeSpawner):
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def inherit(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Inherited]:
+    async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         await self.asked.wait()
         for slot in slots:
             self.started.append(FakeProcess(2000 + slot, slot, 7, print))
         return {
-            process.slot: Inherited(7, slots[process.slot](7), process, 60.0, lambda _tell: None)
+            process.slot: Adopted(7, slots[process.slot](7), process, 60.0, lambda _tell: None)
             for process in self.started
         }
 
@@ -207,8 +212,13 @@ async def test_a_reload_waits_until_what_an_earlier_daemon_left_is_taken_over() 
         spawner.asked.set()
         await asked
         assert await house.over() == "done"
-        assert [keeper.seat.generation for keeper in house.supervisor.keepers.values()] == [8, 8]
-        assert all(keeper.engine is house.after.engine for keeper in house.supervisor.keepers.values())
+        assert [controller.slot_state.generation for controller in house.supervisor.controllers.values()] == [
+            8,
+            8,
+        ]
+        assert all(
+            controller.engine is house.after.engine for controller in house.supervisor.controllers.values()
+        )
 
 
 async def test_a_take_over_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,5 +230,5 @@ async def test_a_take_over_that_takes_too_long_is_said(monkeypatch: pytest.Monke
             await house.ask()
         assert reloader.show() == {"stage": "none"}
         spawner.asked.set()
-        keepers = house.supervisor.keepers.values()
-        await until(lambda: all(keeper.seat.state is State.READY for keeper in keepers))
+        controllers = house.supervisor.controllers.values()
+        await until(lambda: all(controller.slot_state.state is State.READY for controller in controllers))

@@ -14,9 +14,9 @@ from rollout.test_diff import made
 
 from launcher.address import Address
 from launcher.config.schema import Supervision
-from launcher.daemon.deployment import Assembly
+from launcher.daemon.deployment import Deployment
 from launcher.instances.backoff import Limits
-from launcher.instances.life import Pace
+from launcher.instances.instance import ProbeSettings
 from launcher.instances.lifecycle import (
     DrainRequested,
     Event,
@@ -36,7 +36,7 @@ from launcher.rollout.diff import compare
 from launcher.rollout.rollout import Rollout, Stage
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02, crash_limit=1)
-PACE = Pace(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
+PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
 CHANGED = {"command": ["serve", "{uds}", "--changed"]}
 
 
@@ -58,8 +58,8 @@ class Bank(FakeProber):
 class Company:
     """A supervisor of `before`'s slots, and the way to `after`."""
 
-    before: Assembly
-    after: Assembly
+    before: Deployment
+    after: Deployment
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
     prober: Bank = field(default_factory=Bank)
     force: bool = False
@@ -71,7 +71,7 @@ class Company:
     def hear(self, event: InstanceEvent) -> None:
         self.meddle(event)
         if isinstance(event, InstanceDraining):
-            ready = [k.seat.state is State.READY for k in self.supervisor.keepers.values()]
+            ready = [k.slot_state.state is State.READY for k in self.supervisor.controllers.values()]
             self.most_away = max(self.most_away, ready.count(False))
             asyncio.get_running_loop().call_soon(self.supervisor.went_idle, event.slot, event.generation)
 
@@ -79,7 +79,7 @@ class Company:
     async def play(self) -> AsyncIterator[Rollout]:
         self.supervisor = Supervisor(
             self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
-            pace=PACE, strict_binding=False, announce=self.hear,
+            probing=PROBES, strict_binding=False, announce=self.hear,
         )  # fmt: skip
         task = asyncio.create_task(self.supervisor.run())
         await until(lambda: self.states == {State.READY})
@@ -96,17 +96,17 @@ class Company:
             self.before,
             self.after,
             compare(self.before, self.after),
-            lambda _a: (self.limits, PACE),
+            lambda _a: (self.limits, PROBES),
             self.prober.clock,
             force=self.force,
         )
 
     @property
     def states(self) -> set[State]:
-        return {keeper.seat.state for keeper in self.supervisor.keepers.values()}
+        return {controller.slot_state.state for controller in self.supervisor.controllers.values()}
 
     def argv(self, slot: int) -> tuple[str, ...]:
-        launch = self.supervisor.keepers[slot].life.launch
+        launch = self.supervisor.controllers[slot].instance.launch
         assert launch is not None
         return launch.argv
 
@@ -129,7 +129,7 @@ async def test_slots_that_come_and_go() -> None:
         company = Company(before, after, force=True)
         async with company.play() as rollout:
             assert await rollout.run()
-            assert sorted(company.supervisor.keepers) == slots
+            assert sorted(company.supervisor.controllers) == slots
             assert company.states == {State.READY}
 
 
@@ -149,7 +149,7 @@ async def test_one_that_is_worse_brings_all_back(trouble: dict[str, Any], said: 
         assert rollout.progress.remedy
         assert company.states == {State.READY}
         assert not any("--changed" in company.argv(slot) for slot in (0, 1))
-        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 3]
+        assert [k.slot_state.generation for k in company.supervisor.controllers.values()] == [3, 3]
 
 
 async def test_one_that_does_not_come_up_is_named_and_the_other_is_not_touched() -> None:
@@ -168,19 +168,19 @@ async def test_one_that_does_not_come_up_is_named_and_the_other_is_not_touched()
         await failing
         assert "slot 0 did not come up: bad-argument" in rollout.progress.error
         assert rollout.progress.stage is Stage.ROLLED_BACK
-        assert [k.seat.generation for k in company.supervisor.keepers.values()] == [3, 1]
+        assert [k.slot_state.generation for k in company.supervisor.controllers.values()] == [3, 1]
 
 
 async def test_who_is_out_of_rotation_changes_when_it_starts_again() -> None:
     company = Company(made(), made(engine=CHANGED))
     async with company.play() as rollout:
-        keepers = company.supervisor.keepers
-        keepers[0].post(HoldRequested())
-        keepers[1].post(DrainRequested())
+        controllers = company.supervisor.controllers
+        controllers[0].post(HoldRequested())
+        controllers[1].post(DrainRequested())
         await until(lambda: company.states == {State.HELD, State.DRAINING})
         assert await rollout.run()
         assert company.states == {State.HELD, State.DRAINING}
-        assert keepers[1].seat.generation == 1
+        assert controllers[1].slot_state.generation == 1
 
 
 # --- somebody else is at work too ---------------------------------------------------------------------
@@ -189,14 +189,16 @@ async def test_who_is_out_of_rotation_changes_when_it_starts_again() -> None:
 async def test_none_is_taken_away_while_too_few_would_be_left() -> None:
     company = Company(made(), made(engine=CHANGED))
     async with company.play() as rollout:
-        company.supervisor.keepers[1].post(HoldRequested())
-        await until(lambda: company.supervisor.keepers[1].seat.state is State.HELD)
+        company.supervisor.controllers[1].post(HoldRequested())
+        await until(lambda: company.supervisor.controllers[1].slot_state.state is State.HELD)
         assert not await rollout.run()
         assert rollout.progress.error.startswith(
             "cannot reload slot '0': 0 instances of 'm' would be left ready"
         )
         assert "--force" in rollout.progress.remedy
-        assert company.supervisor.keepers[0].seat.generation == 1, "it is not even restarted on the way back"
+        assert company.supervisor.controllers[0].slot_state.generation == 1, (
+            "it is not even restarted on the way back"
+        )
 
 
 async def test_a_stop_and_then_a_restart_leave_enough_or_are_refused() -> None:
@@ -204,9 +206,9 @@ async def test_a_stop_and_then_a_restart_leave_enough_or_are_refused() -> None:
     async with company.play() as rollout:
         assert not await rollout.run(), "slot 1 goes, and slot 0 would have to be restarted alone"
         assert rollout.progress.stage is Stage.ROLLED_BACK
-        assert sorted(company.supervisor.keepers) == [0, 1]
+        assert sorted(company.supervisor.controllers) == [0, 1]
         assert company.states == {State.READY}
-        assert company.supervisor.keepers[0].seat.generation == 1
+        assert company.supervisor.controllers[0].slot_state.generation == 1
 
 
 async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
@@ -214,11 +216,11 @@ async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
     async with company.play() as rollout:
         company.prober.health = None
         company.spawner.started[1].end(code=9)
-        await until(lambda: company.supervisor.keepers[1].seat.state is State.STARTING)
+        await until(lambda: company.supervisor.controllers[1].slot_state.state is State.STARTING)
         rolling = asyncio.create_task(rollout.run())
         await until(lambda: rollout.progress.doing.endswith("waits for slot 1"))
         assert rollout.progress.doing == "restart slot 0: waits for slot 1"
-        assert company.supervisor.keepers[0].seat.state is State.READY
+        assert company.supervisor.controllers[0].slot_state.state is State.READY
         company.prober.health = True
         assert await rolling
         assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
@@ -249,8 +251,8 @@ async def test_one_that_somebody_takes_out_of_rotation_meanwhile_ends_nothing(ve
     company.meddle = take_away
     async with company.play() as rollout:
         assert await rollout.run()
-        assert company.supervisor.keepers[0].seat.generation == 2
-        assert company.supervisor.keepers[1].seat.intent is not Intent.RUN
+        assert company.supervisor.controllers[0].slot_state.generation == 2
+        assert company.supervisor.controllers[1].slot_state.intent is not Intent.RUN
 
 
 @pytest.mark.parametrize("verb", [ResumeRequested(), StartRequested()])
@@ -281,7 +283,7 @@ async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
     company.meddle = start_again
     async with company.play() as rollout:
         assert await rollout.run()
-        assert sorted(company.supervisor.keepers) == [0]
+        assert sorted(company.supervisor.controllers) == [0]
 
 
 @pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
@@ -296,7 +298,7 @@ async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) ->
     company.meddle = keep
     async with company.play() as rollout:
         assert await rollout.run()
-        assert sorted(company.supervisor.keepers) == [0]
+        assert sorted(company.supervisor.controllers) == [0]
 
 
 @pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
@@ -316,12 +318,12 @@ async def test_one_that_became_ready_before_its_stop_and_is_kept_by_somebody_end
         company.spawner.started[0].end(code=9)
         await until(lambda: len(company.spawner.started) == 3)
         company.meddle = keep
-        keeper = company.supervisor.keepers[0]
-        keeper.post(ProbeSucceeded(keeper.seat.generation))  # before the stop
+        controller = company.supervisor.controllers[0]
+        controller.post(ProbeSucceeded(controller.slot_state.generation))  # before the stop
         company.prober.health = True
         assert await rollout.run()
-        assert keeper.seat.state is State.DRAINING
-        assert keeper.seat.generation == 2
+        assert controller.slot_state.state is State.DRAINING
+        assert controller.slot_state.generation == 2
 
 
 def _lame(company: Company, *slots: int) -> None:
@@ -348,7 +350,7 @@ async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
             "ready, and supervision.min_ready is 1"
         )
         assert company.most_away == 1
-        assert company.supervisor.keepers[0].seat.state is State.READY
+        assert company.supervisor.controllers[0].slot_state.state is State.READY
         assert "--changed" in company.argv(0)
 
 
@@ -357,16 +359,16 @@ async def test_a_new_slot_that_a_way_back_left_is_restarted_by_the_next_reload()
     one = made(layout={"instances_per_socket": 1}, supervision={"min_ready": 1})
     company = Company(one, made(supervision={"min_ready": 1}), prober=Bank(failing="slot1-1"))
     async with company.play() as rollout:
-        keepers = company.supervisor.keepers
-        keepers[0].post(HoldRequested())
-        await until(lambda: keepers[0].seat.state is State.HELD)
+        controllers = company.supervisor.controllers
+        controllers[0].post(HoldRequested())
+        await until(lambda: controllers[0].slot_state.state is State.HELD)
         assert not await rollout.run()
         assert rollout.progress.stage is Stage.STUCK
         assert "slot 1 is left with the new configuration" in rollout.progress.error
-        assert keepers[1].seat.state is State.READY
-        keepers[0].post(ReleaseRequested())
+        assert controllers[1].slot_state.state is State.READY
+        controllers[0].post(ReleaseRequested())
         await until(lambda: company.states == {State.READY})
         again = company.rollout()
         assert await again.run(), again.progress.error
         assert company.states == {State.READY}
-        assert keepers[1].seat.generation == 2
+        assert controllers[1].slot_state.generation == 2

@@ -21,7 +21,7 @@ RECHECK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ProbeSettings:
     """How often a slot is looked at, and how long it may stand still. In seconds."""
 
     probe_interval_s: float
@@ -40,7 +40,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Life:
+class Instance:
     """What is known of the running instance."""
 
     launch: Launch | None = None
