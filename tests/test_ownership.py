@@ -1,0 +1,95 @@
+"""Every object is changed by its own methods, and the proxy's request path has one place that catches everything."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from source_tree import TREES, Classes, assignments, functions
+
+# Assigned from another module today. This list only shrinks: pass the value to the constructor, or give the class a
+# method. Records (dataclasses, and classes without methods) are exempt: their owner changes them.
+ASSIGNED_FROM_OUTSIDE = {
+    "Attempt.delivering in proxy.dispatch.relay",
+    "Attempt.quick in proxy.dispatch.relay",
+    "Attempt.spoke in proxy.dispatch.relay",
+    "Desk.application in proxy.server",
+    "Desk.on_quiet in proxy.server",
+    "Fleet.over in proxy.dispatch.desk",
+    "Fleet.own in proxy.server",
+    "HttpError.close in proxy.server",
+    "Intake.pages in proxy.server",
+    "Moves.overflow in proxy.server",
+    "OutlierDetection.ready_since in proxy.balancing.balancer",
+    "PrefixCache.capacity in proxy.balancing.balancer",
+    "PrefixCache.ghosts in proxy.balancing.balancer",
+    "Relay.first_byte_timeout_s in proxy.dispatch.intake",
+    "Relay.grant in proxy.server",
+    "Relay.key in proxy.server",
+    "Relay.page in proxy.pages.own_pages",
+    "Relay.prompt_bytes in proxy.dispatch.intake",
+    "Relay.rest in proxy.dispatch.moves",
+    "Relay.setbacks in proxy.dispatch.moves",
+    "Relay.ticket in proxy.dispatch.intake",
+    "Relay.ticket in proxy.dispatch.moves",
+    "Relay.transcript in proxy.dispatch.intake",
+    "ResponseWriter.done in proxy.dispatch.relay",
+    "ResponseWriter.lines in proxy.server",
+    "ResponseWriter.tracker in proxy.dispatch.relay",
+}
+
+# Handlers of `Exception` in the proxy's request path, by module. This list shrinks to one: the executor's guard.
+CATCH_EVERYTHING = {
+    "proxy.dispatch.desk": 1,
+    "proxy.dispatch.fleet": 1,
+    "proxy.dispatch.moves": 1,
+    "proxy.dispatch.relay": 2,
+    "proxy.downstream.connection": 2,
+    "proxy.downstream.uploads": 2,
+    "proxy.pages.own_pages": 1,
+    "proxy.server": 2,
+    "proxy.upstream.connection": 4,
+    "proxy.upstream.reader": 1,
+}
+
+
+def assigned_from_outside() -> set[str]:
+    """Class and attribute of each assignment to an object with behaviour of another module."""
+    classes, found = Classes(), set()
+    for module, owner, function in functions():
+        names = classes.arguments(function)
+        if owner in classes.by_name:
+            names["self"] = owner
+        for target, value, _ in assignments(function):
+            # What a function has built itself it may also complete.
+            if isinstance(target, ast.Name) and value is not None and classes.built(value) is None:
+                names.setdefault(target.id, classes.type_of(value, names))
+        for target, _, _ in assignments(function):
+            if not isinstance(target, ast.Attribute) or ast.unparse(target.value) in {"self", "cls"}:
+                continue
+            kind = classes.type_of(target.value, names)
+            if kind is None:
+                continue
+            changed = classes.by_name[kind]
+            if not changed.is_record and changed.module != module:
+                found.add(f"{kind}.{target.attr} in {module}")
+    return found
+
+
+def test_objects_with_behaviour_are_changed_by_their_own_methods() -> None:
+    found = assigned_from_outside()
+    new, stale = found - ASSIGNED_FROM_OUTSIDE, ASSIGNED_FROM_OUTSIDE - found
+    assert not new, f"pass these to the constructor, or give the class a method: {sorted(new)}"
+    assert not stale, f"no longer assigned from outside, remove from the list: {sorted(stale)}"
+
+
+def test_the_request_path_catches_everything_in_one_place() -> None:
+    found = Counter(
+        module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if module.startswith("proxy.") and isinstance(node, ast.ExceptHandler)
+        if node.type is None
+        or "Exception" in {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)}
+    )
+    assert dict(found) == CATCH_EVERYTHING, "the list only shrinks: let errors reach the one guard"
