@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"config.schema", "topology.model", *LEAVES},
     "background": {"errors"},
     "config": {"cpuset", "sizes", "errors", "redaction"},
-    "config.schema": {"config.values"},
+    "config.schema": {"config.values", "config.proxy_schema"},
     "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "text_table"},
     "planning": {
@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
-    "config.schema", "config.values", "topology.model",
+    "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify",
     "proxy.sse.tracker", "proxy.sse.chunk_sizes", "proxy.errors", "proxy.routes",

@@ -1,6 +1,6 @@
-"""A value that the schema refuses, as a person is told of it: where it is, what it is not, and what to write.
+"""Error messages for values that the schema rejects: the key, why its value is wrong, and what to write.
 
-The words come from the schema's types, so that a new key needs none here.
+The text is generated from the schema's types: a new key needs no text here.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
 
 from launcher.config.schema import Config
+from launcher.config.values import notes_of, unwrap
 from launcher.errors import LauncherError
 from launcher.redaction import is_secret_name
 from launcher.sizes import parse_size
 
 Tree = dict[str, Any]
 Origins = Mapping[str, str]
-"""Who said a key: the last one comes last."""
+"""Where each key was set, in order: the last one wins."""
 
 _AT: Final = re.compile(r" - at `\$\.?(?P<at>[^`]*)`$")
 _STEP: Final = re.compile(r"\.?(?P<key>[A-Za-z_]\w*)|\[(?P<index>\d+|\.\.\.)\]")
@@ -34,7 +34,7 @@ _SOME: Final = "..."
 
 
 class _Place(NamedTuple):
-    """A key of the tree that was refused."""
+    """A rejected key of the tree."""
 
     at: str
     """Its path, such as `models[0].path`; empty for the whole file."""
@@ -44,13 +44,13 @@ class _Place(NamedTuple):
     """The type it should have."""
     value: Any
     sample: Any
-    """Something that may stand there: an example or the default; None where there is none."""
+    """A valid value: an example or the default; None where there is neither."""
     secret: bool = False
 
 
 def explain(error: str, tree: Tree, origin: str, origins: Origins) -> LauncherError:
     """Turn msgspec's message on a tree of plain values into `cannot use ORIGIN: why` and a remedy."""
-    whole = _UNKNOWN.fullmatch(error)  # a key of the file itself may look as if a path followed
+    whole = _UNKNOWN.fullmatch(error)  # a top-level key may look like a path
     found = None if whole and whole["key"] in tree else _AT.search(error)
     what, at = (error[: found.start()], found["at"]) if found else (error, "")
     place = _find(at, tree)
@@ -67,7 +67,7 @@ def explain(error: str, tree: Tree, origin: str, origins: Origins) -> LauncherEr
 
 
 def origin_of(at: str, origin: str, origins: Origins) -> str:
-    """Who said the value at a path such as `models[0].path`: the last override of it or of a part of it."""
+    """Where the value at a path such as `models[0].path` was set: the last override of it or of a part of it."""
     key = re.sub(r"\[(\d+)\]", r".\1", at)
     for said, name in reversed(list(origins.items())):
         if key == said or key.startswith(f"{said}."):
@@ -76,7 +76,7 @@ def origin_of(at: str, origin: str, origins: Origins) -> str:
 
 
 def _origin_of_unknown(key: str, table: _Place, origin: str, origins: Origins) -> str:
-    """As `origin_of`, of a key that is not in the schema; an override of a key below it has made it."""
+    """As `origin_of`, for a key that is not in the schema; overrides of keys below it may have created it."""
     at = f"{table.at}.{key}".lstrip(".")
     made = table.value.get(key)
     below = [name for said, name in origins.items() if said.startswith(f"{at}.")]
@@ -85,10 +85,10 @@ def _origin_of_unknown(key: str, table: _Place, origin: str, origins: Origins) -
 
 
 def _find(at: str, tree: Tree) -> _Place:
-    """The key at msgspec's path. Of a table of text it says `[...]`: the first value there that does not fit."""
+    """The key at msgspec's path. For an item of a table of text the path says `[...]`: the first invalid value is meant."""
     place = _Place("", "", Config, tree, None)
     for step in _STEP.finditer(at):
-        inner, value = _inner(place.kind), place.value
+        inner, value = unwrap(place.kind), place.value
         if name := step["key"]:
             field = next(its for its in msgspec.structs.fields(inner) if its.encode_name == name)
             path = f"{place.at}.{name}".lstrip(".")
@@ -104,19 +104,8 @@ def _find(at: str, tree: Tree) -> _Place:
     return place
 
 
-def _inner(kind: Any) -> Any:
-    """A type without its notes, and without None."""
-    if get_origin(kind) is Annotated:
-        return _inner(get_args(kind)[0])
-    if get_origin(kind) in {Union, UnionType}:
-        parts = [part for part in get_args(kind) if part is not NoneType]
-        return _inner(parts[0]) if len(parts) == 1 else kind
-    return kind
-
-
 def _sample(field: msgspec.structs.FieldInfo) -> Any:
-    notes = [note for note in getattr(field.type, "__metadata__", ()) if isinstance(note, msgspec.Meta)]
-    examples = [example for note in notes for example in note.examples or ()]
+    examples = [example for note in notes_of(field.type) for example in note.examples or ()]
     return examples[0] if examples else None if field.default is msgspec.NODEFAULT else field.default
 
 
@@ -128,11 +117,11 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-# --- what is said ---------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------
 
 
 def _unknown(key: str, table: _Place) -> tuple[str, str]:
-    known = [field.encode_name for field in msgspec.structs.fields(_inner(table.kind))]
+    known = [field.encode_name for field in msgspec.structs.fields(unwrap(table.kind))]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     where = re.sub(r"^(.*)\[\d+\]$", r"[[\1]]", table.at) if table.at.endswith("]") else f"[{table.at}]"
     remedy = f"did you mean '{close[0]}'?" if close else f"remove it, or use one of {', '.join(known)}"
@@ -142,15 +131,15 @@ def _unknown(key: str, table: _Place) -> tuple[str, str]:
 def _missing(key: str, table: _Place) -> tuple[str, str]:
     if not table.at:
         return f"the file: there is no [[{key}]]", _another_table(key, Config)
-    sample = next(_sample(f) for f in msgspec.structs.fields(_inner(table.kind)) if f.encode_name == key)
+    sample = next(_sample(f) for f in msgspec.structs.fields(unwrap(table.kind)) if f.encode_name == key)
     to = table.at if table.at.endswith("]") else f"[{table.at}]"
     return f"{table.at}: {key} is missing", f"add {key} = {_toml(sample or _SOME)} to {to}"
 
 
 def _another_table(key: str, parent: type) -> str:
-    """How to add an entry to a list of tables: with what it must have."""
+    """How to add an entry to a list of tables, with its required keys."""
     kind = next(field.type for field in msgspec.structs.fields(parent) if field.encode_name == key)
-    entry = get_args(_inner(kind))[0]
+    entry = get_args(unwrap(kind))[0]
     needed = [f'{field.encode_name} = "..."' for field in msgspec.structs.fields(entry) if field.required]
     return f"add a [[{key}]] table with {' and '.join(needed)}"
 
@@ -162,7 +151,7 @@ def _wrong(place: _Place) -> tuple[str, str]:
     if empty:
         why = "it is empty"
     elif all(isinstance(kind, inspect.EnumType | inspect.LiteralType) for kind in kinds):
-        why = "not one of its values"
+        why = "not an allowed value"
     else:
         why = f"not {_either([_noun(kind, value) for kind in kinds])}"
     hidden = place.secret or value is None or isinstance(value, dict)
@@ -171,7 +160,7 @@ def _wrong(place: _Place) -> tuple[str, str]:
 
 
 def _kinds(kind: Any) -> list[inspect.Type]:
-    """What a value may be, but None."""
+    """The types that a value may have, without None."""
     found: inspect.Type = inspect.type_info(kind)
     while isinstance(found, inspect.Metadata):
         found = found.type
@@ -184,7 +173,7 @@ def _kinds(kind: Any) -> list[inspect.Type]:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """The values of the Literal within a type, in its own order."""
+    """The values of the Literal within a type, in source order."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     return next((found for part in get_args(kind) if (found := _choices(part))), ())
@@ -234,7 +223,7 @@ def _bounds(kind: inspect.IntType | inspect.FloatType, value: Any) -> str:
 
 
 def _either(words: Sequence[str]) -> str:
-    """`a, b or c`; with a comma too before an "or" that follows one."""
+    """`a, b or c`; with a comma before "or" where an item contains one."""
     *most, last = words
     if not most:
         return last
@@ -242,7 +231,6 @@ def _either(words: Sequence[str]) -> str:
 
 
 def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
-    """What to write instead."""
     name, value, kind = place.name, place.value, kinds[0]
     assign = f"{name} = " if name else ""
     words = _either([_noun(its, value) for its in kinds])
@@ -274,7 +262,7 @@ def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
 
 
 def _number(place: _Place) -> str:
-    """What the text that stands where a number should be may have meant, or the number's unit."""
+    """The number that a text was probably meant to be, or the unit of the number."""
     name, value = place.name, place.value
     if isinstance(value, str):
         with contextlib.suppress(msgspec.ValidationError):
@@ -297,7 +285,7 @@ def _text(value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as it is written in the file, in one line."""
+    """A value in TOML syntax, on one line."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key, ensure_ascii=False)} = {_toml(its)}" for key, its in value.items())
         return f"{{ {', '.join(pairs)} }}"

@@ -1,7 +1,7 @@
-"""From TOML file, environment and flags to one Config, or one error a person can act on.
+"""Reads TOML file, environment and flags into one Config, or raises one LauncherError.
 
-Later wins: defaults, file, environment (``NUMA_LAUNCHER_SECTION__KEY=value``), flags
-(``section.key=value``). Values of the last two are read as TOML; bare words count as strings.
+Precedence, lowest first: defaults, file, environment (``NUMA_LAUNCHER_SECTION__KEY=value``), flags
+(``section.key=value``). Values of the last two are parsed as TOML; bare words are strings.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ENV_PREFIX: Final = "NUMA_LAUNCHER_"
 def load_config(
     path: Path | None, *, environ: Mapping[str, str], overrides: Iterable[str] = (), base: Tree | None = None
 ) -> Config:
-    """Read and check the configuration. Raises LauncherError, secrets masked; starts nothing.
+    """Read and check the configuration. Raises LauncherError with secrets masked.
 
-    `base` stands in for the file's content where `path` is None.
+    `base` replaces the file's content when `path` is None.
     """
     try:
         return _load(path, environ, overrides, base)
-    except LauncherError as error:  # it quotes what it could not use, and goes to logs
+    except LauncherError as error:  # the message quotes values and may be logged
         text = Redactor().text
         raise LauncherError(text(error.message), text(error.remedy)) from None
 
@@ -46,7 +46,7 @@ def _load(
     path: Path | None, environ: Mapping[str, str], overrides: Iterable[str], base: Tree | None
 ) -> Config:
     tree = _read(path) if path is not None else copy.deepcopy(base or {})
-    origins: dict[str, str] = {}  # who said a key: the last one comes last
+    origins: dict[str, str] = {}  # where a key was set; the last entry wins
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             key = _key_of_variable(name.removeprefix(ENV_PREFIX))
@@ -55,8 +55,10 @@ def _load(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
-            raise LauncherError(f"cannot use --set {override!r}: no '='", "write it as section.key=value")
-        origins.pop(key.strip(), None)  # the last one named is the one that holds
+            raise LauncherError(
+                f"cannot use --set {override!r}: '=' is missing", "write it as section.key=value"
+            )
+        origins.pop(key.strip(), None)
         origins[key.strip()] = f"--set {override}"
         _put(tree, key.strip(), value.strip(), origin=f"--set {override}")
     return parse_config(tree, origin=str(path or "command line"), origins=origins)
@@ -65,7 +67,7 @@ def _load(
 def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = MappingProxyType({})) -> Config:
     """Check a tree of plain values against the schema.
 
-    `origin` names the tree in errors; `origins` names where keys came from that are not the tree's own.
+    `origin` names the tree in errors; `origins` the sources of keys that were set elsewhere.
     """
     try:
         config = msgspec.convert(tree, Config, strict=True)
@@ -76,7 +78,7 @@ def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = Mappin
 
 
 def _key_of_variable(name: str) -> str:
-    """`PROXY__LISTEN` is proxy.listen; the names under ENGINE__ENV__ are variables and keep their case."""
+    """`PROXY__LISTEN` is proxy.listen; names below ENGINE__ENV__ are variables and keep their case."""
     env = "ENGINE__ENV__"
     if name.upper().startswith(env):
         return f"engine.env.{name[len(env) :]}"
@@ -99,7 +101,7 @@ def _read(path: Path) -> Tree:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise LauncherError(
-            f"cannot read configuration '{path}': {error}", "correct the TOML syntax there"
+            f"cannot read configuration '{path}': {error}", "correct the TOML syntax"
         ) from None
 
 
@@ -110,7 +112,7 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     if key.startswith("engine.env.") and not isinstance(value, str):
-        value = text  # a variable is text: OMP_WAIT=1 is "1"
+        value = text  # OMP_WAIT=1 is the text "1"
     *parents, last = key.split(".")
     table: Any = tree
     for parent in parents:
@@ -121,7 +123,7 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
             there = f"there {'is' if len(table) == 1 else 'are'} {len(table)}, numbered from 0"
             raise LauncherError(
                 f"cannot use {origin}: there is no [[models]] entry {parent} ({there})",
-                "name one that is there, or add a [[models]] table to the file",
+                "use the number of an existing entry, or add a [[models]] table to the file",
             )
         table = table.setdefault(parent, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict | list):
@@ -134,7 +136,7 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
 
 
 def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
-    """What the types cannot say."""
+    """Rules that types cannot express."""
     for key, text in (
         ("memory.kv_cache", config.memory.kv_cache),
         ("memory.reserve", config.memory.reserve),
@@ -150,7 +152,7 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
                 f"cannot use {origin_of(key)}: {key}: {error}",
                 'write "auto" or a size such as "40GiB"'
                 if key.startswith("memory.")
-                else 'write a size such as "400GiB", or leave it out',
+                else 'write a size such as "400GiB", or remove it',
             ) from None
     if config.layout.cpus is not None:
         _check_cpus(config.layout.cpus, origin_of("layout.cpus"))
@@ -158,8 +160,8 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise LauncherError(
-                f"cannot use {origin_of('models')}: two [[models]] are called '{name}'",
-                "give each a name of its own",
+                f"cannot use {origin_of('models')}: two [[models]] have the name '{name}'",
+                "give each model a different name",
             )
     check_proxy(config, origin_of)
     check_runtime(config, origin_of)
@@ -183,8 +185,8 @@ def _check_cpus(text: str, origin: str) -> None:
         ) from None
     if not cpus:
         raise LauncherError(
-            f"cannot use {origin}: layout.cpus = {text!r} names no cpu",
-            "leave it out to use all allowed cpus",
+            f"cannot use {origin}: layout.cpus = {text!r} contains no cpu",
+            "remove it to use all allowed cpus",
         )
 
 
@@ -200,7 +202,7 @@ def parse_listen(text: str, origin: str = "configuration") -> tuple[str, int] | 
     match = _LISTEN.fullmatch(text)
     if match is None or not 0 <= int(match["port"]) <= 65535:
         raise LauncherError(
-            f"cannot use {origin}: proxy.listen = '{text}' is no address",
-            'write "HOST:PORT", "[V6]:PORT" or "unix:/path"',
+            f"cannot use {origin}: proxy.listen = '{text}' is not an address",
+            'write "HOST:PORT", "[IPV6]:PORT" or "unix:/path"',
         )
     return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])  # noqa: S104  an empty host means all

@@ -1,4 +1,4 @@
-"""The configuration as it may be shown to others, and the secrets that it leads to."""
+"""The configuration with secrets masked, and the secrets that it refers to."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import msgspec
 from launcher.config.schema import Config
 from launcher.redaction import Redactor, secret_arguments, secret_parts
 
-# A token or a PEM file is far smaller; whatever is larger is not read.
+# Far more than a token or a PEM file has; the rest is not read.
 MAX_SECRET_BYTES: Final = 64 * 1024
 
 
 def shown(config: Config, redactor: Redactor) -> dict[str, Any]:
-    """Every key with the value that holds: file, environment and overrides taken together, secrets masked."""
+    """Every key with its effective value; secrets masked."""
     tree: dict[str, Any] = redactor.tree(msgspec.to_builtins(config))
     return tree
 
 
 def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Values that must not leave the host, and the secret files that could not be read (their values are missing).
+    """Values that must not leave the host, and the secret files that could not be read.
 
-    Those of secret-looking variables and arguments, given to the instances or to this process, and the contents of the
-    files that hold a token, a key for another endpoint, or a private key. The file of API keys has none: only hashes.
+    The values are those of secret-looking environment variables and arguments of this process and the instances, and the
+    contents of files with a token, an API key of another endpoint or a private key. The API keys file has only hashes.
     """
     variables = (*environ.items(), *config.engine.env.items())
     values = [part for name, value in variables for part in secret_parts(name, value)]
@@ -49,7 +49,7 @@ def _files(config: Config) -> Iterator[Path]:
     named = (
         config.engine.hf_token_file,
         proxy.tls_key,
-        proxy.tls_certificate if proxy.tls_key is None else None,  # then the key lies in there
+        proxy.tls_certificate if proxy.tls_key is None else None,  # which then contains the key
         None if overflow is None else overflow.api_key_file,
     )
     for name in named:

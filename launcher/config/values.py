@@ -1,15 +1,16 @@
-"""What a key of the configuration may hold: the words of closed lists, and numbers within bounds."""
+"""Types of configuration keys: closed lists of words, and numbers within bounds."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
 
 
 class Strategy(StrEnum):
-    """How a socket's cores are cut into instances."""
+    """How the cores of a zone are divided among instances."""
 
     INTERLEAVED = "interleaved"
     CONTIGUOUS = "contiguous"
@@ -18,14 +19,14 @@ class Strategy(StrEnum):
 
 
 class EngineKind(StrEnum):
-    """What an instance runs."""
+    """The server that an instance runs."""
 
     VLLM = "vllm"
     COMMAND = "command"
 
 
 class Runtime(StrEnum):
-    """Where an instance's processes live: on the host, or in a container that one of these clients starts."""
+    """Where the processes of an instance run: on the host, or in a container started by one of these clients."""
 
     HOST = "host"
     PODMAN = "podman"
@@ -33,7 +34,7 @@ class Runtime(StrEnum):
 
 
 class Policy(StrEnum):
-    """How the proxy picks an instance for a request."""
+    """How the proxy chooses an instance for a request."""
 
     PREFIX_AWARE = "prefix-aware"
     LEAST_TOKENS = "least-tokens"
@@ -51,7 +52,7 @@ class SpawnerKind(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """Where log lines go: journald with fields under systemd, readable lines otherwise."""
+    """Format of log lines: journald fields under systemd, plain text otherwise."""
 
     AUTO = "auto"
     JOURNAL = "journal"
@@ -60,9 +61,29 @@ class LogFormat(StrEnum):
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
-# A year: event loops can't take an infinite timer, and "for ever" is not what an operator wants at 3 a.m.
+# At most a year: event loops reject infinite timers.
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table of the file: frozen, and a misspelt key is an error."""
+    """Base of every table of the file: frozen; an unknown key is an error."""
+
+
+def doc(description: str, **bounds: Any) -> Meta:
+    """The description of a key, as documentation and error messages show it, and the bounds of its value."""
+    return Meta(description=description, **bounds)
+
+
+def notes_of(kind: Any) -> list[Meta]:
+    """What `doc` attached to a key's type."""
+    return [note for note in getattr(kind, "__metadata__", ()) if isinstance(note, Meta)]
+
+
+def unwrap(kind: Any) -> Any:
+    """A key's type without its notes and without None."""
+    if get_origin(kind) is Annotated:
+        return unwrap(get_args(kind)[0])
+    if get_origin(kind) in {Union, UnionType}:
+        parts = [part for part in get_args(kind) if part is not NoneType]
+        return unwrap(parts[0]) if len(parts) == 1 else kind
+    return kind

@@ -37,13 +37,13 @@ def test_good(proxy: dict[str, Any]) -> None:
     ("proxy", "why"),
     [
         ({"tls_key": "/k"}, "proxy.tls_key = '/k' without tls_certificate"),
-        ({"cors_origins": ["chat.example.org"]}, "'chat.example.org' is no origin"),
-        ({"cors_origins": ["https://a/path"]}, "'https://a/path' is no origin"),
-        ({"cors_origins": ["null"]}, "'null' is no origin"),
-        ({"cors_origins": ["https://*.example.org, https://b"]}, "is no origin"),
-        ({"overflow": {**OVERFLOW, "models": {"x": "y"}}}, "names 'x', which is no model of ours"),
-        ({"overflow": {**OVERFLOW, "url": "https://user:secret@host/v1"}}, "is no base URL"),
-        ({"overflow": {**OVERFLOW, "url": "https://host/v1?key=1"}}, "is no base URL"),
+        ({"cors_origins": ["chat.example.org"]}, "'chat.example.org' is not an origin"),
+        ({"cors_origins": ["https://a/path"]}, "'https://a/path' is not an origin"),
+        ({"cors_origins": ["null"]}, "'null' is not an origin"),
+        ({"cors_origins": ["https://*.example.org, https://b"]}, "is not an origin"),
+        ({"overflow": {**OVERFLOW, "models": {"x": "y"}}}, "names 'x', which is not a configured model"),
+        ({"overflow": {**OVERFLOW, "url": "https://user:secret@host/v1"}}, "is not a base URL"),
+        ({"overflow": {**OVERFLOW, "url": "https://host/v1?key=1"}}, "is not a base URL"),
     ],
 )
 def test_bad(proxy: dict[str, Any], why: str) -> None:

@@ -27,8 +27,8 @@ def test_good() -> None:
 @pytest.mark.parametrize(
     ("engine", "why"),
     [
-        ({"image": "vllm"}, "engine.image is of containers"),
-        ({"runtime_args": ["--memory=1g"]}, "engine.runtime_args is of containers"),
+        ({"image": "vllm"}, "engine.image applies to containers"),
+        ({"runtime_args": ["--memory=1g"]}, "engine.runtime_args applies to containers"),
         ({"runtime": "podman"}, "engine.runtime = 'podman' without engine.image"),
         ({**GOOD, "runtime_args": ["--name=x"]}, "the launcher sets '--name'"),
         ({**GOOD, "runtime_args": ["--cpuset-cpus", "0"]}, "the launcher sets '--cpuset-cpus'"),
@@ -41,5 +41,5 @@ def test_bad(engine: dict[str, Any], why: str) -> None:
 
 
 def test_units_and_containers_exclude_each_other() -> None:
-    with pytest.raises(LauncherError, match=r"does not go together with engine\.runtime = 'podman'"):
+    with pytest.raises(LauncherError, match=r"cannot be combined with engine\.runtime = 'podman'"):
         parse(GOOD, supervision={"spawner": "systemd"})

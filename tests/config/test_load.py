@@ -230,28 +230,28 @@ def test_a_base_stands_in_for_the_file_and_is_not_changed() -> None:
         ),
         (
             MODEL + '[proxy]\nlisten = ["nowhere"]',
-            "proxy.listen = 'nowhere' is no address",
+            "proxy.listen = 'nowhere' is not an address",
             'write "HOST:PORT"',
         ),
         # closed lists
         (
             MODEL + '[layout]\nstrategy = "zigzag"',
-            "layout.strategy = 'zigzag': not one of its values",
+            "layout.strategy = 'zigzag': not an allowed value",
             'choose "interleaved", "contiguous", "l3-aligned" or "per-node"',
         ),
         (
             MODEL + 'dtype = "int3"',
-            "models[0].dtype = 'int3': not one of its values",
+            "models[0].dtype = 'int3': not an allowed value",
             'choose "auto", "bfloat16", "float16" or "float32"',
         ),
         (
             MODEL + '[logging]\nlevel = "verbose"',
-            "logging.level = 'verbose': not one of its values",
+            "logging.level = 'verbose': not an allowed value",
             'choose "debug", "info", "warning" or "error"',
         ),
         (
             MODEL + "[proxy]\naccess_log = true",
-            "proxy.access_log = true: not one of its values",
+            "proxy.access_log = true: not an allowed value",
             'choose "all", "errors" or "off"',
         ),
         (
@@ -356,9 +356,9 @@ def test_a_base_stands_in_for_the_file_and_is_not_changed() -> None:
         (
             MODEL + '[systemd]\nmemory_max = "auto"',
             "systemd.memory_max: 'auto' is not a size",
-            'write a size such as "400GiB", or leave it out',
+            'write a size such as "400GiB", or remove it',
         ),
-        (MODEL + MODEL, "two [[models]] are called 'm'", "give each a name of its own"),
+        (MODEL + MODEL, "two [[models]] have the name 'm'", "give each model a different name"),
     ],
 )
 def test_mistakes_in_the_file(file: Path, text: str, message: str, remedy: str) -> None:
@@ -384,7 +384,7 @@ def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("layout.strategy", "cannot use --set 'layout.strategy': no '='"),
+        ("layout.strategy", "cannot use --set 'layout.strategy': '=' is missing"),
         ("strategy=contiguous", "cannot use --set strategy=contiguous: 'strategy' is not section.key"),
         ("models.5.path=/x", "there is no [[models]] entry 5 (there is 1, numbered from 0)"),
         ("models.path=/x", "'models.path' is not section.key"),
@@ -398,7 +398,7 @@ def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
             "memory.kv_cache=lots",
             "cannot use --set memory.kv_cache=lots: memory.kv_cache: 'lots' is not a size",
         ),
-        ('proxy.listen=["x"]', "cannot use --set proxy.listen=[\"x\"]: proxy.listen = 'x' is no address"),
+        ('proxy.listen=["x"]', "cannot use --set proxy.listen=[\"x\"]: proxy.listen = 'x' is not an address"),
         (
             "proxy.overflow.max_request=3",
             "cannot use --set proxy.overflow.max_request=3: unknown key 'max_request'",
@@ -485,7 +485,7 @@ def test_listen(text: str, address: object) -> None:
     ],
 )
 def test_no_address(text: str) -> None:
-    with pytest.raises(LauncherError, match="is no address") as caught:
+    with pytest.raises(LauncherError, match="is not an address") as caught:
         parse_listen(text, "f.toml")
     assert caught.value.message.startswith("cannot use f.toml: proxy.listen")
 

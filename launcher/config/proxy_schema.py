@@ -1,0 +1,180 @@
+"""The tables `[proxy]` and `[proxy.overflow]` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from launcher.config.values import NonNegativeInt, Policy, PositiveInt, Seconds, Section, doc
+
+_MIB = 1024 * 1024
+
+
+class Overflow(Section, frozen=True):
+    """`[proxy.overflow]`: an external OpenAI-compatible endpoint for requests that the queue would reject."""
+
+    url: Annotated[
+        str,
+        doc(
+            "Base URL including /v1. Requests sent there leave this host.",
+            pattern="^https?://",
+            examples=["https://host/v1"],
+        ),
+    ]
+    models: Annotated[
+        dict[str, str],
+        doc(
+            "Models whose requests may be sent there: local model name to the name used there.",
+            min_length=1,
+            examples=[{"our-name": "their-name"}],
+        ),
+    ]
+    api_key_file: Annotated[
+        str | None, doc("File with the API key for that endpoint. The client's own key is never sent.")
+    ] = None
+    max_requests: Annotated[
+        PositiveInt, doc("Concurrent requests to that endpoint. Further requests get 429.")
+    ] = 64
+
+
+class Proxy(Section, frozen=True):
+    """`[proxy]`: the OpenAI endpoint."""
+
+    listen: Annotated[
+        tuple[str, ...],
+        doc('Addresses to listen on: "HOST:PORT", "[IPV6]:PORT" or "unix:/path".', min_length=1),
+    ] = ("127.0.0.1:8000",)
+    tls_certificate: Annotated[
+        str | None, doc("PEM certificate chain for the TCP listeners; reloaded when the file changes.")
+    ] = None
+    tls_key: Annotated[str | None, doc("PEM private key. Default: the key in tls_certificate.")] = None
+    api_keys_file: Annotated[
+        str | None,
+        doc(
+            "File of API keys that clients must send (`numa-launcher key add`). Default: no API key is required."
+        ),
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...], doc('Origins that browsers may send requests from, or "*". Default: none.')
+    ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        doc(
+            'Addresses, networks ("10.0.0.0/8") or "unix": peers whose X-Forwarded-* and Forwarded headers are accepted. '
+            "The headers of other peers are dropped."
+        ),
+    ] = ()
+    policy: Annotated[
+        Policy,
+        doc(
+            "How an instance is chosen for a request: prefix-aware, least-tokens, least-requests, round-robin or session."
+        ),
+    ] = Policy.PREFIX_AWARE
+    session_header: Annotated[
+        str,
+        doc(
+            "Header that identifies a session. Without it, prompt_cache_key is used, then user.", min_length=1
+        ),
+    ] = "X-Session-Id"
+    queue_max_requests: Annotated[
+        NonNegativeInt, doc("Requests that may wait for an instance. Further requests get 429.")
+    ] = 4096
+    queue_max_bytes: Annotated[
+        NonNegativeInt, doc("Total size of the waiting requests' bodies. Further requests get 429.")
+    ] = 512 * _MIB
+    queue_timeout_s: Annotated[Seconds, doc("Longest wait in the queue; then the request gets 429.")] = 600.0
+    park_timeout_s: Annotated[
+        Seconds,
+        doc(
+            "Longest wait while no instance of the model is ready, provided one has been ready before; then the request "
+            "gets 503."
+        ),
+    ] = 300.0
+    max_body_bytes: Annotated[PositiveInt, doc("Largest request body. Larger ones get 413.")] = 64 * _MIB
+    upload_max_bytes: Annotated[
+        PositiveInt,
+        doc(
+            "Memory for request bodies over 64 KiB while they are received, of all clients together. "
+            "At least max_body_bytes."
+        ),
+    ] = 512 * _MIB
+    upload_wait_s: Annotated[
+        Seconds, doc("Longest time that a request body waits for this memory; then the request gets 503.")
+    ] = 30.0
+    max_connections: Annotated[
+        PositiveInt, doc("Client connections open at once. Further connections are closed.")
+    ] = 16384
+    connect_timeout_s: Annotated[Seconds, doc("Longest time to connect to an instance.")] = 5.0
+    first_token_timeout_s: Annotated[
+        Seconds, doc("Longest time from sending a request to an instance to the first byte of its response.")
+    ] = 300.0
+    first_token_timeout_per_1k_s: Annotated[
+        Seconds, doc("Added to first_token_timeout_s for each 1,000 tokens of the prompt (estimated).")
+    ] = 60.0
+    answer_timeout_s: Annotated[
+        Seconds, doc("Longest time to the first byte of a response that is not streamed.")
+    ] = 3600.0
+    idle_timeout_s: Annotated[Seconds, doc("Longest pause between two reads of a response.")] = 300.0
+    hung_timeout_s: Annotated[
+        Seconds,
+        doc(
+            "An instance whose streams all make no progress for this long, while those of others do, counts as hung. An "
+            "instance with requests that sends nothing for this long is probed by the supervisor."
+        ),
+    ] = 60.0
+    keepalive_comment_s: Annotated[
+        Seconds,
+        doc("Interval of the SSE comments sent to a client while its stream waits for the first token."),
+    ] = 15.0
+    eject_failures: Annotated[
+        PositiveInt, doc("Consecutive failures that take an instance out of rotation for eject_s.")
+    ] = 3
+    eject_s: Annotated[
+        Seconds, doc("How long an ejected instance gets no requests; then one request tries it.")
+    ] = 10.0
+    slow_start_s: Annotated[
+        Seconds, doc("Time over which a new instance's share of requests grows to its full share.")
+    ] = 20.0
+    header_timeout_s: Annotated[
+        Seconds, doc("Longest time for a client to send its request line and headers.")
+    ] = 30.0
+    body_timeout_s: Annotated[
+        Seconds,
+        doc(
+            "Longest pause while a client sends a request body, and longest time below body_min_bytes_per_s; then the "
+            "request gets 408."
+        ),
+    ] = 60.0
+    body_min_bytes_per_s: Annotated[
+        PositiveInt, doc("Lowest rate of a request body that is not limited by body_timeout_s.")
+    ] = 1000
+    client_keepalive_s: Annotated[Seconds, doc("How long an idle client connection stays open.")] = 75.0
+    slow_client_buffer_bytes: Annotated[
+        NonNegativeInt,
+        doc(
+            "Memory for responses that clients read slowly, so that instances need not wait; one response may use an "
+            "eighth. When it is full, the instance waits for its client."
+        ),
+    ] = 256 * _MIB
+    client_min_bytes_per_s: Annotated[
+        PositiveInt, doc("Lowest rate at which a client with unread response data must read it.")
+    ] = 1000
+    client_grace_s: Annotated[
+        Seconds,
+        doc(
+            "How long a client may read below client_min_bytes_per_s while requests wait for its instance, or while "
+            "slow_client_buffer_bytes is full; then its connection is closed."
+        ),
+    ] = 10.0
+    client_stall_timeout_s: Annotated[
+        Seconds,
+        doc(
+            "How long a client may read below client_min_bytes_per_s otherwise; then its connection is closed."
+        ),
+    ] = 300.0
+    access_log: Annotated[Literal["all", "errors", "off"], doc("Requests that get an access log line.")] = (
+        "all"
+    )
+    log_prompts: Annotated[
+        bool, doc("Also log request bodies, at level debug. They contain users' texts.")
+    ] = False
+    overflow: Annotated[Overflow | None, doc("External endpoint for overload. Default: none.")] = None
