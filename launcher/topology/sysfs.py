@@ -4,7 +4,7 @@ Rule sources: Documentation/admin-guide/cputopology.rst, Documentation/ABI/{test
 stable/sysfs-devices-node}. A file that is missing is a LauncherError that names it, unless the kernel documents
 that it may be missing: then the default is taken and said in `Topology.notes`. Of maps that contradict each other
 one is taken where another file decides, which `Topology.conflicts` says; else that is a LauncherError too. hwloc
-reads the same files; tests/topology/test_trees.py compares the two.
+reads the same files; tests/topology/test_captured_machines.py compares the two.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     PYTHONPATH=tests:. python tests/fuzz/fuzz_streams.py -max_total_time=180 [CORPUS]
 
 The first byte of an input chooses the check, the next three where the bytes are cut; the rest are the bytes.
-What must hold is what the properties in tests/proxy/test_stream_checks.py hold.
+What must hold is what the properties in tests/proxy/end_to_end/test_stream_checks.py hold.
 """
 
 from __future__ import annotations

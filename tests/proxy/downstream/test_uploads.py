@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.test_guarded import new_key
 
 from launcher.proxy.openai.json_reader import JsonReader
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes import SOON_S
+from proxy.end_to_end.test_continuation_failures import ENGINE, streams
 from proxy.plain_engine import QUESTION
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, answer_chat
-from proxy.test_resume import ENGINE, streams
 
 
 async def read(proxy: ProxyUnderTest, **more: object) -> bytes:

@@ -12,10 +12,10 @@ from random import Random
 import pytest
 from fakes import SOON_S
 from msgspec.structs import replace
+from proxy.end_to_end.test_access_control import new_key
 from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call
-from proxy.test_guarded import new_key
 
 from launcher.proxy.auth import key_store
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from fakes import SOON_S
+from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, answer_chat, event
-from proxy.test_guarded import new_key
 
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.continuation.transcript import Transcript

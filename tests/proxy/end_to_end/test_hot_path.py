@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from proxy.end_to_end.test_continuation import chunk_of
 from proxy.proxy_under_test import ProxyUnderTest
 from proxy.scripted_engine import DONE, Call
-from proxy.test_continued import chunk_of
 
 from launcher.proxy.dispatch.relay import Relay
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from fakes import SOON_S
 from proxy.downstream.test_tls import certify
+from proxy.end_to_end.test_unusual_engines import raw_engine
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call, answer_chat
-from proxy.test_odd_engines import raw_engine
 
 from launcher.proxy.upstream import pool
 

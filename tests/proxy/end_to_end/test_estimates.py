@@ -8,9 +8,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call
-from proxy.test_guarded import new_key
 
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import Ticket

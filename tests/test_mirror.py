@@ -1,0 +1,130 @@
+"""Tests mirror the source tree: launcher/PACKAGE/NAME.py is tested by tests/PACKAGE/test_NAME.py."""
+
+from __future__ import annotations
+
+import pytest
+from source_tree import MODULES, ROOT
+
+TESTS = ROOT / "tests"
+
+# Folders whose tests start programs or look at the repository, not at one module.
+WHOLE_PROGRAMS = {"browser", "chaos", "engine", "fuzz", "integration", "proxy/end_to_end", "scripts", "vm"}
+REPOSITORY = {"test_imports", "test_mirror", "test_ownership"}
+
+# Tests of several modules of a package at once.
+SEVERAL_MODULES = {
+    "cli/test_command_line": "every verb, from argv to text and exit code",
+    "cli/test_terminal_escapes": "every verb that prints what instances and clients wrote",
+    "control/test_limits": "size and time limits of the socket's server, by raw connections",
+    "control/test_log_injection": "server and operations, by hostile peers",
+    "control/test_roles": "server and peers, by processes of other users",
+    "instances/test_adoption": "supervisor and slot controller after a daemon restart",
+    "instances/test_spawner_contract": "what both spawners promise",
+    "planning/test_amd_golden": "planner and engines against AMD's published pattern",
+    "planning/test_docs": "docs/planning.md against the planner",
+    "planning/test_invariants": "properties of every plan",
+    "planning/test_unusual_machines": "planner, renderings and pictures on unusual machines",
+    "proxy/balancing/test_release": "what balancer, load and estimators learn when requests end",
+    "proxy/http1/test_properties": "requests and chunks against h11, for any bytes",
+    "telemetry/test_malformed_pages": "merge and vllm_metrics on broken pages",
+    "topology/test_captured_machines": "sysfs and machine against hwloc on every captured machine",
+    "topology/test_synthetic_trees": "the trees that the tests write, read by sysfs",
+    "topology/test_unusual_machines": "sysfs, machine and renderings against hwloc on unusual machines",
+}
+
+# Modules shorter than this need no test file of their own.
+SMALL = 100
+
+# Larger modules that other tests cover, and which. A name may be a file or a folder of tests/.
+COVERED_BY = {
+    "cli.bundle_parts": "cli/test_bundle.py",
+    "cli.options": "cli/test_command_line.py",
+    "cli.quickstart": "cli/test_command_line.py",
+    "cli.reload": "cli/test_command_line.py",
+    "cli.screen": "cli/test_top.py",
+    "cli.slot_verbs": "cli/test_command_line.py",
+    "cli.status_table": "cli/test_status.py",
+    "config.explain": "config/test_load.py",
+    "control.answers": "control/test_server.py",
+    "control.connections": "control/test_limits.py",
+    "control.messages": "control/test_server.py",
+    "daemon.operations": "integration/test_control_protocol.py",
+    "daemon.status": "cli/test_status.py",
+    "host.systemd_bus": "instances/test_spawn_systemd.py",
+    "instances.cache_files": "instances/test_compile_cache.py",
+    "instances.docs": "instances/test_lifecycle.py",
+    "instances.ports": "instances/test_spawner_contract.py",
+    "instances.shim": "instances/test_spawn_direct.py",
+    "instances.slot_state": "instances/test_lifecycle.py",
+    "plan": "planning/test_planner.py",
+    "planning.demand": "planning/test_memory.py",
+    "planning.gguf": "planning/test_weights.py",
+    "planning.profile": "planning/test_model_profile.py",
+    "planning.rules_host": "planning/test_lint.py",
+    "planning.rules_model": "planning/test_lint.py",
+    "planning.rules_placement": "planning/test_lint.py",
+    "planning.zones": "planning/test_planner.py",
+    "proxy.auth.key_store": "proxy/auth/test_api_keys.py",
+    "proxy.continuation.eligibility": "proxy/continuation/test_plan.py",
+    "proxy.continuation.quick_ids": "proxy/continuation/test_by_ids.py",
+    "proxy.continuation.splicer": "proxy/continuation/test_plan.py",
+    "proxy.continuation.token_ids": "proxy/continuation/test_by_ids.py",
+    "proxy.dispatch.desk": "proxy/end_to_end",
+    "proxy.dispatch.moves": "proxy/end_to_end",
+    "proxy.downstream.connection": "proxy/end_to_end",
+    "proxy.downstream.handshakes": "proxy/end_to_end/test_file_descriptors.py",
+    "proxy.downstream.response": "proxy/end_to_end",
+    "proxy.http1.fields": "proxy/http1/test_requests.py",
+    "proxy.observability.report": "proxy/test_server.py",
+    "proxy.pages.models": "proxy/pages/test_application.py",
+    "proxy.upstream.connection": "proxy/end_to_end",
+    "proxy.upstream.pool": "proxy/end_to_end",
+    "topology.cores": "topology/test_machine.py",
+    "topology.files": "topology/test_snapshot.py",
+    "topology.model": "topology/test_machine.py",
+    "topology.packages": "topology/test_machine.py",
+    "topology.svg": "topology/test_picture.py",
+}
+
+
+def files() -> list[str]:
+    return sorted(path.relative_to(TESTS).with_suffix("").as_posix() for path in TESTS.rglob("test_*.py"))
+
+
+def module_of(test: str) -> str:
+    """proxy/http1/test_chunks -> proxy.http1.chunks"""
+    *folders, name = test.split("/")
+    return ".".join([*folders, name.removeprefix("test_")])
+
+
+def needs_a_module(test: str) -> bool:
+    return test not in REPOSITORY and not any(test.startswith(f"{folder}/") for folder in WHOLE_PROGRAMS)
+
+
+@pytest.mark.parametrize("test", [test for test in files() if needs_a_module(test)])
+def test_every_test_file_has_its_module(test: str) -> None:
+    assert (module_of(test) in MODULES) != (test in SEVERAL_MODULES), (
+        f"tests/{test}.py: rename it after the module it tests, move it to one of {sorted(WHOLE_PROGRAMS)}, "
+        "or list it in SEVERAL_MODULES (and only there when no module has its name)"
+    )
+
+
+def test_every_module_has_its_tests() -> None:
+    own = {module_of(test) for test in files()}
+    modules = {module: path for module, path in MODULES.items() if path.name != "__init__.py"}
+    large = {
+        module
+        for module, path in modules.items()
+        if len(path.read_text(encoding="utf-8").splitlines()) > SMALL
+    }
+    missing = large - own - COVERED_BY.keys()
+    stale = COVERED_BY.keys() - (modules.keys() - own)
+    assert not missing, (
+        f"write tests/PACKAGE/test_NAME.py, or say in COVERED_BY what covers it: {sorted(missing)}"
+    )
+    assert not stale, f"gone, or tested by a file of its own: remove from COVERED_BY: {sorted(stale)}"
+
+
+def test_the_lists_name_what_exists() -> None:
+    assert not [test for test in SEVERAL_MODULES if not (TESTS / f"{test}.py").exists()]
+    assert not [name for name in COVERED_BY.values() if not (TESTS / name).exists()]
