@@ -1,0 +1,183 @@
+"""The record of one request: what its client sent, where it is, what its access log line says.
+
+`lifecycle.advance` and the executor's actions change it, nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from launcher.printable import MAX_QUOTED, cut
+from launcher.proxy.auth.api_keys import KeyEntry
+from launcher.proxy.auth.rate_limits import Grant
+from launcher.proxy.balancing.demand import Ending, Ticket
+from launcher.proxy.continuation.splicer import Rest
+from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.errors import HttpError
+from launcher.proxy.http1 import RequestHead
+from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
+from launcher.proxy.request.retry_policy import Failures
+from launcher.proxy.request.words import Answer, Event, Outcome, State
+from launcher.proxy.routes import Match
+from launcher.proxy.sse.tracker import EventTracker
+
+
+class BodyReader(Protocol):
+    """Reads a body as it grows. Both raise HttpError."""
+
+    def feed(self, body: bytes | bytearray) -> bool:
+        """Look at the next step of all that has come; True: there is no more to look at."""
+
+    def finish(self, body: bytes | bytearray) -> RequestBody:
+        """What the whole of it says."""
+
+
+class Request:
+    """One client's request, from its head to its access log line."""
+
+    __slots__ = (
+        "accepted", "adapter", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in", "bytes_out",
+        "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending", "error",
+        "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded", "grant", "head",
+        "head_sent", "keep_alive", "key", "lines", "looked", "match", "method", "model", "outcome", "overflowed", "path",
+        "pending", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
+        "stored", "tail", "ticket", "tracker", "transcript", "unsent_head", "usage",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0915
+        self,
+        client: Downstream,
+        head: RequestHead,
+        match: Match | None,
+        *,
+        path: str,
+        request_id: str,
+        started: float,
+    ) -> None:
+        self.client = client
+        self.head = head
+        self.match = match
+        self.path = path
+        self.method = head.method
+        self.request_id = request_id
+        self.started = started  # loop time, seconds
+        self.state = State.RECEIVING
+        self.forwarded = b""  # field lines of a trusted proxy, for the instance
+        # Authorization.
+        self.key: KeyEntry | None = None
+        self.grant: Grant | None = None  # of the key's limits
+        self.accepted = False  # on a route of instances: it counts
+        # The body.
+        self.body: bytes | bytearray = b""
+        self.body_reader: BodyReader | None = None  # of a large one
+        self.looked = True  # all that has come of it was read
+        self.bytes_in = 0
+        # Admission.
+        self.model: str | None = None
+        self.adapter: str | None = None  # the LoRA adapter of the model that was asked for
+        self.ticket: Ticket | None = None  # None: no instance is asked
+        self.prompt_bytes = 0
+        self.first_byte_timeout_s = 0.0
+        self.overflowed = False  # it went to the overflow endpoint
+        # Attempts.
+        self.attempt: UpstreamCall | None = None  # the present one
+        self.attempts = 0
+        self.slot: int | None = None  # of the last one
+        self.bound: float | None = None  # when an instance was first asked
+        self.failures: Failures | None = None
+        self.deaths = 0  # instances that died with it before its first byte
+        self.ending = Ending.LEFT  # how it leaves its instance
+        self.pending: Cancellable | None = None  # the back-off's timer, the page's task
+        # The response.
+        self.committed = False  # an upstream's first byte went to the client
+        self.transcript: Transcript | None = None  # of a stream that could continue elsewhere
+        self.splice: Rest | None = None  # of a cut stream, asked for elsewhere
+        self.continued = 0  # how often
+        self.cut: str | None = None  # what became of a stream that was cut
+        self.events = 0  # of its stream, from the attempts before
+        self.usage: tuple[int, int, int | None] | None = None  # tokens, as an instance says
+        self.stored: str | None = None  # the id of a stored response that the instance now keeps
+        self.answer: Answer | None = None  # to deliver
+        self.error: HttpError | None = None  # to refuse or break off with
+        self.tail = b""  # the last bytes of a stream
+        # The client's side (downstream.response).
+        self.keep_alive = head.keep_alive and not head.http_1_0
+        self.chunked = False
+        self.lines = b""  # header lines that every response to this request gets, each ended by CRLF
+        self.unsent_head = b""  # goes with the body's first bytes: one packet, one system call
+        self.head_sent = False  # the response has begun
+        self.finished = False  # the client gets no more
+        self.tracker: EventTracker | None = None  # of the event stream that the client gets
+        self.stalled_at: float | None = None  # since when its upstream waits for the client
+        self.comment_at: float | None = None  # when a stream that waits gets a comment
+        # The end.
+        self.status = 0
+        self.first_byte: float | None = None
+        self.bytes_out = 0
+        self.outcome: Outcome | None = None
+        self.reason: str | None = None  # why it failed
+        self.counted = False
+        self.faulted = False
+
+    @property
+    def streamed(self) -> bool:
+        """The client asked for a stream."""
+        return self.ticket is not None and self.ticket.demand.stream
+
+    @property
+    def ends_in_done(self) -> bool:
+        """A stream of its route is whole when [DONE] came."""
+        return self.match is not None and self.match.route.ends_in_done
+
+    @property
+    def written(self) -> int:
+        """Bytes of its response that its connection was given."""
+        return self.bytes_out + (0 if self.attempt is None else self.attempt.bytes)
+
+    @property
+    def holds(self) -> str | None:
+        """The model of the instance that waits for the client; None while none does."""
+        if self.stalled_at is None:
+            return None
+        upstream = None if self.attempt is None else self.attempt.upstream
+        return "" if upstream is None else upstream.model  # no request waits for ""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it took: as its instance said, else the prompt's estimate and one for each event."""
+        if self.usage is not None:
+            return self.usage[0] + self.usage[1]
+        if self.ticket is None:
+            return self.events
+        demand = self.ticket.demand
+        return demand.prompt_tokens + (self.events if demand.stream else demand.output_tokens)
+
+    def fields(self, now: float) -> dict[str, object]:
+        """Fields of the access log; names are those of docs, prefixed so that LogRecord's own stay."""
+        started = self.started
+        return {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": self.path if len(self.path) <= MAX_QUOTED else cut(self.path),
+            "status": self.status,
+            "model": self.model,
+            "adapter": self.adapter,
+            "slot": self.slot,
+            "duration_s": round(now - started, 6),
+            "queued_s": None if self.bound is None else round(self.bound - started, 6),
+            "first_byte_s": None if self.first_byte is None else round(self.first_byte - started, 6),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "attempts": self.attempts,
+            "continued": self.continued,
+            "key": None if self.key is None else self.key.record.name,
+            "overflowed": self.overflowed,
+            "outcome": self.outcome,
+            "reason": self.reason,
+        }
+
+
+Post = Callable[[Request, Event], None]
+"""Tell that something happened to a request; returns at once, and never raises."""

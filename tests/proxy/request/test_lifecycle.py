@@ -1,0 +1,384 @@
+"""Each state and event: the next state and the actions; any sequence of events: one end, nothing lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.address import UnixAddress
+from launcher.proxy.balancing.demand import Demand, Ticket
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.continuation.plan import Server
+from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.errors import HttpError
+from launcher.proxy.http1 import parse_request, parse_response
+from launcher.proxy.request import words
+from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle, fault
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.retry_policy import RetryPolicy
+from launcher.proxy.request.words import Action, Answer, Event, Outcome, State
+from launcher.proxy.routes import Match, match
+from launcher.proxy.sse.tracker import EventTracker
+
+A = Action
+CHAT = "/v1/chat/completions"
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true,"temperature":0}'
+NEXT_INSTANCE = UnixAddress("/x")
+
+
+class Client:
+    """A connection that takes everything."""
+
+    paused = False
+    body_missing = False
+    buffered = unsent = 0
+
+    def write(self, _data: bytes) -> None: ...
+
+    def answered(self, *, keep: bool) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def drop(self, why: str) -> None: ...
+
+
+@dataclass(eq=False)
+class Call:
+    """An attempt."""
+
+    upstream: Upstream | None
+    tracker: EventTracker | None = None
+    reached: bool = True
+    events: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class World:
+    """What decisions know beside the request."""
+
+    left: bool = True  # an instance that it has not tried
+    overflow: bool = False
+
+    def possible(self, _ticket: Ticket) -> bool:
+        return self.left
+
+    def retry_after_s(self) -> int:
+        return 1
+
+    def server(self, _model: str | None) -> Server:
+        return Server()
+
+    def overflow_takes(self, _path: str, _model: str | None, *, local_only: bool) -> bool:
+        return self.overflow and not local_only
+
+
+def request_of(path: str = CHAT, state: State = State.RECEIVING, *, stream: bool = True) -> Request:
+    """A request in a state, with what it has there."""
+    method = "POST" if path != "/health" else "GET"
+    head = parse_request(b"%b %b HTTP/1.1\r\nHost: h\r\n\r\n" % (method.encode(), path.encode()))
+    found = match(method, path)
+    assert isinstance(found, Match)
+    request = Request(Client(), head, found, path=path, request_id="r", started=0.0)
+    request.state = state
+    request.model = "m"
+    if state is not State.RECEIVING:
+        request.body = BODY
+        request.ticket = Ticket(Demand("m", stream=stream), 0.0, 1.0)
+        request.transcript = Transcript()
+    if state in {State.SENT, State.ANSWERING}:
+        request.attempt = Call(Upstream(0, 1, "m", NEXT_INSTANCE, 4), EventTracker())
+        request.attempts = 1
+    if state is State.ANSWERING:
+        begin(request)
+    return request
+
+
+def begin(request: Request) -> None:
+    """What START does to the record."""
+    assert request.attempt is not None
+    request.committed = request.head_sent = True
+    request.tracker = request.attempt.tracker
+
+
+def answer(status: int, body: bytes = b"{}") -> Answer:
+    head = b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n\r\n"
+    return Answer(parse_response(head % (status, len(body)), "POST"), body)
+
+
+def of(name: str, request: Request) -> Event:
+    """An event by a short name, of the present attempt."""
+    attempt: Any = request.attempt
+    error = HttpError(429, "no")
+    failed = words.AttemptFailed
+    made: dict[str, Event] = {
+        "head": words.HEAD_RECEIVED,
+        "grew": words.BodyGrew(bytearray()),
+        "body": words.BodyCompleted(BODY),
+        "no body": words.BodyCompleted(b""),
+        "refused": words.Refused(error),
+        "no capacity": words.NoCapacity(error),
+        "bound": words.Bound(Upstream(0, 1, "m", NEXT_INSTANCE, 4)),
+        "backoff over": words.BACKOFF_OVER,
+        "comment": words.COMMENT_DUE,
+        "paused": words.CLIENT_PAUSED,
+        "resumed": words.CLIENT_RESUMED,
+        "left": words.CLIENT_LEFT,
+        "stalled": words.ClientStalled("slow"),
+        "stopped": words.ServerStopped("stop"),
+        "died": words.INSTANCE_DIED,
+        "page": words.PageReady(answer(200)),
+        "bytes": words.BytesArrived(attempt, b"x"),
+        "started": words.StreamStarted(attempt, b"x", None),
+        "computed": words.PromptComputed(attempt),
+        "200": words.AnswerReceived(attempt, answer(200)),
+        "404": words.AnswerReceived(attempt, answer(404)),
+        "completed": words.AnswerCompleted(attempt, b""),
+        "diverged": words.Diverged(attempt, "odd", ids_ignored=False),
+        "ignored": words.Diverged(attempt, "ids", ids_ignored=True),
+        "500": failed(attempt, "it answered 500", answer(500)),
+        "broken": failed(attempt, "reset"),
+        "killed": failed(attempt, "signal 9", died=True),
+        "bad head": failed(attempt, "bad", expected_everywhere=True),
+    }
+    return made[name]
+
+
+ALL = (
+    "head", "grew", "body", "no body", "refused", "no capacity", "bound", "backoff over", "comment", "paused", "resumed",
+    "left", "stalled", "stopped", "died", "page", "bytes", "started", "computed", "200", "404", "completed", "diverged",
+    "ignored", "500", "broken", "killed", "bad head",
+)  # fmt: skip
+REFUSED = (A.WITHDRAW, A.LEAVE, A.REFUSE, A.COUNT, A.LOG)
+BROKEN_OFF = (A.WITHDRAW, A.LEAVE, A.BREAK_OFF, A.COUNT, A.LOG)
+RETRIED = (A.LEAVE, A.COUNT_RETRY, A.ENQUEUE)
+ENDED = (A.WITHDRAW, A.LEAVE, A.COUNT, A.LOG)
+R, Q, B, S, W, D = State
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "then", "actions"),
+    [
+        (R, "head", R, (A.AUTHORIZE,)),
+        (R, "grew", R, (A.LOOK,)),
+        (R, "body", Q, (A.ADMIT,)),
+        (R, "refused", D, REFUSED),
+        (R, "page", D, (A.DELIVER, A.LEAVE, A.COUNT, A.LOG)),
+        (R, "left", D, ENDED),
+        (R, "bound", R, ()),
+        (Q, "bound", S, (A.SEND,)),
+        (Q, "no capacity", D, REFUSED),
+        (Q, "comment", Q, (A.COMMENT,)),
+        (Q, "left", D, ENDED),
+        (Q, "body", Q, ()),
+        (B, "backoff over", Q, (A.ENQUEUE,)),
+        (B, "bound", B, ()),
+        (S, "bytes", S, (A.READ,)),
+        (S, "started", W, (A.START,)),
+        (S, "200", D, (A.DELIVER, A.LEAVE, A.COUNT, A.LOG)),
+        (S, "404", D, (A.DELIVER, A.LEAVE, A.COUNT, A.LOG)),
+        (S, "500", Q, RETRIED),
+        (S, "broken", Q, RETRIED),
+        (S, "bad head", D, REFUSED),
+        (S, "completed", D, (A.START, A.SETTLE, A.FINISH, A.LEAVE, A.COUNT, A.LOG)),
+        (S, "stopped", D, REFUSED),
+        (S, "stalled", D, (A.ABORT, *ENDED)),
+        (W, "computed", W, (A.FIRST_TOKEN,)),
+        (W, "paused", W, (A.PAUSE,)),
+        (W, "resumed", W, (A.RESUME,)),
+        (W, "completed", D, (A.FINISH, A.LEAVE, A.COUNT, A.LOG)),
+        (W, "broken", Q, (A.LEAVE, A.ENQUEUE)),
+        (W, "comment", W, ()),
+        (W, "stopped", D, BROKEN_OFF),
+    ],
+)
+def test_the_table(state: State, event: str, then: State, actions: tuple[Action, ...]) -> None:
+    request = request_of(state=state)
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of(event, request), 0.0) == actions
+    assert request.state is then
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_happens_to_a_request_that_is_done(name: str) -> None:
+    request = request_of(state=State.DONE)
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of(name, request), 0.0) == ()
+
+
+@pytest.mark.parametrize("name", ["bytes", "started", "200", "completed", "broken", "diverged"])
+def test_an_attempt_before_the_present_one_changes_nothing(name: str) -> None:
+    request = request_of(state=State.SENT)
+    late = of(name, request)
+    request.attempt = Call(None)
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, late, 0.0) == ()
+    assert request.state is State.SENT
+
+
+def test_a_page_is_rendered() -> None:
+    request = request_of("/health")
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, words.BodyCompleted(b""), 0.0) == (
+        A.RENDER_PAGE,
+    )
+    assert request.state is State.SENT
+
+
+def test_a_body_with_get_is_refused() -> None:
+    request = request_of("/health")
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, words.BodyCompleted(b"x"), 0.0) == REFUSED
+    assert request.error is not None
+    assert (request.error.status, request.error.close) == (400, True)
+
+
+def test_the_overflow_endpoint_takes_what_finds_no_capacity() -> None:
+    request = request_of(state=State.QUEUED)
+    actions = Lifecycle(RetryPolicy(1.0), World(overflow=True)).advance(
+        request, of("no capacity", request), 0.0
+    )
+    assert (actions, request.state, request.ticket) == ((A.SEND_OVERFLOW,), State.SENT, None)
+
+
+def test_not_after_comments() -> None:
+    request = request_of(state=State.QUEUED)
+    request.head_sent = True
+    actions = Lifecycle(RetryPolicy(1.0), World(overflow=True)).advance(
+        request, of("no capacity", request), 0.0
+    )
+    assert actions == BROKEN_OFF
+
+
+def test_when_all_instances_failed_the_last_response_is_delivered() -> None:
+    request = request_of(state=State.SENT)
+    actions = Lifecycle(RetryPolicy(1.0), World(left=False)).advance(request, of("500", request), 0.0)
+    assert actions == (A.DELIVER, A.LEAVE, A.COUNT, A.LOG)
+    assert request.outcome is Outcome.FAILED
+
+
+def test_when_none_gave_a_response_all_are_tried_again_after_a_pause() -> None:
+    request = request_of(state=State.SENT)
+    actions = Lifecycle(RetryPolicy(1.0), World(left=False)).advance(request, of("broken", request), 0.0)
+    assert actions == (A.LEAVE, A.COUNT_RETRY, A.SET_TIMER)
+    assert request.state is State.BACKOFF
+    assert request.failures is not None
+    assert request.failures.pause_s > 0
+
+
+def test_after_three_deaths_there_is_no_fourth_attempt() -> None:
+    request = request_of(state=State.SENT)
+    request.deaths = 2
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of("killed", request), 0.0) == REFUSED
+    assert request.reason == "3 instances died while they worked on it"
+
+
+def test_a_success_settles_who_was_at_fault() -> None:
+    request = request_of(state=State.SENT)
+    lifecycle = Lifecycle(RetryPolicy(1.0), World())
+    lifecycle.advance(request, of("500", request), 0.0)
+    request.state = State.SENT
+    assert lifecycle.advance(request, of("200", request), 0.0) == (
+        A.DELIVER,
+        A.LEAVE,
+        A.SETTLE,
+        A.COUNT,
+        A.LOG,
+    )
+
+
+@pytest.mark.parametrize(("whole", "outcome"), [(True, Outcome.COMPLETED), (False, Outcome.CLIENT_ABORTED)])
+def test_a_client_that_leaves_at_done_has_its_response(whole: bool, outcome: Outcome) -> None:
+    request = request_of(state=State.ANSWERING)
+    assert request.tracker is not None
+    if whole:
+        request.tracker.feed(b"data: [DONE]\n\n")
+    Lifecycle(RetryPolicy(1.0), World()).advance(request, words.CLIENT_LEFT, 0.0)
+    assert request.outcome is outcome
+
+
+def test_every_action_is_due_somewhere() -> None:
+    from_handlers = {
+        A.SETTLE,
+        A.COUNT_RETRY,
+        A.SEND_OVERFLOW,
+        A.SET_TIMER,
+        A.DELIVER,
+        A.REFUSE,
+        A.BREAK_OFF,
+        A.RENDER_PAGE,
+    }
+    found = {
+        action
+        for row in TRANSITIONS.values()
+        for actions in row.values()
+        if isinstance(actions, tuple)
+        for action in actions
+    }
+    reached = {A.ADMIT, A.SEND, A.START, A.FINISH, A.LEAVE, A.COUNT, A.LOG, A.WITHDRAW, A.ABORT, A.ENQUEUE}
+    assert found | from_handlers | reached == set(Action)
+
+
+@dataclass
+class Run:
+    """Performs actions on the record alone, and notes them."""
+
+    request: Request
+    world: World
+    done: list[Action] = field(default_factory=list)
+    leaves: int = 0
+
+    def feed(self, name: str) -> None:
+        lifecycle = Lifecycle(RetryPolicy(1.0), self.world)
+        for action in lifecycle.advance(self.request, of(name, self.request), 0.0):
+            self.perform(action)
+
+    def perform(self, action: Action) -> None:
+        request = self.request
+        self.done.append(action)
+        match action:
+            case A.SEND:
+                request.attempt = Call(Upstream(request.attempts, 1, "m", NEXT_INSTANCE, 4), EventTracker())
+                request.attempts += 1
+            case A.SEND_OVERFLOW:
+                request.attempt = Call(None, EventTracker())
+            case A.START if request.attempt is not None:
+                begin(request)
+            case A.COMMENT:
+                request.head_sent = True
+                request.tracker = request.tracker or EventTracker()
+            case A.LEAVE:
+                self.leaves += request.attempt is not None
+                request.attempt = None
+            case A.ADMIT:
+                request.ticket = Ticket(Demand("m"), 0.0, 1.0)
+                request.transcript = Transcript()
+            case A.COUNT:
+                assert request.outcome is not None
+                assert not request.counted
+                request.counted = True
+            case _:
+                pass
+
+
+@given(st.lists(st.sampled_from(ALL), max_size=40), st.booleans(), st.booleans(), st.booleans())
+def test_any_sequence_ends_once(names: list[str], left: bool, overflow: bool, faults: bool) -> None:
+    run = Run(request_of(), World(left, overflow))
+    for name in names:
+        run.feed(name)
+    request, done = run.request, run.done
+    if request.state is not State.DONE:
+        if faults:
+            for action in fault(request):
+                run.perform(action)
+        else:
+            run.feed("left")
+    assert request.state is State.DONE
+    assert done.count(A.COUNT) == done.count(A.LOG) == 1
+    assert done[-2:] == [A.COUNT, A.LOG]
+    assert done.count(A.SEND) + done.count(A.SEND_OVERFLOW) == run.leaves
+    ends = [action for action in done if action in {A.DELIVER, A.FINISH, A.REFUSE, A.BREAK_OFF, A.ABORT}]
+    assert len(ends) <= 1
+    assert ends or request.outcome in {Outcome.CLIENT_ABORTED, Outcome.COMPLETED}
+    assert done.count(A.ADMIT) <= 1
+    if A.BREAK_OFF in ends:
+        assert request.outcome is not Outcome.COMPLETED
