@@ -9,7 +9,7 @@ TESTS = ROOT / "tests"
 
 # Folders whose tests start programs or look at the repository, not at one module.
 WHOLE_PROGRAMS = {"browser", "chaos", "engine", "fuzz", "integration", "proxy/end_to_end", "scripts", "vm"}
-REPOSITORY = {"test_imports", "test_mirror", "test_ownership"}
+REPOSITORY = {"test_docs", "test_imports", "test_language", "test_mirror", "test_ownership"}
 
 # Tests of several modules of a package at once.
 SEVERAL_MODULES = {

@@ -1,0 +1,55 @@
+"""README, CHANGELOG and docs/: every link leads somewhere, and every path that a page names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
+PATH = re.compile(r"`((?:launcher|tests|scripts|docs|configs|systemd)/[\w./-]+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """Of headings, as GitHub makes them, and of `<a id>`."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = set(re.findall(r'<a id="([^"]+)">', text))
+    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(("http:", "https:")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor[1:] in anchors(file), f"{page.name} links to {target}{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    for path in PATH.findall(page.read_text(encoding="utf-8")):
+        if "NAME" not in path:
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
+
+
+def test_files_of_the_table_of_errors_exist() -> None:
+    text = (ROOT / "docs" / "routes-and-errors.md").read_text(encoding="utf-8")
+    table = text[text.index("## Errors") : text.index("### Retry-After")]
+    files = re.findall(r"`([a-z0-9_]+/(?:[a-z0-9_]+\.py)?|server\.py)`", table)
+    assert len(files) > 10
+    for file in files:
+        assert (ROOT / "launcher" / "proxy" / file).exists(), file
