@@ -20,8 +20,9 @@ from bench.workloads import Request
 from launcher.address import UnixAddress
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Demand, Ending, Ticket
+from launcher.proxy.balancing.demand import Demand, Ending
 from launcher.proxy.balancing.prefix_cache import fingerprint
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
 
@@ -54,7 +55,7 @@ class Ours:
             self.scheduler.output_tokens(request.max_tokens),
             fingerprint(raw),
             len(body),
-            session,
+            session=session,
             max_tokens=request.max_tokens,
         )
         ticket = Ticket(demand, now, now + 1e9)

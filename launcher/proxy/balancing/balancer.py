@@ -1,31 +1,40 @@
-"""The one owner of queue, table, ledgers and policy. Called from one thread; `now` is the caller's clock, seconds.
+"""The owner of queue, upstream table, cost model and policy. Called from one thread; `now` is the caller's clock, seconds.
 
-Everything that may free room (release, first_token, add, reconcile) is followed by a call of `pump` by the owner
-of the scheduler, which starts what has been bound; `next_pump` says when time alone makes it worth another one.
+Whatever may let another request start (release, first_token, add, reconcile) is followed by a call of `pump` by the
+balancer's owner, which sends what was bound; `next_pump` returns when time alone makes another call worthwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Final
 
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.balancing.admission_queue import AdmissionQueue
 from launcher.proxy.balancing.cost_model import CostModel
-from launcher.proxy.balancing.demand import Ending, FullError, Key, Ticket
-from launcher.proxy.balancing.estimators import Rate
-from launcher.proxy.balancing.policies import Pick, make_policy
+from launcher.proxy.balancing.demand import Ending, FullError, Key
+from launcher.proxy.balancing.estimators import Arrivals
+from launcher.proxy.balancing.load import Load
+from launcher.proxy.balancing.policies import Pick, Policy, make_policy
+from launcher.proxy.balancing.prefix_cache import PrefixCache
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
-WINDOW = 64  # waiting tickets of a model that could start, looked at in one pump: bounds its time
-KNOWN = 4  # first tokens seen before an instance's outstanding prefill is told by time
-# Streams without a first token until then: they soon tell. The more there are, the less a first burst waits.
-UNKNOWN_AT_ONCE = 4
-JUDGE_EVERY = 8  # first tokens, between two looks at whether an instance lags behind its siblings
-KV_FULL = 0.9  # of the KV cache in use, while requests wait inside: one more would only wait there
-TICK_S = 0.001  # no sooner again: rounding must not make the owner spin
-DRAIN_WINDOW_S = 30.0
-RETRY_MAX_S = 600
+# Waiting tickets of a model looked at in one pump, which bounds its time.
+WINDOW: Final = 64
+# First tokens seen before an instance's outstanding prefill is judged by its speed. Until then at most UNKNOWN_AT_ONCE
+# streams may be without a first token: they soon tell. The more there are, the less a first burst waits.
+KNOWN: Final = 4
+UNKNOWN_AT_ONCE: Final = 4
+# First tokens between two comparisons of an instance with its siblings.
+JUDGE_EVERY: Final = 8
+# Of the KV cache in use while requests wait inside the engine: one more would only wait there.
+KV_FULL: Final = 0.9
+# The shortest delay of `next_pump`: rounding must not make the owner spin.
+TICK_S: Final = 0.001
+DRAIN_WINDOW_S: Final = 30.0
+RETRY_MAX_S: Final = 600
 
 
 class Balancer:
@@ -42,72 +51,75 @@ class Balancer:
         eject_s: float = 10.0,
         slow_start_s: float = 20.0,
     ) -> None:
-        self.table = UpstreamTable()
-        self.speeds = CostModel()
-        self.queue = AdmissionQueue(max_requests, max_bytes)
-        self._policy = make_policy(policy, pick, self.speeds, self.queue.families)
-        self._drained = Rate(DRAIN_WINDOW_S)
-        self._number = 0
-        self._eject_failures = eject_failures
-        self._eject_s = eject_s
-        self._slow_start_s = slow_start_s
+        self.table: UpstreamTable = UpstreamTable()
+        self.costs: CostModel = CostModel()
+        self.queue: AdmissionQueue = AdmissionQueue(max_requests, max_bytes)
+        self._policy: Policy = make_policy(policy, pick, self.costs, self.queue.sharing)
+        self._drained: Arrivals = Arrivals(DRAIN_WINDOW_S)
+        self._number: int = 0
+        self._eject_failures: int = eject_failures
+        self._eject_s: float = eject_s
+        self._slow_start_s: float = slow_start_s
         self._notes: list[str] = []
+        # Loads whose `ahead` this pass over the queue has changed.
+        self._passed: list[Load] = []
 
-    # Requests.
+    # --- requests ----------------------------------------------------------------------------------
 
     def prompt_tokens(self, prompt_bytes: int) -> int:
-        """A learned guess for Demand.prompt_tokens, from the bytes of the prompt's JSON text."""
-        return self.speeds.prompt_tokens(prompt_bytes)
+        """A learned estimate for Demand.prompt_tokens, from the bytes of the prompt's JSON text."""
+        return self.costs.prompt_tokens(prompt_bytes)
 
     def output_tokens(self, max_tokens: int | None, n: int = 1) -> int:
-        """A learned guess for Demand.output_tokens."""
-        return self.speeds.output_tokens(max_tokens, n)
+        """A learned estimate for Demand.output_tokens."""
+        return self.costs.output_tokens(max_tokens, n)
 
     def possible(self, ticket: Ticket) -> bool:
         """Whether there is an instance that it has not tried yet (which may be busy or ejected)."""
         return bool(self._candidates(ticket))
 
     def offer(self, ticket: Ticket, now: float) -> Upstream | None:
-        """Bind it now and give its upstream, or let it wait (None). Raises FullError; not for one that comes again."""
+        """Bind it now and return its upstream, or queue it (None). Raises FullError, but not for a retry."""
         queue = self.queue
-        if new := ticket.number == 0:
+        new = ticket.number == 0
+        if new:
             self._number += 1
             ticket.number = self._number
         if not queue.count:
             self._begin_pass()
         candidates = self._candidates(ticket)
-        opened = self._opened(candidates, now)
+        opened = self._open(candidates, now)
         chosen = self._choose(ticket, candidates, opened, now) if opened else None
+        if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
+            # Late on a busy instance is better than refused.
+            chosen = self._least_busy(candidates, now)
+            if chosen is None:
+                raise FullError(refusal, self.retry_after_s(now))
         if chosen is not None:
             self._bind(ticket, chosen, now)
             return chosen
-        if new and (refusal := queue.refusal(ticket.demand.body_bytes)):
-            seat = self._any_seat(ticket, now)
-            if seat is None:
-                raise FullError(refusal, self.retry_after_s(now))
-            self._bind(ticket, seat, now)  # it may be late there; turned away it would be never
-            return seat
-        home = self._estimate(ticket)
+        upstream = self._rank(ticket, candidates)
         queue.add(ticket)
-        queue.wait_for(ticket, home)
+        queue.wait_for(ticket, upstream)
         return None
 
     def pump(self, now: float) -> list[Ticket]:
-        """Bind what can start now; the owner starts them, in this order."""
+        """Bind what can start now; the owner sends it, in this order."""
         if not self.queue.count:
             return []
         self._begin_pass()
         started: list[Ticket] = []
         for model in self.queue.models():
-            self._pump_line(model, started, now)
+            started += self._pump_model(model, now)
         return started
 
-    def _pump_line(self, model: str | None, started: list[Ticket], now: float) -> None:
-        """Bind what can start of those that wait for a model. Others can't use its instances."""
-        before = len(started)
-        candidates: Sequence[Upstream] = self.table.of(model)
-        opened = self._opened(candidates, now)
-        shut: set[Key | None] = set()  # of those that some are pinned to
+    def _pump_model(self, model: str | None, now: float) -> list[Ticket]:
+        """Bind what can start of the requests for a model."""
+        started: list[Ticket] = []
+        candidates = self.table.of(model)
+        opened = self._open(candidates, now)
+        # Pinned instances that are not open.
+        closed: set[Key | None] = set()
         looked = 0
         for ticket in self.queue.ordered(model):
             if not opened or looked >= WINDOW:
@@ -115,30 +127,31 @@ class Balancer:
             own, own_opened = candidates, opened
             pinned = ticket.demand.pinned
             if ticket.tried or pinned is not None:
-                if pinned in shut and not ticket.tried:
+                if pinned in closed and not ticket.tried:
                     continue
                 own = self._candidates(ticket)
                 own_opened = [upstream for upstream in own if upstream in opened]
                 if not own_opened:
                     if not ticket.tried:
-                        shut.add(pinned)
+                        closed.add(pinned)
                     continue
             looked += 1
             chosen = self._choose(ticket, own, own_opened, now)
             if chosen is not None:
                 self._bind(ticket, chosen, now)
                 started.append(ticket)
-                opened = self._opened(candidates, now)
-        for ticket in started[before:]:
+                opened = self._open(candidates, now)
+        for ticket in started:
             self.queue.take(ticket)
+        return started
 
     def withdraw(self, ticket: Ticket) -> None:
-        """It waits no longer: its client has left."""
-        if ticket.waits:
+        """It leaves the queue: its client has left."""
+        if ticket.queued:
             self.queue.remove(ticket)
 
     def expired(self, now: float) -> list[Ticket]:
-        """Those whose deadline has come; they wait no longer."""
+        """Tickets whose deadline has come; they leave the queue."""
         return self.queue.expired(now)
 
     def next_pump(self, now: float) -> float | None:
@@ -148,30 +161,29 @@ class Balancer:
         times = [deadline] if (deadline := self.queue.next_deadline()) is not None else []
         for upstream in self.table:
             if upstream.in_flight < upstream.max_num_seqs and not upstream.draining:
-                over = self.speeds.prefill_s(upstream, now) - self.speeds.horizon_s(upstream)
+                over = self.costs.prefill_s(upstream, now) - self.costs.horizon_s(upstream)
                 if over > 0.0:
                     times.append(now + max(over, TICK_S))
-            until = upstream.health.ejected_until
+            until = upstream.outliers.ejected_until
             if until is not None and until > now:
                 times.append(until)
         return max(now, min(times)) if times else None
 
     def first_token(self, ticket: Ticket, now: float) -> None:
-        """The first byte of content of its answer came."""
+        """The first content of its answer came."""
         upstream = ticket.upstream
-        if upstream is None or ticket.first is not None:
+        if upstream is None or ticket.first_token_at is not None:
             return
-        ticket.first = now
-        upstream.health.spoke()
-        if upstream.ledger.first(ticket, now) and ticket.demand.stream:
-            self.speeds.seen_first(ticket, upstream, now)
-            if upstream.health.slowness.count % JUDGE_EVERY == 0:
-                self._judge(upstream)
+        ticket.first_token_at = now
+        upstream.outliers.responded()
+        if upstream.load.first_token(ticket.number, now) and ticket.demand.stream:
+            self.costs.seen_first_token(ticket, upstream, now)
+            self._judge_straggler(upstream)
 
     def progress(self, ticket: Ticket, tokens: int) -> None:
-        """So many more tokens (or events) of its answer came. May be called rarely, with sums."""
+        """That many more tokens (or events) of its answer came. May be called rarely, with sums."""
         if ticket.upstream is not None:
-            ticket.upstream.ledger.produced(ticket, tokens)
+            ticket.upstream.load.produced(min(_output_left(ticket), tokens))
         ticket.tokens += tokens
 
     def usage(
@@ -182,17 +194,17 @@ class Balancer:
         completion_tokens: int,
         cached_tokens: int | None = None,
     ) -> None:
-        """What the engine said in `usage`, before `release`.
+        """What the engine reported in `usage`; called before `release`.
 
-        `prompt_bytes` is what prompt_tokens(...) was asked with; 0: they do not tell how many tokens it is.
+        `prompt_bytes` is what prompt_tokens(...) was called with; 0: they do not tell the number of tokens.
         """
         if prompt_bytes > 0:
-            self.speeds.seen_prompt(prompt_bytes, prompt_tokens)
+            self.costs.seen_prompt(prompt_bytes, prompt_tokens)
             if cached_tokens is not None and ticket.upstream is not None:
-                self.speeds.seen_cached(ticket, ticket.upstream, cached_tokens)
+                self.costs.seen_cached(ticket, ticket.upstream, cached_tokens)
         if cached_tokens is None:
             cached_tokens = max(0, ticket.demand.prompt_tokens - int(ticket.uncached))
-        ticket.computed = max(1.0, prompt_tokens - cached_tokens)
+        ticket.computed_tokens = max(1.0, prompt_tokens - cached_tokens)
         if completion_tokens > ticket.tokens:
             self.progress(ticket, completion_tokens - ticket.tokens)
 
@@ -201,61 +213,64 @@ class Balancer:
         upstream = ticket.upstream
         if upstream is None:
             return
-        self.speeds.prefill_s(upstream, now)  # counts off what is done, as far as time tells
-        computed = ticket.first is not None or (
-            ending is not Ending.REFUSED and ticket not in upstream.ledger.pending
+        load, outliers, number = upstream.load, upstream.outliers, ticket.number
+        # Removes what is done by now, as far as time tells.
+        self.costs.prefill_s(upstream, now)
+        computed = ticket.first_token_at is not None or (
+            ending is not Ending.REFUSED and number not in load.pending
         )
-        self.table.end(upstream)
-        upstream.ledger.leave(ticket, now)
-        upstream.health.left(ticket)
+        upstream.in_flight -= 1
+        load.leave(number, _output_left(ticket), now)
+        outliers.left(number)
         self._drained.add(now)
         if ending is Ending.WHOLE:
-            upstream.health.succeeded()
-            self.speeds.seen_end(ticket, upstream, now)
-            self.speeds.seen_used(ticket.tokens, ticket.demand.max_tokens)
-        elif ending is Ending.REFUSED:
-            upstream.health.spoke()
-        if not computed and ending is not Ending.WHOLE:
-            upstream.store.forget(ticket.demand.prefix[ticket.held :], ticket.number)
+            outliers.succeeded()
+            self.costs.seen_end(ticket, upstream, now)
+        else:
+            if ending is Ending.REFUSED:
+                outliers.responded()
+            if not computed:
+                upstream.prefixes.forget(ticket.demand.prefix[ticket.cached_blocks :], number)
         ticket.upstream = None
-        ticket.first = None
-        ticket.computed = None
+        ticket.first_token_at = None
+        ticket.computed_tokens = None
         ticket.tokens = 0
 
     def failed(self, upstream: Upstream, now: float) -> bool:
         """A request failed through this instance's fault. True when it is ejected for that."""
-        ejected = upstream.health.failed(now, self._eject_failures, self._eject_s)
+        ejected = upstream.outliers.failed(now, self._eject_failures, self._eject_s)
         if ejected:
             self._notes.append(f"slot {upstream.slot}: ejected for {self._eject_s:g} s")
         return ejected
 
     def retry_after_s(self, now: float) -> int:
-        """Seconds until the queue will have let in what waits now, at the rate at which requests leave."""
+        """Seconds until all that is queued now has started, at the rate at which requests leave."""
         rate = self._drained.per_s(now)
         if rate <= 0.0:
             heads = [next(self.queue.ordered(model)).arrived for model in self.queue.models()]
             return min(RETRY_MAX_S, 1 + int(now - min(heads, default=now)))
         return max(1, min(RETRY_MAX_S, ceil((self.queue.count + 1) / rate)))
 
-    # Instances.
+    # --- instances ---------------------------------------------------------------------------------
 
     def add(self, upstream: Upstream, now: float) -> Upstream | None:
-        """It may get requests; None: a newer generation was there first."""
+        """It may get requests. None: a newer generation was added before."""
         known = self.table.add(upstream)
         if known is upstream:
-            upstream.added = now
-            upstream.line = self.speeds.line(upstream.model)
-            upstream.store.ghosts = self.speeds.ghosts(upstream.model)
-            if any(now - other.added >= self._slow_start_s for other in self.table.of(upstream.model)):
-                upstream.health.ready_since = now  # others can carry the load meanwhile
-        if known is upstream and upstream.kv_tokens is not None:
-            self.holds(upstream, upstream.kv_tokens)
+            upstream.added_at = now
+            upstream.fit = self.costs.fit(upstream.model)
+            upstream.prefixes = PrefixCache(ghosts=self.costs.ghosts(upstream.model))
+            # Slow start, where others can carry the load meanwhile.
+            if any(now - other.added_at >= self._slow_start_s for other in self.table.of(upstream.model)):
+                upstream.outliers.begin_slow_start(now)
+            if upstream.kv_tokens is not None:
+                self.set_kv_tokens(upstream, upstream.kv_tokens)
         return known
 
-    def holds(self, upstream: Upstream, kv_tokens: int) -> None:
-        """So many tokens fit into its KV cache."""
+    def set_kv_tokens(self, upstream: Upstream, kv_tokens: int) -> None:
+        """The size of its KV cache is known."""
         upstream.kv_tokens = kv_tokens
-        upstream.store.capacity = max(1, int(kv_tokens / self.speeds.block_tokens))
+        upstream.prefixes.set_capacity(int(kv_tokens / self.costs.block_tokens))
 
     def drain(self, slot: int, generation: int) -> Upstream | None:
         """No new requests."""
@@ -266,26 +281,27 @@ class Balancer:
         return self.table.remove(slot, generation, reason)
 
     def eject(self, key: Key, until: float) -> None:
-        """No requests until then; after it one request tries it."""
+        """No requests until then; after that a single request tries it."""
         upstream = self.table.get(*key)
         if upstream is not None:
-            upstream.health.eject(until)
+            upstream.outliers.eject(until)
 
     def reconcile(self, slot: int, running: int, waiting: int, kv_usage: float | None = None) -> None:
-        """What the instance itself says it works on: requests that are not ours take room too."""
+        """What the instance reports: requests that are not the proxy's take capacity, too."""
         upstream = self.table.newest(slot)
         if upstream is not None:
             full = waiting > 0 and kv_usage is not None and kv_usage >= KV_FULL
-            upstream.ledger.told(running + waiting, upstream.in_flight, full=full)
+            upstream.load.reported(running + waiting, upstream.in_flight, full=full)
 
     def notes(self) -> list[str]:
-        """What is worth a line in the log since the last call."""
+        """Lines for the log since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
-    # Inside.
+    # --- which instances ---------------------------------------------------------------------------
 
-    def _candidates(self, ticket: Ticket) -> Sequence[Upstream]:
+    def _candidates(self, ticket: Ticket) -> list[Upstream]:
+        """The instances that may serve it, busy or not."""
         demand = ticket.demand
         if demand.pinned is not None:
             pinned = self.table.get(*demand.pinned)
@@ -300,113 +316,121 @@ class Balancer:
             return self.table.ready(demand.model, ticket.tried)
         return self.table.of(demand.model)
 
-    def _open(self, upstream: Upstream, now: float) -> bool:
-        """Whether it can start one more now."""
-        if not self._seated(upstream, now):
-            return False
-        if upstream.ledger.pending and self._prefills(upstream, now):
-            return False
-        health = upstream.health
-        return (health.ejected_until is None and not health.half_open) or health.admits(now)
+    def _open(self, candidates: Sequence[Upstream], now: float) -> list[Upstream]:
+        """Those of them that can start one more request now."""
+        opened: list[Upstream] = []
+        for upstream in candidates:
+            outliers = upstream.outliers
+            if self._below_limit(upstream, now) and not (
+                upstream.load.pending and self._prefills_enough(upstream, now)
+            ):
+                normal = outliers.ejected_until is None and not outliers.half_open
+                if normal or outliers.admits(now):
+                    opened.append(upstream)
+        return opened
 
-    def _seated(self, upstream: Upstream, now: float) -> bool:
-        """Whether it has a seat for one more."""
-        ledger, health = upstream.ledger, upstream.health
-        seats = upstream.max_num_seqs
-        if health.ready_since is not None:
-            seats = ceil(seats * health.share(now, self._slow_start_s))
-        return not ledger.full and upstream.in_flight + ledger.surplus < seats
+    def _below_limit(self, upstream: Upstream, now: float) -> bool:
+        """Whether it runs fewer requests than it can, or may during slow start."""
+        load, outliers, limit = upstream.load, upstream.outliers, upstream.max_num_seqs
+        if outliers.ready_since is not None:
+            limit = ceil(limit * outliers.share(now, self._slow_start_s))
+        return not load.full and upstream.in_flight + load.surplus < limit
 
-    def _any_seat(self, ticket: Ticket, now: float) -> Upstream | None:
-        """The instance with a seat that works on the fewest requests, prefill or not."""
-        seated = (
-            upstream
-            for upstream in self._candidates(ticket)
-            if self._seated(upstream, now)
-            and not (upstream.health.ejected_until or upstream.health.half_open)
-        )
-        return min(seated, key=lambda upstream: upstream.in_flight, default=None)
+    def _prefills_enough(self, upstream: Upstream, now: float) -> bool:
+        """Whether one more prompt would only wait there: by time, or by streams while its speed is unknown."""
+        if upstream.fit.count >= KNOWN:
+            return self.costs.prefill_s(upstream, now) > self.costs.horizon_s(upstream)
+        return sum(stream for _, stream in upstream.load.pending.values()) >= UNKNOWN_AT_ONCE
 
-    def _prefills(self, upstream: Upstream, now: float) -> bool:
-        """Whether it has prefill enough for now; by count of streams while its speed is a guess."""
-        if upstream.line.count >= KNOWN:
-            return self.speeds.prefill_s(upstream, now) > self.speeds.horizon_s(upstream)
-        return sum(ticket.demand.stream for ticket in upstream.ledger.pending) >= UNKNOWN_AT_ONCE
+    def _least_busy(self, candidates: Sequence[Upstream], now: float) -> Upstream | None:
+        """The instance with the fewest requests that runs fewer than it can, whatever it prefills."""
+        usable = (u for u in candidates if self._below_limit(u, now) and not u.outliers.out)
+        return min(usable, key=lambda upstream: upstream.in_flight, default=None)
 
-    def _judge(self, upstream: Upstream) -> None:
-        others = sorted(u.health.slowness.value for u in self.table.of(upstream.model) if u is not upstream)
-        if others and upstream.health.judge(others[len(others) // 2]):
-            slow = upstream.health.slowness.value
-            upstream.lag = slow if upstream.health.straggler else 1.0
-            what = f"takes {slow:.1f} times as long to a first token as its siblings: it gets less"
-            self._notes.append(
-                f"slot {upstream.slot}: {what if upstream.health.straggler else 'is as fast as its siblings again'}"
-            )
+    def _judge_straggler(self, upstream: Upstream) -> None:
+        """Every JUDGE_EVERY first tokens: whether it is slower than its siblings."""
+        outliers = upstream.outliers
+        if outliers.slowness.count % JUDGE_EVERY:
+            return
+        others = sorted(u.outliers.slowness.value for u in self.table.of(upstream.model) if u is not upstream)
+        if others and outliers.judge(others[len(others) // 2]):
+            slow = outliers.slowness.value
+            upstream.lag = slow if outliers.straggler else 1.0
+            if outliers.straggler:
+                what = f"{slow:.1f} times slower to first token than its siblings, gets fewer requests"
+            else:
+                what = "as fast as its siblings again"
+            self._notes.append(f"slot {upstream.slot}: {what}")
 
-    def _estimate(self, ticket: Ticket) -> Upstream | None:
-        """What it would cost where most of its prompt is cached, for its place in the queue; where that is."""
-        demand = ticket.demand
-        candidates = self._candidates(ticket)
-        home, hit = None, 0
-        if demand.prefix:
-            for upstream in candidates:
-                if (held := upstream.store.match(demand.prefix)) > hit:
-                    home, hit = upstream, held
-        ticket.family = demand.prefix[hit - 1] if hit else None
-        token_s = min((self.speeds.token_s(u) for u in candidates), default=0.0)
-        tokens = max(1.0, demand.prompt_tokens - hit * self.speeds.block_tokens)
-        ticket.work_s = tokens * token_s
-        ticket.rank = ticket.arrived - self.speeds.head_start_s(tokens, token_s)
-        ticket.cost = demand.prompt_tokens + 4.0 * demand.output_tokens
-        return home
+    # --- choice ------------------------------------------------------------------------------------
 
     def _begin_pass(self) -> None:
-        """Nobody is ahead of anybody: the pass over the queue that follows notes anew who is."""
-        for upstream in self.table:
-            upstream.ledger.ahead = 0
-            upstream.ledger.ahead_s = 0.0
-
-    def _opened(self, candidates: Sequence[Upstream], now: float) -> list[Upstream]:
-        """Those of them that can start one more now."""
-        return [upstream for upstream in candidates if self._open(upstream, now)]
+        """No ticket is ahead of another: the pass over the queue that follows counts them again."""
+        for load in self._passed:
+            load.ahead = 0
+            load.ahead_s = 0.0
+        self._passed.clear()
 
     def _choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream | None:
-        """The upstream to bind it to now; None when it shall wait. Notes the room that it will take then."""
-        healthy = candidates
-        if len(opened) < len(
-            candidates
-        ):  # nobody waits for one that is ejected, or that a single request tries
-            healthy = [
-                u for u in candidates if u in opened or not (u.health.ejected_until or u.health.half_open)
-            ]
+        """The upstream to bind it to now; None when it has to wait, which is then noted where it waits."""
+        if len(opened) == len(candidates):
+            return self._policy.choose(ticket, candidates, opened, now)
+        # No ticket waits for an instance that is ejected, or under trial.
+        healthy = [u for u in candidates if u in opened or not u.outliers.out]
         chosen = self._policy.choose(ticket, healthy, opened, now)
         if chosen in opened:
             return chosen
-        hit = chosen.store.match(ticket.demand.prefix) * self.speeds.block_tokens
-        chosen.ledger.ahead += 1
-        chosen.ledger.ahead_s += max(1.0, ticket.demand.prompt_tokens - hit) * self.speeds.token_s(chosen)
-        if ticket.waits:
+        hit = chosen.prefixes.match(ticket.demand.prefix) * self.costs.block_tokens
+        load = chosen.load
+        load.ahead += 1
+        load.ahead_s += max(1.0, ticket.demand.prompt_tokens - hit) * self.costs.token_s(chosen)
+        self._passed.append(load)
+        if ticket.queued:
             self.queue.wait_for(ticket, chosen)
         return None
 
-    def _bind(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+    def _rank(self, ticket: Ticket, candidates: Sequence[Upstream]) -> Upstream | None:
+        """Set its cost and rank for the queue, as if it started where most of its prompt is cached; return that instance."""
         demand = ticket.demand
+        best: Upstream | None = None
+        hit = 0
+        for upstream in candidates:
+            held = upstream.prefixes.match(demand.prefix)
+            if held > hit:
+                best, hit = upstream, held
+        ticket.shared_block = demand.prefix[hit - 1] if hit else None
+        token_s = min((self.costs.token_s(u) for u in candidates), default=0.0)
+        tokens = max(1.0, demand.prompt_tokens - hit * self.costs.block_tokens)
+        ticket.prefill_s = tokens * token_s
+        ticket.rank = ticket.arrived - self.costs.head_start_s(tokens, token_s)
+        ticket.cost = demand.prompt_tokens + 4.0 * demand.output_tokens
+        return best
+
+    def _bind(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+        demand, load, number, costs = ticket.demand, upstream.load, ticket.number, self.costs
         uncached = float(demand.prompt_tokens)
-        ledger = upstream.ledger
         if demand.prefix:
-            ticket.held = upstream.store.match(demand.prefix)
-            uncached = max(1.0, uncached - ticket.held * self.speeds.block_tokens)
-            upstream.store.use(demand.prefix, ticket.number)
-        before = self.speeds.prefill_s(upstream, now)
-        token_s = self.speeds.token_s(upstream)
+            ticket.cached_blocks = upstream.prefixes.match(demand.prefix)
+            uncached = max(1.0, uncached - ticket.cached_blocks * costs.block_tokens)
+            upstream.prefixes.use(demand.prefix, number)
+        ticket.work = uncached
+        if load.pending:
+            token_s = costs.token_s(upstream)
+            before = load.remaining_s(now, token_s)
+            ticket.work += before / token_s if token_s > 0.0 else 0.0
         ticket.upstream = upstream
-        ticket.bound = now
+        ticket.bound_at = now
         ticket.uncached = uncached
-        ticket.work = uncached + (before / token_s if token_s > 0.0 else 0.0)
-        ledger.bind(ticket, uncached, now)
-        if demand.prompt_tokens:  # what has none is no typical prefill, and is delayed by none
-            self.speeds.seen_bound(upstream, uncached, now)
-        self.table.begin(upstream)
-        upstream.health.bound(ticket)
+        load.bind(number, uncached, demand.output_tokens, now, stream=demand.stream)
+        if demand.prompt_tokens:
+            # Requests without a prompt are no typical prefill, and no prefill delays them.
+            costs.seen_bound(upstream, uncached, now)
+        upstream.in_flight += 1
+        upstream.outliers.bound(number)
+
+
+def _output_left(ticket: Ticket) -> int:
+    """Tokens still expected of its answer."""
+    return max(0, ticket.demand.output_tokens - ticket.tokens)

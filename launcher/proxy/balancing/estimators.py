@@ -1,15 +1,22 @@
-"""What is learned by watching: means, a line, a rate. Each forgets, so a changed machine is learned anew."""
+"""Estimators: a mean, a linear fit, rates. Each forgets old samples, so that it follows a changing machine."""
 
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
-PREFILL = (0.05, 0.001)  # first token after 50 ms + 1 ms per prompt token, until some have been seen
-TYPICAL_PROMPT = 500.0  # tokens; how far from 0 that guess is meant
-PRIOR_FADES = 0.8  # what is left of a guess's weight after one sample more
-LEAST_SLOPE = 1e-7  # so that more work is never as good as less
-REACH = 2.0  # times the largest x lately: what lies beyond is no better known than what lies there
-WINDOW_S = 30.0  # of the rates at which work comes and goes
+# Until samples come: the first token after 50 ms + 1 ms per prompt token.
+PREFILL: Final = (0.05, 0.001)
+# Tokens; PREFILL is meant for prompts up to about this size.
+TYPICAL_PROMPT: Final = 500.0
+# What one more sample leaves of the prior's weight.
+PRIOR_FADES: Final = 0.8
+# More work is never as fast as less.
+LEAST_SLOPE: Final = 1e-7
+# Times the largest x of late: beyond, a sample weighs as if it were there.
+REACH: Final = 2.0
+# Of the rates at which work comes and goes.
+WINDOW_S: Final = 30.0
 
 
 class Mean:
@@ -18,22 +25,22 @@ class Mean:
     __slots__ = ("_memory", "count", "value")
 
     def __init__(self, prior: float, memory: int) -> None:
-        self.value = prior
-        self.count = 0
-        self._memory = memory
+        self.value: float = prior
+        self.count: int = 0
+        self._memory: int = memory
 
     def add(self, sample: float) -> None:
-        """One more."""
-        self.count += 1
-        self.value += (sample - self.value) / min(self.count, self._memory)
+        """Add a sample."""
+        count = self.count = self.count + 1
+        self.value += (sample - self.value) / (min(self._memory, count))
 
 
-class Line:
+class LinearFit:
     """y = base + slope * x, least squares over about the last `memory` samples; base never negative, slope positive.
 
-    `prior` is (base, slope), for x about `scale`. A sample below it lowers all of it by the same part, and it fades
-    by PRIOR_FADES with each: a guess a hundred times too high is left after a handful of samples. A sample
-    beyond REACH times the largest so far weighs no more than one there would: one alone must not be the slope.
+    `prior` is (base, slope), for x up to about `scale`. A sample below the prior scales it down, and the prior fades by
+    PRIOR_FADES with each sample: one that is a hundred times too high is gone after a handful of samples. A sample
+    beyond REACH times the largest x so far weighs no more than one there: a single sample must not set the slope.
     """
 
     __slots__ = (
@@ -53,15 +60,23 @@ class Line:
     )
 
     def __init__(self, prior: tuple[float, float], scale: float, memory: int) -> None:
-        self.base, self.slope = self._prior = prior
-        self.count = 0
-        self._keep = 1.0 - 1.0 / memory
-        self._scale, self._weight = scale, 1.0
-        self._far = 4.0 * scale  # the largest x lately; at first as far as the guess may be trusted
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._prior: tuple[float, float] = prior
+        self.base: float = prior[0]
+        self.slope: float = prior[1]
+        self.count: int = 0
+        self._keep: float = 1.0 - 1.0 / memory
+        self._scale: float = scale
+        self._weight: float = 1.0
+        # The largest x of late; at first, how far the prior may be trusted.
+        self._far: float = 4.0 * scale
+        self._n: float = 0.0
+        self._x: float = 0.0
+        self._y: float = 0.0
+        self._xx: float = 0.0
+        self._xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """One more pair."""
+        """Add a sample."""
         keep = self._keep
         self.count += 1
         reach = REACH * self._far
@@ -79,19 +94,21 @@ class Line:
             self._prior = base, slope = base * part, slope * part
         self._weight = weight = self._weight * PRIOR_FADES
         end = self._scale
-        n = self._n + 2.0 * weight  # the prior is a sample at 0 and one at the end of its scale
+        # The prior is a sample at 0 and one at the end of its scale.
+        n = self._n + 2.0 * weight
         sx = self._x + end * weight
         sy = self._y + (2.0 * base + slope * end) * weight
         xx = self._xx + end * end * weight
         xy = self._xy + end * (base + slope * end) * weight
         spread = n * xx - sx * sx
         if spread <= 1e-9 * n * xx or xx <= 0.0:
-            return  # all x alike: no slope can be told
+            return  # all x are alike: they have no slope
         slope = (n * xy - sx * sy) / spread
         base = (sy - slope * sx) / n
-        if slope < LEAST_SLOPE:  # flat
+        if slope < LEAST_SLOPE:
             base, slope = sy / n, LEAST_SLOPE
-        elif base < 0.0:  # through the origin
+        elif base < 0.0:
+            # Through the origin.
             base, slope = 0.0, max(LEAST_SLOPE, xy / xx)
         self.base, self.slope = base, slope
 
@@ -100,28 +117,39 @@ class Line:
         return self.base + self.slope * x
 
 
-class Rate:
-    """Events, or amounts, per second over about the last `window_s` seconds."""
+class Arrivals:
+    """Requests, and amounts of work, per second over about the last `window_s` seconds."""
 
-    __slots__ = ("_count", "_last", "_since", "_window_s")
+    __slots__ = ("_amount", "_count", "_last", "_since", "_window_s")
 
     def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
-        self._count = 0.0
+        self._window_s: float = window_s
+        self._count: float = 0.0
+        self._amount: float = 0.0
         self._since: float | None = None
-        self._last = 0.0
+        self._last: float = 0.0
 
-    def add(self, now: float, amount: float = 1.0) -> None:
-        """One more, now."""
+    def add(self, now: float, amount: float = 0.0) -> None:
+        """Add one request, now, with that much work."""
         if self._since is None:
             self._since = self._last = now
-        self._count = self._count * exp((self._last - now) / self._window_s) + amount
+        fade = exp((self._last - now) / self._window_s)
+        self._count = self._count * fade + 1.0
+        self._amount = self._amount * fade + amount
         self._last = now
 
     def per_s(self, now: float) -> float:
-        """The rate; 0.0 while there was none. A young one is not mistaken for a slow one."""
+        """Requests per second; 0.0 while there was none."""
+        return self._rate(self._count, now)
+
+    def amount_per_s(self, now: float) -> float:
+        """Work per second; 0.0 while there was none."""
+        return self._rate(self._amount, now)
+
+    def _rate(self, total: float, now: float) -> float:
         if self._since is None:
             return 0.0
+        # A young rate covers only its own age, one second at least: being young does not make it low.
         seen = max(1.0, now - self._since)
         covered = self._window_s * (1.0 - exp(-seen / self._window_s))
-        return self._count * exp((self._last - now) / self._window_s) / covered
+        return total * exp((self._last - now) / self._window_s) / covered

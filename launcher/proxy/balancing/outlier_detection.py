@@ -1,28 +1,43 @@
-"""Who may get requests at all, and how many: ejection, half-open return, slow start, stragglers."""
+"""Which instances may get requests, and how many: ejection, half-open return, slow start, stragglers (as in Envoy)."""
 
 from __future__ import annotations
 
-from launcher.proxy.balancing.demand import Ticket
+from typing import Final
+
 from launcher.proxy.balancing.estimators import Mean
 
-STRAGGLER = 1.5  # so many times slower than its siblings' median is no noise of one machine
-RECOVERED = 1.2  # and is one of them again below this
-ENOUGH = 20  # first tokens seen before an instance is judged
+# Times slower than the siblings' median: more than the noise of one machine. Below RECOVERED it is a sibling again.
+STRAGGLER: Final = 1.5
+RECOVERED: Final = 1.2
+# First tokens seen before an instance is judged.
+ENOUGH: Final = 20
+# Of its load, right after an instance became ready.
+LEAST_SHARE: Final = 0.1
 
 
 class OutlierDetection:
-    """One instance's standing."""
+    """The state of one instance."""
 
-    __slots__ = ("ejected_until", "failures", "half_open", "ready_since", "slowness", "straggler", "trying")
+    __slots__ = ("ejected_until", "failures", "half_open", "ready_since", "slowness", "straggler", "trial")
 
     def __init__(self) -> None:
-        self.ready_since: float | None = None  # None: its share is full from the start
-        self.failures = 0  # in a row
+        # Ejection. Failures in a row; after the pause (half open) a single request tries the instance: its ticket number.
+        self.failures: int = 0
         self.ejected_until: float | None = None
-        self.half_open = False  # one request tries it
-        self.trying: Ticket | None = None  # and is on it
-        self.slowness = Mean(1.0, 50)  # time to first token, seen over expected from its siblings' speeds
-        self.straggler = False
+        self.half_open: bool = False
+        self.trial: int | None = None
+        # Slow start. None: no slow start.
+        self.ready_since: float | None = None
+        # Stragglers. Measured time to the first token over the time expected from its siblings' speed.
+        self.slowness: Mean = Mean(1.0, 50)
+        self.straggler: bool = False
+
+    # --- ejection ----------------------------------------------------------------------------------
+
+    @property
+    def out(self) -> bool:
+        """Whether it is ejected, or only a trial may use it."""
+        return bool(self.ejected_until) or self.half_open
 
     def admits(self, now: float) -> bool:
         """Whether it may get a request now."""
@@ -31,53 +46,61 @@ class OutlierDetection:
                 return False
             self.ejected_until = None
             self.half_open = True
-            self.trying = None
-        return not (self.half_open and self.trying is not None)
+            self.trial = None
+        return not (self.half_open and self.trial is not None)
 
-    def bound(self, ticket: Ticket) -> None:
-        """A request starts on it; if it is half open, to try it."""
+    def bound(self, number: int) -> None:
+        """A request starts on it: the trial, when it is half open."""
         if self.half_open:
-            self.trying = ticket
+            self.trial = number
 
-    def left(self, ticket: Ticket) -> None:
-        """A request has left it: if it was the one that tries it, another may."""
-        if self.trying is ticket:
-            self.trying = None
+    def left(self, number: int) -> None:
+        """A request has left it. If that was the trial, another one may try."""
+        if self.trial == number:
+            self.trial = None
 
     def eject(self, until: float) -> None:
-        """No requests until then; after it one request tries it."""
+        """No requests until then; after that a single request tries it."""
         self.ejected_until = until
         self.half_open = False
 
-    def spoke(self) -> None:
-        """It answers: in full rotation again, but what failed before still counts."""
+    def responded(self) -> None:
+        """It answers: back in full rotation, but earlier failures still count."""
         self.half_open = False
 
     def succeeded(self) -> None:
-        """It gave a whole answer: all is forgiven."""
+        """It gave a whole answer: earlier failures no longer count."""
         self.failures = 0
         self.half_open = False
 
     def failed(self, now: float, limit: int, pause_s: float) -> bool:
-        """A request failed through its fault. True when this ejects it: `limit` in a row, or the one that tried."""
+        """A request failed through its fault. True when that ejects it: `limit` in a row, or the trial."""
         self.failures += 1
         if self.failures < limit and not self.half_open:
             return False
         self.eject(now + pause_s)
         return True
 
+    # --- slow start --------------------------------------------------------------------------------
+
+    def begin_slow_start(self, now: float) -> None:
+        """It has just become ready, beside siblings that carry the load."""
+        self.ready_since = now
+
     def share(self, now: float, slow_start_s: float) -> float:
-        """Part of its full share that a fresh one gets: from a tenth to 1.0 over `slow_start_s`."""
+        """The part of a sibling's load that it gets: from LEAST_SHARE to 1.0 over `slow_start_s`."""
         if self.ready_since is None:
             return 1.0
         age = now - self.ready_since
         if age >= slow_start_s:
             self.ready_since = None
             return 1.0
-        return max(0.1, age / slow_start_s)
+        return max(LEAST_SHARE, age / slow_start_s)
+
+    # --- stragglers --------------------------------------------------------------------------------
 
     def judge(self, median: float) -> bool:
-        """Compare with the median slowness of its siblings; True when the verdict has changed."""
+        """Compare with the siblings' median slowness. True when the verdict has changed."""
         ratio = self.slowness.value / median if median > 0.0 else 1.0
         lags = ratio >= RECOVERED if self.straggler else self.slowness.count >= ENOUGH and ratio > STRAGGLER
         changed = lags is not self.straggler

@@ -1,7 +1,7 @@
 """Which instance is best for a ticket: one rule each. Pure; randomness and the clock are arguments.
 
-`choose` gets the candidates (ordered by slot) and those of them that can start it now (at least one). It gives
-one candidate: if that can't start it now, the ticket waits for it, and is asked again at every change.
+`choose` gets the candidates (ordered by slot) and those of them that are open: that can start the ticket now (at least
+one). It returns one candidate. If that one is not open, the ticket waits for it, and is asked again at every change.
 """
 
 # ruff: noqa: ARG002 - one signature for all policies
@@ -15,24 +15,33 @@ from typing import Final, Protocol, assert_never
 
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.balancing.cost_model import CostModel
-from launcher.proxy.balancing.demand import Ticket
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
-Pick = Callable[[int], int]  # n -> a number in range(n): random.Random(seed).randrange, or a test's own
+# n -> a number in range(n): random.Random(seed).randrange, or a test's own.
+Pick = Callable[[int], int]
+
+_HIT: Final = itemgetter(0)
+# Part by which a wait may turn out longer than it seems: an open instance is certain.
+UNSURE: Final = 0.1
+# Times the mean load that a session's instance may have.
+SESSION_LOAD: Final = 1.25
+# What a block costs whose oldest evicted copy another instance still holds.
+HELD_ELSEWHERE: Final = 0.25
 
 
 class Policy(Protocol):
-    """One rule and what it remembers from request to request."""
+    """One rule, and what it remembers from request to request."""
 
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
-        """One of `candidates`; of `opened` if it shall start now."""
+        """One of `candidates`; one of `opened` if it shall start now."""
         ...
 
 
 class LeastRequests:
-    """The one that works on the fewest requests for its weight; a random one of those that tie."""
+    """The instance with the fewest requests for its speed; a random one of those that tie."""
 
     def __init__(self, pick: Pick) -> None:
         self._pick = pick
@@ -48,7 +57,7 @@ class LeastRequests:
 
 
 class RoundRobin:
-    """The next slot that can start it, round the table, per model."""
+    """The next open slot of the model, in turn."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -64,59 +73,62 @@ class RoundRobin:
 
 
 class LeastTokens:
-    """The one with the least work: seconds of prefill before this prompt's end, then seconds of decode."""
+    """The instance with the least work: seconds of prefill, plus seconds of decode."""
 
-    def __init__(self, speeds: CostModel) -> None:
-        self._speeds = speeds
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
 
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
         """See Policy."""
-        speeds = self._speeds
-        return min(opened, key=lambda u: speeds.prefill_s(u, now) + speeds.decode_s(u))
+        costs = self._costs
+        return min(opened, key=lambda u: costs.prefill_s(u, now) + costs.decode_s(u))
 
 
 class PrefixAware:
-    """The one where the first token comes soonest and costs the others least; waits for it if it must.
+    """The instance where the first token comes soonest and costs other requests least; it may have to be waited for.
 
-    cost = wait for its turn there + own prefill + what a copy of the prompt costs (time, room, others' waits).
+    cost = wait for its turn there + own prefill + what a copy of the prompt costs (time, cache, others' waits).
     """
 
-    def __init__(self, speeds: CostModel, families: Mapping[int | None, int]) -> None:
-        self._speeds = speeds
-        self._families = families
+    def __init__(self, costs: CostModel, sharing: Mapping[int | None, int]) -> None:
+        """`sharing`: how many queued tickets share a cached block."""
+        self._costs = costs
+        self._sharing = sharing
 
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
         """See Policy."""
-        speeds = self._speeds
         prefix = ticket.demand.prefix
+        if not prefix:
+            return self._soonest(ticket, opened, now)
+        costs = self._costs
         length = len(prefix)
-        hits = [u.store.match(prefix) for u in candidates] if length else [0] * len(candidates)
+        hits = [u.prefixes.match(prefix) for u in candidates]
         most = max(hits)
         found: Iterable[tuple[int, Upstream]] = zip(hits, candidates, strict=True)
         if most:
-            found = sorted(
-                found, key=_HIT, reverse=True
-            )  # the likely ones first: most others need no closer look
-        sharing = 1.0 + (self._families.get(prefix[most - 1], 0) if most else 0)
-        block = speeds.block_tokens
+            # The likely ones first: most others need no closer look.
+            found = sorted(found, key=_HIT, reverse=True)
+        sharing = 1.0 + (self._sharing.get(prefix[most - 1], 0) if most else 0)
+        block = costs.block_tokens
         shortest = max(1.0, ticket.demand.prompt_tokens - most * block)
-        typical = speeds.own_tokens
-        here = most  # by an open one
+        typical = costs.typical_uncached
+        # The best hit of an open instance.
+        here = most
         if len(opened) < len(candidates):
             here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
         best, least = candidates[0], float("inf")
         for hit, upstream in found:
-            if upstream in opened:
-                start = self._start_s(upstream, now)
-            elif hit > here:
-                start = self._start_s(upstream, now) * (1.0 + UNSURE)
-            else:
-                continue  # nothing to wait for: an open one holds as much of the prompt
-            token_s = upstream.line.slope * upstream.lag
+            waits = upstream not in opened
+            if waits and hit <= here:
+                continue  # no reason to wait: an open one has as much of the prompt
+            token_s = upstream.fit.slope * upstream.lag
+            start = self._start_s(upstream, token_s, now)
+            if waits:
+                start *= 1.0 + UNSURE
             full = upstream.in_flight / upstream.max_num_seqs
             cost = start + (shortest + typical * full * full) * token_s
             if hit < length and cost < least:
@@ -127,50 +139,56 @@ class PrefixAware:
                 best, least = upstream, cost
         return best
 
-    def _start_s(self, upstream: Upstream, now: float) -> float:
-        """Seconds until it could begin with one more after those that wait for it: for its prefill, or for a seat."""
-        ledger = upstream.ledger
-        start = ledger.ahead_s
-        if ledger.pending:
-            start += ledger.remaining_s(now, upstream.line.slope * upstream.lag)
-        lacking = upstream.in_flight + ledger.surplus + ledger.ahead + 1 - upstream.max_num_seqs
-        return max(start, lacking * self._speeds.seat_s(upstream)) if lacking > 0 else start
+    def _soonest(self, ticket: Ticket, opened: Sequence[Upstream], now: float) -> Upstream:
+        """The same rule without a prefix: no cache, so no copy and no reason to wait."""
+        tokens, typical = max(1.0, ticket.demand.prompt_tokens), self._costs.typical_uncached
+        best, least = opened[0], float("inf")
+        for upstream in opened:
+            token_s = upstream.fit.slope * upstream.lag
+            full = upstream.in_flight / upstream.max_num_seqs
+            cost = self._start_s(upstream, token_s, now) + (tokens + typical * full * full) * token_s
+            if cost < least:
+                best, least = upstream, cost
+        return best
+
+    def _start_s(self, upstream: Upstream, token_s: float, now: float) -> float:
+        """Seconds until it could begin one more request after those that wait for it."""
+        load = upstream.load
+        start = load.ahead_s
+        if load.pending:
+            start += load.remaining_s(now, token_s)
+        lacking = upstream.in_flight + load.surplus + load.ahead + 1 - upstream.max_num_seqs
+        return max(start, lacking * self._costs.next_end_s(upstream)) if lacking > 0 else start
 
     def _copy_s(self, ticket: Ticket, upstream: Upstream, more_s: float, now: float) -> float:
-        """What `more_s` more seconds of prefill there cost: that time, and the same for all whom it delays."""
-        ledger = upstream.ledger
-        others = ledger.waiting - (ticket.home is upstream)
-        backlog_s = ledger.waiting_s + self._speeds.prefill_s(upstream, now)
-        return more_s * (1.0 + others + self._speeds.delayed(upstream, backlog_s, more_s, now))
+        """What `more_s` more seconds of prefill there cost: that time, and the same for all requests it delays."""
+        load = upstream.load
+        others = load.waiting - (ticket.awaited is upstream)
+        backlog_s = load.waiting_s + self._costs.prefill_s(upstream, now)
+        return more_s * (1.0 + others + self._costs.delayed(upstream, backlog_s, more_s, now))
 
     @staticmethod
     def _regretted(upstream: Upstream, candidates: Sequence[Upstream], new: int) -> float:
-        """How many of the blocks that go from its cache when `new` ones come will be computed anew."""
-        store = upstream.store
-        gone = store.overflow(new)
-        if not gone:
+        """How many of the blocks that its cache evicts for `new` ones will be computed again."""
+        cache = upstream.prefixes
+        evicted = cache.overflow(new)
+        if not evicted:
             return 0.0
-        oldest = store.oldest()
-        if oldest is not None and any(u is not upstream and u.store.holds(oldest) for u in candidates):
-            return 0.25 * gone * store.ghosts.regret
-        return gone * store.ghosts.regret
-
-
-_HIT: Final = itemgetter(0)
-UNSURE: Final = 0.1  # part by which a wait may turn out longer than it seems: one that is free now is sure
+        oldest = cache.oldest()
+        if oldest is not None and any(u is not upstream and u.prefixes.holds(oldest) for u in candidates):
+            return HELD_ELSEWHERE * evicted * cache.ghosts.regret
+        return evicted * cache.ghosts.regret
 
 
 class Session:
     """Rendezvous hashing of the session with bounded load; without a session, least tokens.
 
-    The instance is the highest hash(session, slot) among those whose load is at most LOAD times the mean
-    (Mirrokni, Thorup, Zadimoghaddam 2016), so a session moves only when its instance is overfull or gone.
+    The instance is the highest hash(session, slot) among those whose load is at most SESSION_LOAD times the mean
+    (Mirrokni, Thorup, Zadimoghaddam 2016), so a session moves only when its instance is overloaded or gone.
     """
 
-    LOAD = 1.25
-
-    def __init__(self, speeds: CostModel) -> None:
-        self._otherwise = LeastTokens(speeds)
+    def __init__(self, costs: CostModel) -> None:
+        self._otherwise = LeastTokens(costs)
 
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
@@ -179,29 +197,28 @@ class Session:
         session = ticket.demand.session
         if session is None:
             return self._otherwise.choose(ticket, candidates, opened, now)
-        bound = ceil(self.LOAD * (sum(u.in_flight for u in candidates) + 1) / len(candidates))
-        fitting = [u for u in candidates if u.in_flight + 1 <= bound]  # the least loaded one always fits
+        bound = ceil(SESSION_LOAD * (sum(u.in_flight for u in candidates) + 1) / len(candidates))
+        # The least loaded one always fits.
+        fitting = [u for u in candidates if u.in_flight + 1 <= bound]
         return max(fitting, key=lambda u: _score(session, u.slot))
 
 
 def _score(session: str, slot: int) -> bytes:
-    """A number that a session has for a slot, the same after every restart."""
+    """A session's hash for a slot; the same after every restart."""
     return blake2b(f"{slot}/{session}".encode(errors="surrogateescape"), digest_size=8).digest()
 
 
-def make_policy(
-    name: PolicyName, pick: Pick, speeds: CostModel, families: Mapping[int | None, int]
-) -> Policy:
+def make_policy(name: PolicyName, pick: Pick, costs: CostModel, sharing: Mapping[int | None, int]) -> Policy:
     """The policy of that name."""
     match name:
         case PolicyName.PREFIX_AWARE:
-            return PrefixAware(speeds, families)
+            return PrefixAware(costs, sharing)
         case PolicyName.LEAST_TOKENS:
-            return LeastTokens(speeds)
+            return LeastTokens(costs)
         case PolicyName.LEAST_REQUESTS:
             return LeastRequests(pick)
         case PolicyName.ROUND_ROBIN:
             return RoundRobin()
         case PolicyName.SESSION:
-            return Session(speeds)
+            return Session(costs)
     assert_never(name)

@@ -1,82 +1,92 @@
-"""A prompt's chain of block hashes, and what each instance's KV cache still holds of such chains.
+"""A prompt's chain of block hashes, and the chains that each instance's KV cache holds.
 
-vLLM keeps the KV of past prompts in blocks; a block is named by the hash of its tokens and of all before it,
-and the least recently used go first (vllm/v1/core/kv_cache_utils.py, 0.32). We see bytes, not tokens, and do
-the same with blocks of bytes of the JSON text as it was sent.
+vLLM keeps the KV of past prompts in blocks; a block is named by the hash of its tokens and of all before it, and the
+least recently used are evicted first (vllm/v1/core/kv_cache_utils.py, 0.32). The proxy sees bytes, not tokens, and
+does the same with blocks of bytes of the JSON text as it was sent.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
-BLOCK_BYTES = 512  # about one vLLM block on CPU: 128 tokens of 4 bytes
-LEAST_CAPACITY = 16  # blocks of an instance's cache, where it is learned
-MOST_CAPACITY = 262_144  # 32 million tokens
-MAX_BLOCKS = 4096  # 2 MiB of text is longer than any context
+# About one vLLM block on CPU: 128 tokens of 4 bytes.
+BLOCK_BYTES: Final = 512
+# Blocks of an instance's cache, where its size is learned; the upper bound is 32 million tokens.
+LEAST_CAPACITY: Final = 16
+MOST_CAPACITY: Final = 262_144
+# 2 MiB of text: longer than any context.
+MAX_BLOCKS: Final = 4096
 
 
 def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int, ...]:
     """Chain hashes of the whole blocks of a prompt's raw JSON text (`messages`, `prompt`, `input`).
 
-    Two prompts share exactly as many leading hashes as they share leading blocks of BLOCK_BYTES; what is
-    left after the last whole block is not counted. `salt` stands for what comes before the prompt in the
-    engine's template, such as hash(raw JSON of `tools`). Hashes hold within one process only.
+    Two prompts share exactly as many leading hashes as leading blocks of BLOCK_BYTES; an incomplete last block does
+    not count. `salt` stands for what the engine's template puts before the prompt, such as hash(raw JSON of `tools`).
+    Hashes are valid within one process only.
     """
-    view = bytes(raw[: BLOCK_BYTES * MAX_BLOCKS]) if len(raw) > BLOCK_BYTES * MAX_BLOCKS else bytes(raw)
+    whole = min(len(raw) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
+    if not whole:
+        return ()
+    text = bytes(raw[:whole])
     chain = salt
-    hashes = []
-    for start in range(0, len(view) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        chain = hash((chain, view[start : start + BLOCK_BYTES]))
+    hashes: list[int] = []
+    for start in range(0, whole, BLOCK_BYTES):
+        chain = hash((chain, text[start : start + BLOCK_BYTES]))
         hashes.append(chain)
     return tuple(hashes)
 
 
-class Ghosts:
-    """Blocks that were evicted not long ago, from any instance of a model: were they wanted again?"""
+class GhostList:
+    """Blocks evicted not long ago, from any instance of a model: were they wanted again?"""
 
     __slots__ = ("_blocks", "_evicted", "_limit", "_regretted")
 
     def __init__(self, limit: int = 8192) -> None:
-        self._limit = limit
+        self._limit: int = limit
         self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._evicted = 0.0
-        self._regretted = 0.0
+        self._evicted: float = 0.0
+        self._regretted: float = 0.0
 
     def evicted(self, block: int) -> None:
-        """It was forgotten somewhere."""
+        """An instance evicted it."""
         self._blocks[block] = None
         self._evicted += 1.0
         if len(self._blocks) > self._limit:
             self._blocks.popitem(last=False)
-        if self._evicted > self._limit:  # both halve, so that the share follows a changing workload
+        if self._evicted > self._limit:
+            # Halving both makes the share follow a changing workload.
             self._evicted *= 0.5
             self._regretted *= 0.5
 
     def computed(self, block: int) -> None:
-        """It is computed somewhere, perhaps again."""
+        """An instance computes it, perhaps again."""
         if block in self._blocks:
             del self._blocks[block]
             self._regretted += 1.0
 
     @property
     def regret(self) -> float:
-        """Share of what is evicted that is computed again soon, 0 to 1; a half while too little was seen."""
+        """The share of evicted blocks that are soon computed again, 0 to 1; a half until enough was seen."""
         return min(1.0, (self._regretted + 64.0) / (self._evicted + 128.0))
 
 
 class PrefixCache:
     """The blocks that one instance is believed to hold, least recently used first.
 
-    A block is always used together with all before it and counted as used after them, so of a chain the
-    end is forgotten first and what is held of a chain is always its beginning.
+    A block is always used together with all before it and counts as used after them. So the end of a chain is evicted
+    first, and what is held of a chain is always its beginning.
     """
 
     __slots__ = ("_blocks", "capacity", "ghosts")
 
-    def __init__(self, capacity: int = 512) -> None:
-        self.capacity = max(1, capacity)  # blocks
-        self.ghosts = Ghosts()
-        self._blocks: OrderedDict[int, int] = OrderedDict()  # -> by whom it was used last
+    def __init__(self, capacity: int = 512, ghosts: GhostList | None = None) -> None:
+        """`capacity`: in blocks. `ghosts`: shared by the instances of a model."""
+        self.capacity: int = max(1, capacity)
+        self.ghosts: GhostList = GhostList() if ghosts is None else ghosts
+        # Block -> the ticket number of the last request that used it.
+        self._blocks: OrderedDict[int, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -88,7 +98,8 @@ class PrefixCache:
             return 0
         if prefix[-1] in blocks:
             return len(prefix)
-        low, high = 1, len(prefix) - 1  # prefix[low - 1] is held, prefix[high] is not
+        # prefix[low - 1] is held, prefix[high] is not.
+        low, high = 1, len(prefix) - 1
         while low < high:
             middle = (low + high) // 2
             if prefix[middle] in blocks:
@@ -98,11 +109,11 @@ class PrefixCache:
         return low
 
     def overflow(self, new: int) -> int:
-        """How many blocks must go when `new` ones come."""
+        """How many blocks must be evicted for `new` ones."""
         return max(0, min(len(self._blocks), len(self._blocks) + new - self.capacity))
 
     def oldest(self) -> int | None:
-        """The block that would go first."""
+        """The block that would be evicted first."""
         return next(iter(self._blocks), None)
 
     def holds(self, block: int) -> bool:
@@ -110,7 +121,7 @@ class PrefixCache:
         return block in self._blocks
 
     def use(self, prefix: tuple[int, ...], by: int = 0) -> None:
-        """The instance computes for `by`, and so holds, all of `prefix`; the least recently used make room."""
+        """The instance computes, and so holds, all of `prefix` for the request `by`; the least recently used are evicted."""
         blocks, ghosts = self._blocks, self.ghosts
         for block in reversed(prefix):
             if block in blocks:
@@ -122,12 +133,16 @@ class PrefixCache:
             ghosts.evicted(blocks.popitem(last=False)[0])
 
     def forget(self, new: tuple[int, ...], by: int) -> None:
-        """`by` did not compute these last blocks of its prefix; what others use since then stays."""
+        """`by` did not compute these last blocks of its prefix; what others have used since stays."""
         for block in reversed(new):
             if self._blocks.get(block, by) != by:
                 break
             self._blocks.pop(block, None)
 
+    def set_capacity(self, blocks: int) -> None:
+        """The capacity is known. Takes effect when blocks are used next."""
+        self.capacity = max(1, blocks)
+
     def resize(self, factor: float) -> None:
-        """It holds more, or fewer, than was thought."""
+        """It holds more, or fewer, blocks than was believed."""
         self.capacity = min(MOST_CAPACITY, max(LEAST_CAPACITY, int(self.capacity * factor + (factor > 1.0))))

@@ -1,75 +1,87 @@
-"""The table of instances as the proxy sees them: who may get requests, and what is known of each."""
+"""The table of instances as the proxy sees them: which may get requests, and what is known about each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 
 from launcher.address import Address
 from launcher.proxy.balancing.demand import Key
-from launcher.proxy.balancing.estimators import PREFILL, TYPICAL_PROMPT, WINDOW_S, Line, Rate
+from launcher.proxy.balancing.estimators import PREFILL, TYPICAL_PROMPT, WINDOW_S, Arrivals, LinearFit
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.outlier_detection import OutlierDetection
 from launcher.proxy.balancing.prefix_cache import PrefixCache
 
 
-@dataclass(slots=True, eq=False)
 class Upstream:
-    """The proxy's view of one ready or draining instance. Changed by the table and the scheduler only."""
+    """The proxy's view of one ready or draining instance. Changed by the table and the balancer only."""
 
-    slot: int
-    generation: int
-    model: str
-    address: Address
-    max_num_seqs: int
-    in_flight: int = 0
-    draining: bool = False
-    gone: str | None = None  # why it was removed while requests were still on it
-    idle_wanted: bool = False  # somebody waits for its last request to leave
-    added: float = 0.0  # when
-    kv_tokens: int | None = None  # what its KV cache holds; None: learned
-    line: Line = field(
-        default_factory=lambda: Line(PREFILL, TYPICAL_PROMPT, 200)
-    )  # its model's, see CostModel.line
-    lag: float = 1.0  # how many times slower than its siblings it is known to be
-    starts: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # requests bound to it
-    busy: Rate = field(default_factory=lambda: Rate(WINDOW_S))  # tokens of prefill bound to it
-    ledger: Load = field(default_factory=Load)
-    health: OutlierDetection = field(default_factory=OutlierDetection)
-    store: PrefixCache = field(default_factory=PrefixCache)
+    __slots__ = (
+        "added_at", "address", "arrivals", "draining", "fit", "generation", "gone", "idle_wanted", "in_flight", "key",
+        "kv_tokens", "lag", "load", "max_num_seqs", "model", "outliers", "prefixes", "slot",
+    )  # fmt: skip
 
-    @property
-    def key(self) -> Key:
-        """Slot and generation: one process life."""
-        return (self.slot, self.generation)
+    def __init__(
+        self,
+        slot: int,
+        generation: int,
+        model: str,
+        address: Address,
+        max_num_seqs: int,
+        *,
+        kv_tokens: int | None = None,
+    ) -> None:
+        """`kv_tokens`: the size of its KV cache; None: learned."""
+        self.slot = slot
+        self.generation = generation
+        self.key: Key = (slot, generation)
+        self.model = model
+        self.address = address
+        self.max_num_seqs = max_num_seqs
+        self.kv_tokens = kv_tokens
+        self.in_flight: int = 0
+        self.draining: bool = False
+        # Why it was removed while it had requests.
+        self.gone: str | None = None
+        # Somebody waits for its last request to leave.
+        self.idle_wanted: bool = False
+        self.added_at: float = 0.0
+        # Its model's: see CostModel.fit.
+        self.fit: LinearFit = LinearFit(PREFILL, TYPICAL_PROMPT, 200)
+        # How many times slower than its siblings it is.
+        self.lag: float = 1.0
+        self.arrivals: Arrivals = Arrivals(WINDOW_S)
+        self.load: Load = Load()
+        self.outliers: OutlierDetection = OutlierDetection()
+        self.prefixes: PrefixCache = PrefixCache()
 
 
 class UpstreamTable:
-    """All upstreams. An event of a generation that is not there, or is overtaken, changes nothing."""
+    """All upstreams. Events of a generation that is unknown or superseded change nothing."""
 
     def __init__(self) -> None:
         self._upstreams: dict[Key, Upstream] = {}
         self._newest: dict[int, int] = {}
-        self._ready: dict[str | None, list[Upstream]] = {}  # kept between changes
+        # Results of `of` since the last change.
+        self._ready: dict[str | None, list[Upstream]] = {}
 
     def __iter__(self) -> Iterator[Upstream]:
         return iter(self._upstreams.values())
 
     def get(self, slot: int, generation: int) -> Upstream | None:
-        """The upstream of one process life, if it is known."""
+        """The upstream of one generation, if it is known."""
         return self._upstreams.get((slot, generation))
 
     def newest(self, slot: int) -> Upstream | None:
-        """The upstream of a slot's newest known process life, if it is not gone."""
+        """The upstream of a slot's newest known generation, if it is not gone."""
         return self._upstreams.get((slot, self._newest.get(slot, -1)))
 
     def add(self, upstream: Upstream) -> Upstream | None:
-        """It may get requests; a drain of it is taken back. None: a newer generation was there first."""
+        """It may get requests; a drain of it is cancelled. None: a newer generation was added before."""
         if upstream.generation < self._newest.get(upstream.slot, upstream.generation):
             return None
         self._ready.clear()
         self._newest[upstream.slot] = upstream.generation
-        for other in self:
+        for other in self._upstreams.values():
             if other.slot == upstream.slot and other.generation < upstream.generation:
                 other.draining = True
         known = self._upstreams.setdefault(upstream.key, upstream)
@@ -78,7 +90,7 @@ class UpstreamTable:
         return known
 
     def drain(self, slot: int, generation: int) -> Upstream | None:
-        """No new requests; `became_idle` will say once when none is left."""
+        """No new requests; `became_idle` reports once when none is left."""
         upstream = self.get(slot, generation)
         if upstream is not None:
             self._ready.clear()
@@ -96,32 +108,21 @@ class UpstreamTable:
         return upstream
 
     def of(self, model: str | None) -> list[Upstream]:
-        """Upstreams that may get a request of `model` (None: of any), ordered by slot. Not to be changed."""
+        """Upstreams that may get a request of `model` (None: of any), ordered by slot. Callers must not change it."""
         known = self._ready.get(model)
         if known is None:
-            known = sorted(
-                (u for u in self if not u.draining and model in (None, u.model)), key=lambda u: u.key
-            )
-            if known:  # a client's odd model names must not fill the memory
+            serving = [u for u in self._upstreams.values() if not u.draining and model in (None, u.model)]
+            known = sorted(serving, key=lambda u: u.key)
+            if known:  # unknown model names, which clients choose, must not fill the memory
                 self._ready[model] = known
         return known
 
-    def ready(
-        self, model: str | None = None, without: frozenset[Key] | set[Key] = frozenset()
-    ) -> list[Upstream]:
-        """As `of`, less those in `without`."""
+    def ready(self, model: str | None = None, without: Collection[Key] = ()) -> list[Upstream]:
+        """As `of`, except those in `without`."""
         return [upstream for upstream in self.of(model) if upstream.key not in without]
 
-    def begin(self, upstream: Upstream) -> None:
-        """A request starts on it."""
-        upstream.in_flight += 1
-
-    def end(self, upstream: Upstream) -> None:
-        """A request has left it, whichever way."""
-        upstream.in_flight -= 1
-
     def became_idle(self, upstream: Upstream) -> bool:
-        """True once per drain, when nothing is left on it."""
+        """True once per drain, when no request is left on it."""
         if not upstream.idle_wanted or upstream.in_flight or upstream.gone is not None:
             return False
         upstream.idle_wanted = False

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ending, Key, Ticket
+from launcher.proxy.balancing.demand import Ending, Key
 from launcher.proxy.balancing.policies import Pick
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.observability.exchange import Counters
 from launcher.proxy.upstream.pool import ConnectionPool, connector
@@ -259,7 +260,7 @@ class Fleet:
         The last one that is not ejected stays: with none at all there would be nothing to fail on.
         """
         others = (u for u in self.table.ready(upstream.model) if u is not upstream)
-        if upstream.draining or self.over is not None or all(u.health.ejected_until for u in others):
+        if upstream.draining or self.over is not None or all(u.outliers.ejected_until for u in others):
             return
         if _is_out(upstream, now):
             return  # it was asked before it was ejected
@@ -268,9 +269,9 @@ class Fleet:
 
     def weight(self, upstream: Upstream, now: float) -> float:
         """Its share of a sibling's load: less than 1 for a straggler or a fresh one."""
-        health = upstream.health
-        slowness = max(1.0, health.slowness.value) if health.straggler else 1.0
-        return health.share(now, self._slow_start_s) / slowness
+        outliers = upstream.outliers
+        slowness = max(1.0, outliers.slowness.value) if outliers.straggler else 1.0
+        return outliers.share(now, self._slow_start_s) / slowness
 
     def remember(self, response_id: str, key: Key) -> None:
         """The instance keeps this stored response."""
@@ -288,7 +289,7 @@ class Fleet:
                 continue
             self.scheduler.reconcile(upstream.slot, load.running, load.waiting, load.kv_usage)
             if load.kv_tokens is not None and upstream.kv_tokens is None:
-                self.scheduler.holds(upstream, load.kv_tokens)
+                self.scheduler.set_kv_tokens(upstream, load.kv_tokens)
         self.pump()
 
     def awaited(self, slot: int, generation: int) -> int:
@@ -397,5 +398,5 @@ class Fleet:
 
 def _is_out(upstream: Upstream, now: float) -> bool:
     """Ejected."""
-    until = upstream.health.ejected_until
+    until = upstream.outliers.ejected_until
     return until is not None and now < until

@@ -7,8 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.config.schema import Policy, Proxy
-from launcher.proxy.balancing.demand import Demand, Ticket
+from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.prefix_cache import fingerprint
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.plan import CHAT, COMPLETIONS
 from launcher.proxy.continuation.token_ids import MOST_BODY_BYTES, asked_for
 from launcher.proxy.continuation.transcript import Transcript

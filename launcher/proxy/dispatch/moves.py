@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from launcher.config.schema import Proxy
-from launcher.proxy.balancing.demand import FullError, Ticket
+from launcher.proxy.balancing.demand import FullError
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.continuation.splicer import Rest, Splicer
 from launcher.proxy.errors import HttpError, too_many, unavailable

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from launcher.proxy.auth.api_keys import KeyEntry
     from launcher.proxy.auth.rate_limits import Grant
-    from launcher.proxy.balancing.demand import Ticket
+    from launcher.proxy.balancing.ticket import Ticket
     from launcher.proxy.continuation.transcript import Transcript
     from launcher.proxy.dispatch.desk import Desk
     from launcher.proxy.dispatch.intake import BodyReader

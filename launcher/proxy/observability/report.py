@@ -73,7 +73,7 @@ def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -
             labels: float((slot, sums.model) in ready) for labels, (slot, sums) in slots.items()
         },
         metrics.SLOT_EJECTED: {
-            (str(slot), model): float(row.health.ejected_until is not None)
+            (str(slot), model): float(row.outliers.ejected_until is not None)
             for (slot, model), row in ready.items()
         },
         metrics.SLOT_EJECTIONS: {labels: sums.ejected for labels, (_, sums) in slots.items()},

@@ -9,7 +9,8 @@ from launcher.address import UnixAddress
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.cost_model import LEARNED
-from launcher.proxy.balancing.demand import Demand, Ending, Ticket
+from launcher.proxy.balancing.demand import Demand, Ending
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
 
@@ -32,7 +33,7 @@ def scheduler(
     made = Balancer(policy, Random(1).randrange, max_requests=max_requests, **more)  # type: ignore[arg-type]
     for slot in range(instances):
         made.add(up(slot, seqs=seqs), 0.0)
-    made.speeds.line("m").count = LEARNED
+    made.costs.fit("m").count = LEARNED
     return made
 
 

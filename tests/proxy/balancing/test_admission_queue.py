@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.balancing.builders import ticket
 
 from launcher.proxy.balancing.admission_queue import AdmissionQueue
-from launcher.proxy.balancing.demand import Ticket
+from launcher.proxy.balancing.ticket import Ticket
 
 
 def numbered(number: int, one: Ticket, cost: float = 1.0) -> Ticket:
@@ -30,7 +30,7 @@ def test_bounds_by_count_and_bytes() -> None:
     assert queue.refusal(100) is None
     assert queue.refusal(101) == "0 bytes of request bodies wait already"
     queue.add(numbered(1, ticket(tokens=15)))
-    assert len(queue) == 1
+    assert queue.count == 1
     assert queue.bytes == 60
     assert queue.refusal(41) is not None
     queue.add(numbered(2, ticket(tokens=1)))
@@ -67,7 +67,7 @@ def test_keys_that_wait_share_by_cost(loads: list[int], data: st.DataObject) -> 
         served[first.demand.key] += first.cost  # type: ignore[assignment]
         waiting[str(first.demand.key)] -= 1
     assert queue.count == queue.bytes == 0
-    assert not queue.families
+    assert not queue.sharing
 
 
 @given(st.lists(st.sampled_from("atwx"), max_size=200))

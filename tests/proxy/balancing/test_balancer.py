@@ -12,7 +12,8 @@ from proxy.balancing.builders import run, scheduler, slot, ticket, up
 
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Balancer
-from launcher.proxy.balancing.demand import Ending, FullError, Ticket
+from launcher.proxy.balancing.demand import Ending, FullError
+from launcher.proxy.balancing.ticket import Ticket
 
 
 def busy(made: Balancer, count: int, now: float = 0.0) -> list[Ticket]:
@@ -31,12 +32,12 @@ def test_a_request_is_bound_at_once_where_there_is_room_and_waits_where_there_is
     running = busy(made, 2)
     waiting = ticket()
     assert made.offer(waiting, 0.0) is None
-    assert waiting.waits
+    assert waiting.queued
     assert made.pump(0.1) == []
     made.release(running[0], 1.0, Ending.WHOLE)
     assert made.pump(1.0) == [waiting]
     assert slot(waiting) == 0
-    assert not waiting.waits
+    assert not waiting.queued
     assert made.pump(1.0) == []
 
 
@@ -54,7 +55,7 @@ def test_prefill_is_bound_late_too() -> None:
 
 def test_a_first_burst_waits_for_no_guess() -> None:
     made = scheduler(1)
-    made.speeds.line("m").count = 0
+    made.costs.fit("m").count = 0
     assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(UNKNOWN_AT_ONCE))
 
 
@@ -66,16 +67,16 @@ def test_a_burst_waits_little_for_a_guess_that_faster_engines_prove_wrong(
 ) -> None:
     random, count, over, step_s = Random(seed), 1000, 0.5, 0.001
     made = scheduler(instances, seqs=4096, max_requests=count)
-    made.speeds.line("m").count = 0
+    made.costs.fit("m").count = 0
     coming = [ticket(now, tokens=tokens) for now in sorted(random.uniform(0.0, over) for _ in range(count))]
     took = {one: random.uniform(0.024, 0.027) for one in coming}
     bound: list[tuple[float, Ticket]] = []
     first = 0  # of those in `bound` that may have no first token yet
     for now in (step_s * step for step in range(4000)):
         for since, one in bound[first:]:
-            if one.first is None and now >= since + took[one]:
+            if one.first_token_at is None and now >= since + took[one]:
                 made.first_token(one, now)
-        while first < len(bound) and bound[first][1].first is not None:
+        while first < len(bound) and bound[first][1].first_token_at is not None:
             first += 1
         while coming and coming[0].arrived <= now:
             one = coming.pop(0)
@@ -96,22 +97,22 @@ def test_a_first_token_lets_the_next_one_in() -> None:
     made.first_token(one, 0.5)
     made.first_token(one, 0.6)
     made.first_token(two, 0.6)
-    assert one.first == 0.5
-    assert two.first is None
+    assert one.first_token_at == 0.5
+    assert two.first_token_at is None
     assert made.pump(0.6) == [two]
 
 
 def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answers_do_not_count() -> None:
     made = scheduler(1, seqs=9)
-    made.speeds.line("m").count = 0
+    made.costs.fit("m").count = 0
     tickets = [ticket(tokens=5000, stream=n > 2) for n in range(3 + UNKNOWN_AT_ONCE)]
     for one in tickets:
         assert made.offer(one, 0.0) is not None
     third = ticket()
     assert made.offer(third, 0.0) is None
-    before = made.speeds.line("m").slope
+    before = made.costs.fit("m").slope
     made.release(tickets[0], 0.1, Ending.WHOLE)
-    assert made.speeds.line("m").slope < before
+    assert made.costs.fit("m").slope < before
     made.first_token(tickets[3], 0.2)
     assert made.pump(0.2) == [third]
 
@@ -258,14 +259,14 @@ def test_a_fresh_instance_beside_proven_ones_starts_slowly() -> None:
     made = scheduler(1, seqs=10, slow_start_s=20.0)
     fresh = up(1, seqs=10, kv_tokens=1280)
     made.add(fresh, 100.0)
-    assert fresh.store.capacity == 10
+    assert fresh.prefixes.capacity == 10
     made.drain(0, 1)
     assert busy(made, 1, 100.0)
     assert made.offer(ticket(100.0), 100.0) is None
     assert len(made.pump(110.0)) == 1
     busy(made, 1, 121.0)
     made.add(fresh, 122.0)
-    assert fresh.health.ready_since is None
+    assert fresh.outliers.ready_since is None
 
 
 def test_what_the_instance_says_itself_counts() -> None:
@@ -322,10 +323,10 @@ def test_a_straggler_is_noted_gets_less_and_recovers() -> None:
     slow = made.table.get(2, 1)
     assert slow is not None
     assert slow.lag > 1.5
-    assert any("slot 2: takes" in note for note in made.notes())
+    assert any("times slower to first token" in note for note in made.notes())
     play(900, 0.1)
     assert slow.lag == 1.0
-    assert "slot 2: is as fast as its siblings again" in made.notes()
+    assert "slot 2: as fast as its siblings again" in made.notes()
 
 
 def test_only_a_window_of_the_queue_is_looked_at() -> None:
@@ -335,10 +336,10 @@ def test_only_a_window_of_the_queue_is_looked_at() -> None:
     made.offer(home, 0.0)
     for _ in range(WINDOW + 10):
         made.offer(ticket(tokens=6401, prefix=prompt), 0.0)
-    assert len(made.queue) > WINDOW
-    before = len(made.queue)
+    assert made.queue.count > WINDOW
+    before = made.queue.count
     made.pump(0.0)
-    assert len(made.queue) <= before
+    assert made.queue.count <= before
 
 
 @pytest.mark.parametrize("policy", list(Policy))
@@ -400,13 +401,13 @@ def test_those_who_wait_for_an_instance_are_known_to_it_until_they_leave() -> No
     assert home is not None
     waiting = [ticket(0.1, tokens=6500, prefix=prompt) for _ in range(3)]
     assert not any(made.offer(one, 0.1) for one in waiting)
-    assert [one.home for one in waiting] == [home] * 3
-    assert (home.ledger.waiting, home.ledger.waiting_s) == (3, pytest.approx(0.3))
+    assert [one.awaited for one in waiting] == [home] * 3
+    assert (home.load.waiting, home.load.waiting_s) == (3, pytest.approx(0.3))
     made.withdraw(waiting[0])
-    assert (home.ledger.waiting, home.ledger.waiting_s) == (2, pytest.approx(0.2))
+    assert (home.load.waiting, home.load.waiting_s) == (2, pytest.approx(0.2))
     assert made.pump(6.45) == [waiting[1]]
     made.withdraw(waiting[2])
-    assert (home.ledger.waiting, home.ledger.waiting_s) == (0, 0.0)
+    assert (home.load.waiting, home.load.waiting_s) == (0, 0.0)
 
 
 ACTS = ("offer", "offer", "first", "end", "withdraw", "drain", "add", "remove", "fail")
@@ -433,7 +434,7 @@ class Play:
         queue = self.made.queue
         assert {one for model in queue.models() for one in queue.ordered(model)} == set(self.waiting)
         for upstream in self.made.table:
-            assert upstream.ledger.waiting == sum(one.home is upstream for one in self.waiting)
+            assert upstream.load.waiting == sum(one.awaited is upstream for one in self.waiting)
         for upstream in {one.upstream for one in self.bound}:
             assert upstream is not None
             mine = [one for one in self.bound if one.upstream is upstream]

@@ -1,77 +1,77 @@
-"""The work that is on one instance."""
+"""The unfinished work of one instance."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.balancing.builders import ticket
 
 from launcher.proxy.balancing.load import Load
 
 
-def test_prefill_is_done_in_order_and_time_counts_for_the_first() -> None:
-    ledger = Load()
-    one, two = ticket(), ticket()
-    assert ledger.remaining_s(0.0, 0.01) == 0.0
-    ledger.bind(one, 100.0, 0.0)
-    ledger.bind(two, 50.0, 0.2)
-    assert ledger.remaining_s(0.4, 0.01) == 1.1
-    assert ledger.remaining_s(9.0, 0.01) == 0.5
-    assert ledger.first(two, 1.0)
-    assert not ledger.first(one, 1.1)
-    assert ledger.remaining_s(1.2, 0.01) == 0.0
-    assert ledger.prefill == 0.0
+def bind(load: Load, number: int, uncached: float, now: float = 0.0, *, stream: bool = True) -> None:
+    load.bind(number, uncached, 10, now, stream=stream)
 
 
-def test_one_that_leaves_early_takes_its_work_away() -> None:
-    ledger = Load()
-    one, two, three = ticket(), ticket(), ticket()
-    for each in (one, two, three):
-        ledger.bind(each, 100.0, 0.0)
-    ledger.leave(two, 0.5)
-    assert ledger.remaining_s(0.5, 0.01) == 1.5
-    ledger.leave(one, 0.6)
-    assert ledger.remaining_s(0.6, 0.01) == 1.0
-    ledger.leave(three, 0.7)
-    ledger.leave(three, 0.7)
-    assert (ledger.prefill, ledger.decode) == (0.0, 0.0)
+def test_prefill_is_done_in_order_and_elapsed_time_counts_for_the_first() -> None:
+    load = Load()
+    assert load.remaining_s(0.0, 0.01) == 0.0
+    bind(load, 1, 100.0)
+    bind(load, 2, 50.0, 0.2)
+    assert load.remaining_s(0.4, 0.01) == 1.1
+    assert load.remaining_s(9.0, 0.01) == 0.5
+    assert load.first_token(2, 1.0)
+    assert not load.first_token(1, 1.1)
+    assert load.remaining_s(1.2, 0.01) == 0.0
+    assert load.prefill == 0.0
 
 
-def test_the_prefill_of_an_answer_that_comes_whole_ends_by_time() -> None:
-    ledger = Load()
-    ledger.bind(ticket(stream=False), 100.0, 0.0)
-    ledger.bind(ticket(stream=False), 100.0, 0.0)
-    assert ledger.remaining_s(1.5, 0.01) == 0.5
-    assert len(ledger.pending) == 1
-    assert ledger.remaining_s(2.5, 0.01) == 0.0
-    assert not ledger.pending
+def test_a_request_that_leaves_early_takes_its_work_away() -> None:
+    load = Load()
+    for number in (1, 2, 3):
+        bind(load, number, 100.0)
+    load.leave(2, 10, 0.5)
+    assert load.remaining_s(0.5, 0.01) == 1.5
+    load.leave(1, 10, 0.6)
+    assert load.remaining_s(0.6, 0.01) == 1.0
+    load.leave(3, 10, 0.7)
+    load.leave(3, 10, 0.7)
+    assert (load.prefill, load.decode) == (0.0, 0.0)
 
 
-def test_one_word_of_the_instance_alone_changes_nothing() -> None:
-    ledger = Load()
-    ledger.told(7, 3, full=True)
-    assert (ledger.surplus, ledger.full) == (0, True)
-    ledger.told(5, 3, full=False)
-    assert (ledger.surplus, ledger.full) == (2, False)
-    ledger.told(3, 3, full=False)
-    assert ledger.surplus == 0
+def test_the_prefill_of_an_answer_that_is_not_streamed_ends_by_time() -> None:
+    load = Load()
+    bind(load, 1, 100.0, stream=False)
+    bind(load, 2, 100.0, stream=False)
+    assert load.remaining_s(1.5, 0.01) == 0.5
+    assert len(load.pending) == 1
+    assert load.remaining_s(2.5, 0.01) == 0.0
+    assert not load.pending
+
+
+def test_a_single_report_of_the_instance_changes_nothing() -> None:
+    load = Load()
+    load.reported(7, 3, full=True)
+    assert (load.surplus, load.full) == (0, True)
+    load.reported(5, 3, full=False)
+    assert (load.surplus, load.full) == (2, False)
+    load.reported(3, 3, full=False)
+    assert load.surplus == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers(0, 80), st.booleans())))
 def test_nothing_is_left_when_all_have_left(works: list[tuple[int, int, int, bool]]) -> None:
-    ledger = Load()
-    tickets = []
-    for tokens, output, produced, begins in works:
-        one = ticket(tokens=tokens, output=output)
-        tickets.append(one)
-        ledger.bind(one, float(tokens), 0.0)
+    load = Load()
+    left: list[int] = []
+    for number, (tokens, output, produced, begins) in enumerate(works):
+        load.bind(number, float(tokens), output, 0.0, stream=True)
+        left.append(output)
         if begins:
-            ledger.first(one, 1.0)
-            ledger.produced(one, produced)
-            one.tokens += produced
-        assert ledger.decode >= 0.0
-        assert ledger.remaining_s(2.0, 0.001) >= -1e-9
-    for one in tickets:
-        ledger.leave(one, 3.0)
-    assert not ledger.pending
-    assert ledger.prefill == ledger.decode == 0.0
+            load.first_token(number, 1.0)
+            load.produced(min(output, produced))
+            left[-1] -= min(output, produced)
+        assert load.decode >= 0.0
+        assert load.remaining_s(2.0, 0.001) >= -1e-9
+    for number, output in enumerate(left):
+        load.leave(number, output, 3.0)
+    assert not load.pending
+    assert load.prefill == load.decode == 0.0

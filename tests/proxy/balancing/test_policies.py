@@ -23,8 +23,8 @@ def rows(*in_flight: int) -> list[Upstream]:
     return made
 
 
-def policy(name: Name, seed: int = 1, families: dict[int | None, int] | None = None) -> Policy:
-    return make_policy(name, Random(seed).randrange, CostModel(), families or {})
+def policy(name: Name, seed: int = 1, sharing: dict[int | None, int] | None = None) -> Policy:
+    return make_policy(name, Random(seed).randrange, CostModel(), sharing or {})
 
 
 @given(st.sampled_from(list(Name)), st.lists(st.integers(0, 31), min_size=1, max_size=6), st.data())
@@ -65,9 +65,9 @@ def test_round_robin_goes_round_past_what_can_not_start() -> None:
 def test_least_tokens_weighs_prefill_and_decode() -> None:
     chosen = policy(Name.LEAST_TOKENS)
     table = rows(0, 0)
-    table[0].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)
+    table[0].load.bind(1, 1000.0, 10, 0.0, stream=True)
     assert chosen.choose(ticket(), table, table, 0.0).slot == 1
-    table[1].ledger.bind(ticket(tokens=10, output=10_000), 10.0, 0.0)
+    table[1].load.bind(1, 10.0, 10_000, 0.0, stream=True)
     assert chosen.choose(ticket(), table, table, 0.0).slot == 0
 
 
@@ -90,47 +90,47 @@ PROMPT = tuple(range(100, 120))
 
 def test_a_cached_prompt_goes_to_its_cache() -> None:
     table = rows(0, 0)
-    table[1].store.use(PROMPT)
+    table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot == 1
 
 
 def test_it_waits_for_the_cache_while_that_is_cheaper_and_spills_over_when_not() -> None:
     table = rows(0, 1)
-    table[1].store.use(PROMPT)
+    table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
-    table[1].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)  # a second of prefill, against 2.6 s
+    table[1].load.bind(2, 1000.0, 10, 0.0, stream=True)  # a second of prefill, against 2.6 s
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[:1], 0.0).slot == 1
-    table[1].ledger.bind(ticket(tokens=2000), 2000.0, 0.0)
+    table[1].load.bind(3, 2000.0, 10, 0.0, stream=True)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[:1], 0.0).slot == 0
 
 
 def test_those_who_wait_for_the_same_prompt_share_the_price_of_a_copy() -> None:
     table = rows(0, 1)
-    table[1].store.use(PROMPT)
+    table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
-    table[1].ledger.bind(ticket(tokens=1000), 1000.0, 0.0)
-    families: dict[int | None, int] = {PROMPT[-1]: 9}
-    assert policy(Name.PREFIX_AWARE, families=families).choose(one, table, table[:1], 0.0).slot == 0
+    table[1].load.bind(4, 1000.0, 10, 0.0, stream=True)
+    sharing: dict[int | None, int] = {PROMPT[-1]: 9}
+    assert policy(Name.PREFIX_AWARE, sharing=sharing).choose(one, table, table[:1], 0.0).slot == 0
 
 
 def test_a_copy_is_charged_for_those_who_wait_where_it_would_be_made() -> None:
     table = rows(1, 0, 0)
-    table[0].store.use(PROMPT)
-    table[0].ledger.bind(ticket(tokens=3000), 3000.0, 0.0)  # three seconds of prefill, against 2.6 s
+    table[0].prefixes.use(PROMPT)
+    table[0].load.bind(5, 3000.0, 10, 0.0, stream=True)  # three seconds of prefill, against 2.6 s
     one = ticket(tokens=2560, prefix=PROMPT)
     for held_up, chosen in ((1, 2), (2, 0)):
-        table[held_up].ledger.expect(0.1)
+        table[held_up].load.expect(0.1)
         assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == chosen
-    one.home = table[1]  # it is the one that waits there
+    one.awaited = table[1]  # it is the one that waits there
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
 
 
 def test_a_copy_is_charged_for_what_it_evicts_less_where_that_is_held_elsewhere() -> None:
     table = rows(0, 0, 0)
     for row, held in zip(table, (range(40), range(40, 80), range(40)), strict=True):
-        row.store.capacity = 40
-        row.store.use(tuple(held))
+        row.prefixes.capacity = 40
+        row.prefixes.use(tuple(held))
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot in (0, 2)  # 1 holds the only copy
 
@@ -138,20 +138,20 @@ def test_a_copy_is_charged_for_what_it_evicts_less_where_that_is_held_elsewhere(
 def test_a_full_instance_costs_the_wait_for_a_seat_after_all_who_wait_for_it() -> None:
     table = rows(32, 31)
     assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[1:], 0.0).slot == 1
-    table[0].store.use(PROMPT)  # a copy takes 2.6 s, a seat is free every 0.3 s
+    table[0].prefixes.use(PROMPT)  # a copy takes 2.6 s, a seat is free every 0.3 s
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 0
-    table[0].ledger.ahead = 9
+    table[0].load.ahead = 9
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
 
 
 def test_nobody_waits_for_an_instance_that_has_no_more_of_the_prompt_than_a_free_one() -> None:
     table = rows(0, 5, 30)
     assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[2:], 0.0).slot == 2
-    table[0].store.use(PROMPT)
-    table[1].store.use(PROMPT)
+    table[0].prefixes.use(PROMPT)
+    table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
     full = rows(32, 32)
-    full[0].store.use(PROMPT)
+    full[0].prefixes.use(PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, full, full[1:], 0.0).slot in (0, 1)

@@ -10,7 +10,7 @@ from launcher.proxy.balancing.prefix_cache import (
     LEAST_CAPACITY,
     MAX_BLOCKS,
     MOST_CAPACITY,
-    Ghosts,
+    GhostList,
     PrefixCache,
     fingerprint,
 )
@@ -75,7 +75,7 @@ def test_what_is_held_of_a_chain_is_its_beginning_and_capacity_holds(
 
 def test_regret_is_the_share_that_is_computed_again() -> None:
     store = PrefixCache(2)
-    store.ghosts = Ghosts(1000)
+    store.ghosts = GhostList(1000)
     assert store.ghosts.regret == 0.5
     for n in range(900):
         store.use((n,))
@@ -86,7 +86,7 @@ def test_regret_is_the_share_that_is_computed_again() -> None:
 
 
 def test_old_ghosts_are_forgotten() -> None:
-    ghosts = Ghosts(2)
+    ghosts = GhostList(2)
     for block in (1, 2, 3):
         ghosts.evicted(block)
     before = ghosts.regret

@@ -24,12 +24,12 @@ def seasoned(requests: int = 300) -> tuple[Balancer, float]:
         made.progress(one, 50)
         made.release(one, now + 1.0, Ending.WHOLE)
         now += 1.0
-    assert made.speeds.line("m").slope == pytest.approx(PER_TOKEN_S, rel=0.01)
+    assert made.costs.fit("m").slope == pytest.approx(PER_TOKEN_S, rel=0.01)
     return made, now
 
 
 def learned(made: Balancer) -> tuple[float, float, int, int]:
-    line = made.speeds.line("m")
+    line = made.costs.fit("m")
     return line.base, line.slope, made.output_tokens(None), made.output_tokens(1000)
 
 
@@ -47,13 +47,13 @@ def test_only_a_whole_answer_teaches(ending: Ending, stream: bool) -> None:
 @pytest.mark.parametrize(("tokens", "times"), [(100_000, 1), (20_000, 3)])
 def test_whole_answers_that_come_too_soon_for_their_prompts_are_from_a_cache(tokens: int, times: int) -> None:
     made, now = seasoned()
-    before, capacity = learned(made), (upstream := next(iter(made.table))).store.capacity
+    before, capacity = learned(made), (upstream := next(iter(made.table))).prefixes.capacity
     for _ in range(times):
         made.offer(one := ticket(now, tokens=tokens, stream=False), now)
         made.release(one, now + 0.02, Ending.WHOLE)
         now += 60.0
     assert learned(made) == before
-    assert upstream.store.capacity > capacity
+    assert upstream.prefixes.capacity > capacity
 
 
 def test_a_whole_answer_is_taken_for_as_many_tokens_as_its_usage_says() -> None:
@@ -61,11 +61,11 @@ def test_a_whole_answer_is_taken_for_as_many_tokens_as_its_usage_says() -> None:
     made.offer(one := ticket(now, tokens=1000, stream=False), now)
     made.usage(one, 0, 800, 10)
     made.release(one, now + 1.3, Ending.WHOLE)  # 1.65 s are due for 800, for 1,000 2.05
-    told_s = made.speeds.line("m").at(900.0)
+    told_s = made.costs.fit("m").at(900.0)
     made, now = seasoned()
     made.offer(one := ticket(now, tokens=1000, stream=False), now)
     made.release(one, now + 1.3, Ending.WHOLE)
-    assert made.speeds.line("m").at(900.0) < told_s < BASE_S + 900.0 * PER_TOKEN_S
+    assert made.costs.fit("m").at(900.0) < told_s < BASE_S + 900.0 * PER_TOKEN_S
     made, now = seasoned()
     before = learned(made)
     made.offer(one := ticket(now, tokens=1000, stream=False), now)
@@ -76,23 +76,23 @@ def test_a_whole_answer_is_taken_for_as_many_tokens_as_its_usage_says() -> None:
 
 def test_what_computes_no_prompt_is_no_typical_request() -> None:
     made, now = seasoned()
-    before, own = learned(made), made.speeds.own_tokens
+    before, own = learned(made), made.costs.typical_uncached
     for _ in range(500):
         made.offer(one := ticket(now, tokens=0, output=0, stream=False), now)
         made.release(one, now + 0.001, Ending.WHOLE)
         now += 0.01
     assert learned(made) == before
-    assert made.speeds.own_tokens == own
+    assert made.costs.typical_uncached == own
 
 
 def test_usage_that_bytes_do_not_tell_is_no_measure_of_bytes() -> None:
     made = scheduler(1)
-    capacity = next(iter(made.table)).store.capacity
+    capacity = next(iter(made.table)).prefixes.capacity
     made.offer(one := ticket(tokens=1000), 0.0)
     made.usage(one, 0, 5000, 10, cached_tokens=5000)
     assert made.prompt_tokens(400) == 101
-    assert made.speeds.block_tokens == 128
-    assert next(iter(made.table)).store.capacity == capacity
+    assert made.costs.block_tokens == 128
+    assert next(iter(made.table)).prefixes.capacity == capacity
     for _ in range(300):
         made.usage(one, 10**6, 1200, 10)
     assert made.prompt_tokens(10_000) == pytest.approx(501, abs=1)
@@ -120,7 +120,7 @@ def test_a_prompt_that_was_not_computed_is_not_cached(
     ending: Ending, stream: bool, after_s: float, stays: bool
 ) -> None:
     made = scheduler(1)
-    store = next(iter(made.table)).store
+    store = next(iter(made.table)).prefixes
     shared, prompt = tuple(range(5)), tuple(range(20))
     made.offer(first := ticket(tokens=640, prefix=shared), 0.0)
     run(made, first, 0.0)
@@ -136,7 +136,7 @@ def test_what_has_spoken_is_computed() -> None:
     made.offer(one := ticket(tokens=2560, prefix=prompt), 0.0)
     made.first_token(one, 2.0)
     made.release(one, 2.1, Ending.LEFT)
-    assert next(iter(made.table)).store.match(prompt) == 20
+    assert next(iter(made.table)).prefixes.match(prompt) == 20
 
 
 def test_what_others_have_used_since_is_not_forgotten() -> None:
@@ -159,8 +159,8 @@ def half_open(made: Balancer) -> tuple[OutlierDetection, float]:
     upstream = next(iter(made.table))
     for _ in range(3):
         made.failed(upstream, 0.0)
-    assert not upstream.health.admits(9.9)
-    return upstream.health, 10.0
+    assert not upstream.outliers.admits(9.9)
+    return upstream.outliers, 10.0
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_an_instance_that_speaks_is_in_rotation_before_its_answer_is_whole() -> 
     health, now = half_open(made)
     made.offer(trial := ticket(now), now)
     made.offer(second := ticket(now), now)
-    assert second.waits
+    assert second.queued
     made.first_token(trial, now + 0.1)
     assert made.pump(now + 0.1) == [second]
     assert not health.half_open

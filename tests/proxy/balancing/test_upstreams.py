@@ -27,12 +27,12 @@ def test_idle_is_said_once_per_drain() -> None:
     table = UpstreamTable()
     row = table.add(up(0))
     assert row is not None
-    table.begin(row)
+    row.in_flight += 1
     assert not table.became_idle(row)
     table.drain(0, 1)
     assert slots(table) == []
     assert not table.became_idle(row)
-    table.end(row)
+    row.in_flight -= 1
     assert table.became_idle(row)
     assert not table.became_idle(row)
 
@@ -51,11 +51,11 @@ def test_a_new_generation_overtakes_and_stale_events_change_nothing() -> None:
     table = UpstreamTable()
     old = table.add(up(0, 1))
     assert old is not None
-    table.begin(old)
+    old.in_flight += 1
     table.add(up(0, 2))
     assert slots(table) == [(0, 2)]
     table.drain(0, 1)
-    table.end(old)
+    old.in_flight -= 1
     assert table.became_idle(old)
     assert table.remove(0, 1, "exit") is old
     assert table.remove(0, 1, "exit") is None
@@ -68,10 +68,10 @@ def test_one_that_is_gone_never_becomes_idle() -> None:
     table = UpstreamTable()
     row = table.add(up(0))
     assert row is not None
-    table.begin(row)
+    row.in_flight += 1
     table.drain(0, 1)
     table.remove(0, 1, "killed")
-    table.end(row)
+    row.in_flight -= 1
     assert not table.became_idle(row)
 
 

@@ -13,7 +13,7 @@ from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call
 
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ticket
+from launcher.proxy.balancing.ticket import Ticket
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 50_000
 LONG = "word " * 150_000
@@ -24,7 +24,7 @@ def scheduler_of(proxy: ProxyUnderTest) -> Balancer:
 
 
 def learned(made: Balancer) -> tuple[object, ...]:
-    line = made.speeds.line("m")
+    line = made.costs.fit("m")
     return (
         line.count,
         line.base,
@@ -36,8 +36,10 @@ def learned(made: Balancer) -> tuple[object, ...]:
 
 
 def bound(proxy: ProxyUnderTest) -> Ticket:
-    (ticket,) = next(iter(scheduler_of(proxy).table)).ledger.pending
-    return ticket
+    (target,) = proxy.server.desk.fleet._targets.values()
+    (relay,) = target.attempts.values()
+    assert relay.ticket is not None
+    return relay.ticket
 
 
 async def post(
@@ -61,7 +63,7 @@ async def test_a_refused_prompt_teaches_nothing(proxy: ProxyUnderTest) -> None:
     before = learned(made)
     assert (await post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000))).status == 400
     assert learned(made) == before
-    assert len(next(iter(made.table)).store) == 0
+    assert len(next(iter(made.table)).prefixes) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -71,19 +73,19 @@ async def test_a_client_that_leaves_teaches_nothing_and_heals_nothing(
     engine = await proxy.engine(0, Call.until_left)
     made = scheduler_of(proxy)
     before, upstream = learned(made), next(iter(made.table))
-    upstream.health.eject(0.0)
-    assert upstream.health.admits(1.0)
+    upstream.outliers.eject(0.0)
+    assert upstream.outliers.admits(1.0)
     asked = asyncio.create_task(
         post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000, stream=stream))
     )
     await until(lambda: bool(engine.calls))
-    assert upstream.health.trying is not None
+    assert upstream.outliers.trial is not None
     asked.cancel()
     await until(proxy.balanced)
     await until(lambda: upstream.in_flight == 0)
     assert learned(made) == before
-    assert (upstream.health.half_open, upstream.health.trying) == (True, None)
-    assert len(upstream.store) == 0
+    assert (upstream.outliers.half_open, upstream.outliers.trial) == (True, None)
+    assert len(upstream.prefixes) == 0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
 
     engine = await proxy.engine(0, describe)
     made = scheduler_of(proxy)
-    before = made.prompt_tokens(400), made.speeds.block_tokens
+    before = made.prompt_tokens(400), made.costs.block_tokens
     for number in range(2):
         content = [
             {"type": "image_url", "image_url": {"url": IMAGE}},
@@ -144,10 +146,10 @@ async def test_an_image_is_not_its_bytes(build: Build, tmp_path: Path) -> None:
         ticket = bound(proxy)
         assert 1000 < ticket.demand.prompt_tokens < 1100
         assert len(ticket.demand.prefix) == 8
-        assert ticket.held == (8 if number else 0)  # the same image again
+        assert ticket.cached_blocks == (8 if number else 0)  # the same image again
         go.release()
         assert (await asked).status == 200
-    assert (made.prompt_tokens(400), made.speeds.block_tokens) == before
+    assert (made.prompt_tokens(400), made.costs.block_tokens) == before
 
 
 async def test_sound_is_charged_as_one_medium(build: Build, tmp_path: Path) -> None:

@@ -264,10 +264,10 @@ async def test_a_response_that_is_created_is_not_computed_yet(proxy: ProxyUnderT
     asked = json.dumps({"model": "m", "input": "x", "stream": True})
     async with asyncio.timeout(SOON_S), proxy.client.post("/v1/responses", data=asked) as answer:
         await answer.content.readuntil(b'in_progress"}\n\n')
-        assert len(upstream.ledger.pending) == 1
+        assert len(upstream.load.pending) == 1
         go.set()
         await answer.content.readuntil(b'"x"}\n\n')
-        assert not upstream.ledger.pending
+        assert not upstream.load.pending
 
 
 async def test_an_error_after_signs_of_life_is_an_event(build: Build) -> None:
