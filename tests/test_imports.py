@@ -70,7 +70,7 @@ PURE = {
     "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify",
-    "proxy.sse.tracker", "proxy.sse.chunk_sizes", "proxy.errors", "proxy.routes",
+    "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),
     "proxy.auth.key_record", "proxy.auth.rate_limits", "proxy.downstream.cors",

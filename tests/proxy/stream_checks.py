@@ -15,6 +15,7 @@ from launcher.proxy.errors import HttpError
 from launcher.proxy.openai.body import read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader
+from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker
 
 _LINE = re.compile(rb"\r\n|\n|\r")
@@ -43,14 +44,15 @@ def check_transcript(data: bytes, cuts: Sequence[int]) -> bool:
 
     The events must be JSON: the hot path compares an event's ends and trusts the engine with what is between.
     """
-    tracker, transcript, passed = EventTracker(), Transcript(), b""
+    tracker, transcript, fast, passed = EventTracker(), Transcript(), FastPath(), b""
     taken: list[bytes] = []
     for piece in split(data, cuts):
         event = tracker.feed(piece)
         if event:
             framed = b"%x\r\n%b\r\n" % (len(event), event)
             passed += event
-            if not transcript.quick(taken.append, [0, 0])(framed):
+            transcript.arm(fast, taken.append)
+            if not fast.data_received(framed):
                 transcript.feed(event)
     if transcript.odd is not None:
         assert not transcript.text

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from launcher.proxy.continuation.eligibility import Raws, field_value
-from launcher.proxy.continuation.token_ids import Tokens
-from launcher.proxy.continuation.transcript import Transcript, part_of, text_of
+from launcher.proxy.continuation.transcript import Tokens, Transcript, part_of, text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ one request counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -74,9 +74,20 @@ _JUDGED: Mapping[str, Callable[[Any], bool]] = {
 """Field -> whether its value is harmless; `null` always is. A field of neither table never is."""
 
 
+_ASKS_IDS: Final = b'"return_token_ids"'
+ASK_IDS: Final = b'{"return_token_ids":true,'
+"""What a request's `{` becomes where its instance is asked for token ids."""
+MOST_ASKING_BYTES: Final = 256 * 1024
+"""Instances are not asked for the ids of larger requests: the first event would bring hundreds of thousands."""
+
 _LONG = frozenset({"messages", "prompt", "documents", "metadata", "logit_bias", "allowed_token_ids"})
 LONG_BYTES = 65536
 """Other fields say what they say in less; a longer value may take seconds to decode."""
+
+
+def may_ask_ids(body: bytes | bytearray) -> bool:
+    """Whether a stream's instance may be asked for token ids; not where the client says anything of them."""
+    return len(body) <= MOST_ASKING_BYTES and _ASKS_IDS not in body
 
 
 def field_value(request: Raws, key: str) -> Any:

@@ -30,8 +30,7 @@ import msgspec
 
 from launcher.proxy.continuation.by_ids import ByIds, hand_over, held_back, texts_only, usage_event
 from launcher.proxy.continuation.eligibility import Raws, field_value, why_not, with_defaults
-from launcher.proxy.continuation.token_ids import Tokens
-from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, part_of, text_of
+from launcher.proxy.continuation.transcript import UNREADABLE, Tokens, Transcript, part_of, text_of
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -134,7 +133,7 @@ class _Planner:
         if self._transcript.finish_reason is not None:
             return self._end()
         if not self._going_on:
-            return self._from_start(asks_ids=self._transcript.ids is not None)
+            return self._from_start(asks_ids=self._transcript.asks_ids)
         if repeat:
             return self._repeat() if self._certain else NotExact("`temperature` in the request")
         found = None if self._given is None else self._by_ids(self._given)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from launcher.proxy.continuation.plan import Continuation
-from launcher.proxy.continuation.token_ids import TokenIds, around_ids
-from launcher.proxy.continuation.transcript import UNREADABLE, Pattern, Transcript, event_data
+from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, event_data
+from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END
 
 _PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
@@ -31,36 +31,6 @@ class Rest:
     rewriter: Splicer
 
 
-@dataclass(frozen=True, slots=True)
-class _WithIds:
-    """The constant bytes of the next instance's events where they bring token ids, and what the client knows."""
-
-    theirs: bytes
-    until: bytes
-    after: bytes
-    ours: bytes
-
-    @classmethod
-    def of(cls, event: bytes, bare: bytes, passed: bytes) -> _WithIds | None:
-        """Learned of one event: as it came, as it came without ids, and as it passed."""
-        theirs, ours = Pattern(), Pattern()
-        if theirs.learn(bare) is None or ours.learn(passed) is None:
-            return None
-        around = around_ids(theirs.suffix)
-        if around is None or not event.endswith(around[1]) or b'"prompt_token_ids":[' in event:
-            return None
-        return cls(theirs.prefix, *around, ours.prefix)
-
-    def fits(self, event: bytes) -> bool:
-        """An event of this shape, with whatever text and ids."""
-        if not event.startswith(self.theirs) or not event.endswith(self.after):
-            return False
-        until = event.find(b'"', len(self.theirs)) + 1
-        return event.startswith(self.until, until) and event.find(b"]", until + len(self.until)) == len(
-            event
-        ) - len(self.after)
-
-
 class Splicer:
     """One continued answer. `feed` takes whole events and returns what may pass, possibly nothing.
 
@@ -72,8 +42,8 @@ class Splicer:
         self._plan = plan
         self.from_start = plan.base_tokens == 0  # the next instance says the whole answer again
         self._transcript = transcript
-        self._theirs = Pattern()  # of the next instance's events
-        self._with_ids: _WithIds | None = None  # the same where they bring token ids
+        self._theirs = EventPattern()  # of the next instance's events
+        self._around_ids: tuple[bytes, bytes] | None = None  # of those that bring token ids
         self._ours = transcript.pattern  # of the events as the client knows them
         self._eat = plan.eat
         self._prompt = (
@@ -97,8 +67,8 @@ class Splicer:
             piece = self._theirs.piece(event)
             if piece is not None:
                 out += self._ours.prefix + piece + self._ours.suffix
-            elif self._with_ids is not None and self._with_ids.fits(event):
-                out += self._with_ids.ours + event[len(self._with_ids.theirs) :]
+            elif self._around_ids is not None and self._alike(event, *self._around_ids):
+                out += self._ours.prefix + event[len(self._theirs.prefix) :]
             else:
                 out += self._rewrite(event)
         if start < len(payload):
@@ -169,16 +139,23 @@ class Splicer:
         )
 
     def _learn(self, event: bytes, passed: bytes) -> None:
-        bare, ids = TokenIds().take(event)
-        if ids is not None:
-            self._with_ids = _WithIds.of(event, bare, passed)
+        if PROMPT_KEY in event:
             return
-        if self._ours.known:
-            self._theirs.learn(event)
+        event, ids = take_list(event, IDS_KEY)
+        ours = EventPattern()
+        if not ours.learn(take_list(passed, IDS_KEY)[0]) or not self._theirs.learn(event):
             return
-        ours = Pattern()
-        if ours.learn(passed) is not None and self._theirs.learn(event) is not None:
+        if not self._ours.known or ids is not None:
             self._ours = ours
+        if ids is not None:
+            self._around_ids = self._theirs.around_ids()
+
+    def _alike(self, event: bytes, until: bytes, after: bytes) -> bool:
+        """Whether an event with token ids is usual, whatever its text and ids."""
+        if not event.startswith(self._theirs.prefix):
+            return False
+        ids = event.find(b'"', len(self._theirs.prefix)) + 1 + len(until)
+        return event.startswith(until, ids - len(until)) and event[event.find(b"]", ids) :] == after
 
     def _passes(self, choice: dict[str, Any]) -> bool:
         """Take out of a choice what the client has already; False when nothing is left."""

@@ -10,8 +10,8 @@ from launcher.config.schema import Policy, Proxy
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.continuation.eligibility import may_ask_ids
 from launcher.proxy.continuation.plan import CHAT, COMPLETIONS
-from launcher.proxy.continuation.token_ids import MOST_BODY_BYTES, asked_for
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.moves import Moves
 from launcher.proxy.downstream.uploads import LARGE_BYTES
@@ -119,7 +119,7 @@ class Intake:
         """Whether the stream's instance is asked for token ids: where it may have to go on elsewhere by them."""
         if model not in self._moves.tells_ids or model in self._moves.ignores_ids:
             return False
-        return peek.n == 1 and not peek.tools and len(body) <= MOST_BODY_BYTES and not asked_for(body)
+        return peek.n == 1 and not peek.tools and may_ask_ids(body)
 
     def _resolve(self, exchange: Exchange, wanted: str | None) -> None:
         """Which model it goes to. Raises HttpError when we have none of that name."""

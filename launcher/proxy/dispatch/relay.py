@@ -19,8 +19,8 @@ import re
 from typing import TYPE_CHECKING
 
 from launcher.proxy.balancing.demand import Ending
+from launcher.proxy.continuation.eligibility import ASK_IDS
 from launcher.proxy.continuation.splicer import Diverged, IdsIgnored, Rest
-from launcher.proxy.continuation.token_ids import ASK
 from launcher.proxy.downstream.response import Client, ResponseWriter, own_head
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, inside_head, upstream_head
@@ -175,7 +175,7 @@ class Relay:
     @property
     def written(self) -> int:
         """Bytes of its answer that its connection was given."""
-        return self.exchange.bytes_out + (0 if self.attempt is None else self.attempt.taken[1])
+        return self.exchange.bytes_out + (0 if self.attempt is None else self.attempt.fast.bytes)
 
     @property
     def holds(self) -> str | None:
@@ -226,9 +226,9 @@ class Relay:
     def _asked_body(self) -> bytes | bytearray:
         """The client's body; an instance may be asked for token ids besides, which its client does not get."""
         said = self.transcript
-        if said is None or said.ids is None or self.ticket is None:
+        if said is None or not said.asks_ids or self.ticket is None:
             return self.body
-        return ASK + self.body[self.body.find(b"{") + 1 :]
+        return ASK_IDS + self.body[self.body.find(b"{") + 1 :]
 
     # --- what an attempt says ----------------------------------------------------------------------
 
@@ -256,8 +256,19 @@ class Relay:
             delivery.send(told)
         if not attempt.spoke:
             self._listen(attempt, told)
-        if clean and transcript is not None and attempt.spoke and delivery.raw:
-            attempt.quick = transcript.quick(self._client.write, attempt.taken)
+        if clean and attempt.spoke and delivery.raw:
+            self._arm(attempt)
+
+    def _arm(self, attempt: Attempt) -> None:
+        """From the next read on usual events take the fast path."""
+        fast, tracker = attempt.fast, attempt.tracker
+        if tracker is None or not tracker.between_events:
+            return
+        if self.transcript is None:
+            fast.arm_any(self._client.write)
+        else:
+            self.transcript.arm(fast, self._client.write)
+        attempt.quick = fast.data_received if fast.armed else None
 
     def _joined(self, rest: Rest, passed: bytes) -> bytes:
         """What of a continuation the client does not have yet."""
@@ -482,7 +493,7 @@ class Relay:
         if attempt is None:
             return
         attempt.cancel()
-        self.exchange.bytes_out += attempt.taken[1]
+        self.exchange.bytes_out += attempt.fast.bytes
         if attempt.delivering:
             self.events += attempt.events
         if attempt.tracker is not None and self.delivery.tracker is not None:
@@ -513,6 +524,8 @@ class Relay:
             return 0
         if self.stalled_at is not None:
             return 0
+        if self.transcript is not None and self.transcript.too_long():
+            attempt.fast.disarm()
         reads = attempt.watch(now, self.first_byte_timeout_s, desk.idle_timeout_s)
         return reads if self.attempt is attempt else 0
 

@@ -125,6 +125,11 @@ class EventTracker:
         return b"\n\n" if was_open else b""
 
     @property
+    def between_events(self) -> bool:
+        """Nothing of an unfinished event has come, and no error."""
+        return not self._held and not self._open and self.error is None
+
+    @property
     def torn(self) -> bool:
         """Part of an event has passed, and its end has not come."""
         return self._open

@@ -23,6 +23,7 @@ from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai.answers import JSON
 from launcher.proxy.openai.whole_json import is_json, not_json, promises_json
 from launcher.proxy.routes import Kind
+from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker, aborted
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 HOLD_BYTES = 1 << 20  # a whole answer up to this size is held until it is complete
 STREAM = b"text/event-stream"
+_IDLE = FastPath()  # of answers that are no stream: never armed
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 
@@ -51,8 +53,8 @@ class Attempt:
     """One asking of one instance."""
 
     __slots__ = (
-        "_asked_at", "_call", "_held", "_hold", "_reads", "_relay", "_seen", "delivering", "head", "moved_at",
-        "quick", "reached", "spoke", "taken", "target", "tracker",
+        "_asked_at", "_call", "_held", "_hold", "_reads", "_relay", "_seen", "delivering", "fast", "head", "moved_at",
+        "quick", "reached", "spoke", "target", "tracker",
     )  # fmt: skip
 
     def __init__(self, relay: Relay, target: Target | None, now: float) -> None:
@@ -66,9 +68,9 @@ class Attempt:
         self.reached = True  # the instance may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
         self.spoke = False  # words of it did
-        self.quick: Callable[[bytes], bool] | None = None  # see links.Sink
-        self.taken = [0, 0]  # events and bytes that `quick` took
-        self._reads = 0  # the others
+        self.fast = _IDLE
+        self.quick: Callable[[bytes], bool] | None = None  # see Sink
+        self._reads = 0  # that did not take the fast path
         self._seen = 0  # reads that `watch` knows of
         self._asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
 
@@ -96,12 +98,12 @@ class Attempt:
     @property
     def reads(self) -> int:
         """Reads so far, on the hot path one event each."""
-        return self._reads + self.taken[0]
+        return self._reads + self.fast.events
 
     @property
     def events(self) -> int:
         """Whole events of its stream so far."""
-        return self.taken[0] + (0 if self.tracker is None else self.tracker.events)
+        return self.fast.events + (0 if self.tracker is None else self.tracker.events)
 
     @property
     def held_back(self) -> bool:
@@ -118,6 +120,7 @@ class Attempt:
             self._relay.client_paused()  # since before this instance was asked
         if head.status == 200 and head.content_type == STREAM:
             self.tracker = EventTracker()
+            self.fast = FastPath()
         elif head.length is None:
             self._hold = HOLD_BYTES if self._promises_json(head) else 0
         elif head.length > HOLD_BYTES:
@@ -126,6 +129,7 @@ class Attempt:
     def on_body(self, payload: bytes, raw: bytes | None) -> None:
         """A piece of it."""
         self._reads += 1
+        self.fast.disarm()
         self.quick = None
         if self._relay.delivery.full:
             self._relay.client_paused()  # what is usual is not looked at: the clock does, and it comes in drops

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from proxy.continuation.test_plan import reads, whole
 from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION
 from proxy.proxy_under_test import ProxyUnderTest
 from proxy.scripted_engine import Call
-from proxy.token_engine import END_OF_TEXT, FIRST_ID, PROMPT, TokenEngine
+from proxy.token_engine import FIRST_ID, PROMPT, TokenEngine
 
 from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.continuation.splicer import Splicer
@@ -345,46 +344,3 @@ def test_nothing_is_lost_nothing_said_twice_and_every_token_counted(
     told, uncut = whole(passed), whole([event for event in engines[0].answer(body) if event])
     assert (told["text"], told["end"], told["usage"]) == (uncut["text"], uncut["end"], uncut["usage"])
     assert b'token_ids":[' not in b"".join(passed)
-
-
-@given(
-    path=st.sampled_from([CHAT, COMPLETIONS]),
-    said=tokens,
-    marks=st.lists(st.integers(0, 28), max_size=28),
-    merged=st.frozensets(st.integers(0, 40)),
-)
-def test_the_hot_path_keeps_and_passes_what_the_long_way_does(
-    path: str, said: tuple[str, ...], marks: list[int], merged: frozenset[int]
-) -> None:
-    engine = TokenEngine(path, said, merged=merged)
-    told = engine.answer(engine.request(return_token_ids=True, max_tokens=60))
-    slow, fast = Transcript(token_ids=True), Transcript(token_ids=True)
-    expected = b"".join(slow.feed(event) for event in told)
-    passed: list[bytes] = []
-    moved = [0, 0]
-    for read in _framed(told, marks):
-        if fast.quick(passed.append, moved)(read):
-            continue
-        written = [fast.feed(event) for event in _unframed(read)]
-        passed += [b"%x\r\n%b\r\n" % (len(part), part) for part in written if part]
-    assert b"".join(part for read in passed for part in _unframed(read)) == expected
-    assert (fast.pieces(), fast.tokens()) == (slow.pieces(), slow.tokens())
-    found = fast.tokens()
-    assert found is not None
-    assert [token for each in found.events for token in each] == [*ids(0, len(said)), END_OF_TEXT]
-
-
-def _framed(told: list[bytes], marks: list[int]) -> list[bytes]:
-    edges = sorted({0, len(told), *(mark % (len(told) + 1) for mark in marks)})
-    chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in told]
-    return [b"".join(chunks[a:b]) for a, b in pairwise(edges)]
-
-
-def _unframed(read: bytes) -> list[bytes]:
-    parts = []
-    while read:
-        line, _, rest = read.partition(b"\r\n")
-        size = int(line, 16)
-        parts.append(rest[:size])
-        read = rest[size + 2 :]
-    return parts

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
 
-from launcher.proxy.continuation.transcript import Pattern, Transcript, event_data
+from launcher.proxy.continuation.transcript import Transcript, event_data
+from launcher.proxy.sse.fast_path import FastPath
 
 
 def chunk(delta: dict[str, Any], **more: Any) -> bytes:
@@ -121,100 +122,6 @@ def test_json_with_spaces_is_read_event_by_event() -> None:
     assert (transcript.pieces(), transcript.pattern.known) == ([b"a", b"b"], False)
 
 
-def framed(payload: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-def take(transcript: Transcript, raw: bytes) -> bool:
-    """Offer one read to the hot path; what it takes goes on as it is and is counted."""
-    sent: list[bytes] = []
-    moved = [0, 0]
-    taken = transcript.quick(sent.append, moved)(raw)
-    # The function is made once per stream: sums and client are those of the first call.
-    assert taken or not sent
-    return taken
-
-
-def test_a_chunk_with_one_ordinary_event_is_taken_as_it_came() -> None:
-    transcript = fed(chunk({"content": "a"}))
-    assert take(transcript, framed(chunk({"content": "b"})))
-    assert take(transcript, framed(chunk({"content": ""})))
-    assert transcript.pieces() == [b"a", b"b", b""]
-
-
-def test_several_whole_chunks_in_one_read_are_taken_too() -> None:
-    transcript = fed(chunk({"content": "a"}))
-    assert take(transcript, b"".join(framed(chunk({"content": word})) for word in ("b", "", "cde" * 50)))
-    assert transcript.pieces() == [b"a", b"b", b"", b"cde" * 50]
-
-
-def test_several_are_counted_one_by_one_and_end_at_the_limit() -> None:
-    transcript = Transcript(limit_bytes=8)
-    transcript.feed(chunk({"content": "a"}))
-    sent: list[bytes] = []
-    moved = [0, 0]
-    quick = transcript.quick(sent.append, moved)
-    raw = framed(chunk({"content": "bcd"})) * 2
-    assert quick(raw)
-    assert (sent, moved, transcript.pieces()) == ([raw], [2, len(raw)], [])
-    assert not quick(raw)
-
-
-def test_what_is_taken_is_sent_and_counted() -> None:
-    transcript = fed(chunk({"content": "a"}))
-    sent: list[bytes] = []
-    moved = [0, 0]
-    quick = transcript.quick(sent.append, moved)
-    raws = [framed(chunk({"content": word})) for word in ("b", "cd", "")]
-    assert all(quick(raw) for raw in raws)
-    assert not quick(b"x")
-    assert sent == raws
-    assert moved == [3, sum(map(len, raws))]
-    assert transcript.quick(sent.append, moved) is quick
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        framed(chunk({"content": 'a "quoted" word'})),
-        framed(chunk({"content": "b"}) * 2),
-        framed(chunk({"content": "b"})) * 2 + framed(chunk({"content": "b"}))[:-1],
-        framed(chunk({"content": "b"})) + framed(chunk({"content": "b"}, finish_reason="stop")),
-        framed(chunk({"content": "b"})) + framed(chunk({"content": 'a "quoted" word'})),
-        framed(chunk({"content": "b"})) + chunk({"content": "b"}) + b"\r\n",
-        framed(chunk({"content": "b"})) + b"0" + framed(chunk({"content": "b"})),
-        framed(chunk({"content": "b"})) + framed(chunk({"content": "b"})).upper(),
-        framed(chunk({"role": "assistant", "content": "b"})),
-        framed(chunk({"content": "b"}, finish_reason="stop")),
-        framed(chunk({"content": "b", "reasoning": "c"})),
-        framed(chunk({"content": "b" * 100_000})),
-        framed(chunk({"content": "b"}))[:-1],
-        b"0" + framed(chunk({"content": "b"})),
-        chunk({"content": "b"}),
-        b"",
-    ],
-)
-def test_any_other_read_is_not(raw: bytes) -> None:
-    transcript = fed(chunk({"content": "a"}))
-    assert not take(transcript, raw)
-    assert transcript.pieces() == [b"a"]
-
-
-def test_nothing_is_taken_before_an_ordinary_event_was_seen() -> None:
-    transcript = Transcript()
-    assert not take(transcript, framed(chunk({"content": "a"})))
-    assert not take(transcript, framed(b"x"))
-
-
-def test_what_is_taken_has_the_same_bound() -> None:
-    transcript = Transcript(6)
-    transcript.feed(chunk({"content": "ab"}))
-    assert take(transcript, framed(chunk({"content": "cd"})))
-    assert take(transcript, framed(chunk({"content": "e"})))
-    assert transcript.odd == "more than 6 bytes of text"
-    assert not take(transcript, framed(chunk({"content": "f"})))
-
-
 def test_two_events_in_one_do_not_pass_for_one() -> None:
     both = chunk({"content": "a"}) + chunk({"content": "b"})
     assert fed(chunk({"content": "z"}), both).pieces() == [b"z", b"a", b"b"]
@@ -249,16 +156,20 @@ def test_the_bound_holds_for_ordinary_events() -> None:
     assert transcript.odd == "more than 6 bytes of text"
 
 
-@pytest.mark.parametrize("raw", [b"data: {}", b'data: {"content":"a', b'data: {"content":"a\\'])
-def test_a_pattern_is_only_learned_from_text(raw: bytes) -> None:
-    pattern = Pattern()
-    assert pattern.learn(raw) is None
-    assert not pattern.known
-
-
 def test_data_of_an_event() -> None:
     assert event_data(b": comment\n\n") is None
     assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
+
+
+def test_the_fast_path_has_the_same_bound() -> None:
+    transcript, fast, sent = Transcript(6), FastPath(), list[bytes]()
+    transcript.feed(chunk({"content": "ab"}))
+    transcript.arm(fast, sent.append)
+    event = chunk({"content": "cde"})
+    assert fast.data_received(b"%x\r\n%b\r\n" % (len(event), event))
+    assert transcript.too_long()  # the clock asks
+    assert transcript.odd == "more than 6 bytes of text"
+    assert not transcript.text
 
 
 @given(

@@ -72,7 +72,7 @@ PLACES: list[tuple[Script, type, str]] = [
     *((WHOLE, ResponseWriter, name) for name in ("whole",)),
     *((STREAM, ResponseWriter, name) for name in ("start", "send", "end", "_write")),
     *((TORN, ResponseWriter, name) for name in ("break_off",)),
-    *((STREAM, Transcript, name) for name in ("feed", "quick")),
+    *((STREAM, Transcript, name) for name in ("feed", "arm")),
     *((STREAM, EventTracker, name) for name in ("feed", "rest")),
     *((BROKEN, Moves, name) for name in ("elsewhere", "_next")),
     *((TORN, Moves, name) for name in ("resume",)),
