@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from launcher.proxy.balancing.demand import Ending, Ticket
+from launcher.proxy.balancing.demand import Ending
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact, Server, plan_continuation
 from launcher.proxy.continuation.splicer import Rest, Splicer

@@ -11,7 +11,8 @@ from typing import Protocol
 from launcher.printable import MAX_QUOTED, cut
 from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.auth.rate_limits import Grant
-from launcher.proxy.balancing.demand import Ending, Ticket
+from launcher.proxy.balancing.demand import Ending
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.splicer import Rest
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError

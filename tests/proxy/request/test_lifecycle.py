@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.address import UnixAddress
-from launcher.proxy.balancing.demand import Demand, Ticket
+from launcher.proxy.balancing.demand import Demand
+from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Server
 from launcher.proxy.continuation.transcript import Transcript
