@@ -6,13 +6,17 @@ three histogram observations and nothing else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
-from prometheus_client import Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
+from launcher.telemetry.histogram import Histogram
 from launcher.telemetry.rolling_quantiles import RollingQuantiles
 
 
@@ -208,35 +212,35 @@ class Timings:
     """The histograms, and the last times to the first token."""
 
     def __init__(self) -> None:
+        now = time.time()
+        self.queued = Histogram(
+            "numa_launcher_queue_seconds",
+            "From the request's arrival to its start on an instance.",
+            _DURATION_BUCKETS,
+            now,
+        )
         self.first_byte = Histogram(
             "numa_launcher_first_byte_seconds",
             "From the request's arrival to the answer's first byte.",
-            buckets=_DURATION_BUCKETS,
-            registry=None,
+            _DURATION_BUCKETS,
+            now,
         )
         self.duration = Histogram(
             "numa_launcher_request_duration_seconds",
             "From the request's arrival to its end.",
-            buckets=_DURATION_BUCKETS,
-            registry=None,
+            _DURATION_BUCKETS,
+            now,
         )
-        self.queued = Histogram(
-            "numa_launcher_queue_seconds",
-            "From the request's arrival to its start on an instance.",
-            buckets=_DURATION_BUCKETS,
-            registry=None,
-        )
+        # By slot, of streams: for `status`, no metric.
         self.first_token = RollingQuantiles()
-        """By slot, of streams: what `status` shows, no metric."""
 
     def all(self) -> tuple[Histogram, ...]:
-        """Each of them, in the order of the page."""
+        """Each histogram, in the order of the page."""
         return (self.queued, self.first_byte, self.duration)
 
     def collect(self) -> Iterator[Metric]:
-        """All, as families."""
-        for histogram in self.all():
-            yield from histogram.collect()
+        """The histograms as families."""
+        return map(_histogram_family, self.all())
 
 
 class _Snapshot:
@@ -262,7 +266,7 @@ def to_markdown() -> str:
         name = f"{spec.name}_total" if spec.kind is MetricKind.COUNTER else spec.name
         labels = ", ".join(f"`{label}`" for label in spec.labels)
         lines.append(f"| `{name}` | {spec.kind} | {labels} | {spec.help} |")
-    lines += [f"| `{family.name}` | histogram | | {family.documentation} |" for family in Timings().collect()]
+    lines += [f"| `{each.name}` | histogram | | {each.help} |" for each in Timings().all()]
     return "\n".join(lines) + "\n"
 
 
@@ -271,4 +275,15 @@ def _family(spec: Spec, values: Mapping[tuple[str, ...], float]) -> Metric:
     family = kind(spec.name, spec.help, labels=spec.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
+    return family
+
+
+def _histogram_family(histogram: Histogram) -> Metric:
+    """As prometheus_client.Histogram.collect makes it."""
+    names = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    sums = accumulate(map(float, histogram.counts))
+    family = HistogramMetricFamily(
+        histogram.name, histogram.help, list(zip(names, sums, strict=True)), histogram.sum
+    )
+    family.add_sample(f"{histogram.name}_created", {}, histogram.created)
     return family

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import prometheus_client
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.telemetry import metrics
@@ -47,6 +50,21 @@ def test_every_row_renders_with_its_labels() -> None:
         assert set(sample.labels) == set(spec.labels)
 
 
+@given(st.lists(st.floats(0.0, 1e6) | st.sampled_from([0.005, 1.0, 1800.0])))
+def test_histograms_render_as_those_of_the_library(values: list[float]) -> None:
+    timings = metrics.Timings()
+    theirs = prometheus_client.Histogram(
+        timings.duration.name, timings.duration.help, buckets=timings.duration.bounds, registry=None
+    )
+    for value in values:
+        timings.duration.observe(value)
+        theirs.observe(value)
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(theirs)
+    expected = re.sub(r"_created .*", "_created X", prometheus_client.generate_latest(registry).decode())
+    assert re.sub(r"_created .*", "_created X", metrics.render({}, timings)).endswith(expected)
+
+
 @pytest.mark.parametrize("text", ['a"b', "back\\slash", "new\nline", "é", "{}="])
 def test_any_key_name_is_a_label(text: str) -> None:
     rendered = metrics.render({metrics.KEY_TOKENS: {(text,): 1}}, metrics.Timings())
@@ -61,7 +79,7 @@ def test_the_names_follow_prometheus() -> None:
         assert not {"le", "quantile"} & set(spec.labels)
         assert all(re.fullmatch(r"[a-z_]+", label) for label in spec.labels)
     for histogram in metrics.Timings().all():
-        assert next(iter(histogram.collect())).name.endswith("_seconds")
+        assert histogram.name.endswith("_seconds")
 
 
 def test_the_page_is_fresh() -> None:
