@@ -1,1 +1,1 @@
-"""What the operator asked for. Knows TOML, the environment and flags; knows nothing of the machine."""
+"""What the operator asked for: TOML file, environment, flags. Knows nothing of the machine."""

@@ -1,1 +1,1 @@
-"""Operator to daemon: the verbs, their wire form, the UNIX-socket server and its client."""
+"""The operator's interface: the verbs, their HTTP form, the UNIX-socket server and its client."""

@@ -1,1 +1,1 @@
-"""The running daemon: composition root, operations, status, drift. Only `cli.serve` imports `main`."""
+"""The running daemon: composition root, operations, status, hardware changes. Only `cli.serve` imports `main`."""

@@ -1,5 +1,4 @@
-"""What this host and its software can do for vLLM, before anything starts.
+"""Checks of a host and its software before the daemon starts.
 
-`gather` looks (E); `rules` hold what was found against what is needed, `compatibility` against the published
-sets of versions, and `report` draws the conclusion (P). Knows nothing of a running daemon or a plan.
+`gather` collects facts (effects); `rules`, `compatibility` and `report` judge them (pure). Knows no daemon and no plan.
 """

@@ -1,1 +1,1 @@
-"""Effects on and facts of the host: systemd notification, the journal, CPU facts, placement as it is."""
+"""The host: systemd notification, journal, CPU facts, OOM events, memory placement of processes."""

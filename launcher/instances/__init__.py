@@ -1,1 +1,1 @@
-"""Keeping each slot alive: lifecycle, spawning, health. Knows nothing of the proxy: it emits events."""
+"""Keeps an instance running in each slot: state machine, spawners, health checks, causes. Emits events; knows no proxy."""

@@ -1,1 +1,1 @@
-"""What should run where. Pure: topology + config + model profile in, plan out. Starts nothing."""
+"""What should run where: topology, configuration and model profile in, plan out. Pure."""

@@ -1,1 +1,1 @@
-"""From one configuration to another: what differs slot by slot, and the rollout that applies it one slot at a time."""
+"""Applying a new configuration: the difference slot by slot, and the rollout one slot at a time."""

@@ -1,1 +1,1 @@
-"""What the daemon says of itself: metrics, merged instance metrics, log events."""
+"""Metrics: the table of our own, and reading and merging those of the engines."""

@@ -1,1 +1,1 @@
-"""What the machine is. Knows sysfs, procfs and cgroups under a given root; nothing of models or plans."""
+"""What the machine is. Reads sysfs, procfs and cgroups under a given root; knows no models or plans."""

@@ -1,1 +1,1 @@
-"""API keys: records, their file, what each key may use. Knows nothing of requests in flight."""
+"""API keys: records, their file, what each key may use. Knows no requests in flight."""

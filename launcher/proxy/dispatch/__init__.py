@@ -1,1 +1,1 @@
-"""Requests in flight: admission, executor, registry. Knows upstreams and clients only through their ports."""
+"""Requests in flight: executor and registry. Knows upstreams and clients through their ports only."""

@@ -1,1 +1,1 @@
-"""Clients' side: listeners, TLS, connections, uploads, response writing."""
+"""Clients: listeners, TLS, connections, uploads, response writing."""

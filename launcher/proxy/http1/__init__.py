@@ -1,13 +1,12 @@
-"""HTTP/1.1 as the front door speaks it, both ways: bytes in, values out (RFC 9110, RFC 9112). No I/O.
+"""HTTP/1.1 in both directions: bytes in, values out (RFC 9110, RFC 9112). No I/O.
 
-    fields     what a head may look like, where one ends, and which of its lines pass on
-    requests   a client's head -> RequestHead or a HttpError; RequestHead -> the head for an instance
+    fields     syntax and limits of a head, and which fields pass
+    requests   a client's head -> RequestHead or HttpError; RequestHead -> the head for an instance
     responses  an instance's head -> ResponseHead; ResponseHead -> the head for the client
-    chunks     the chunked transfer coding, taken apart
+    chunks     the chunked transfer coding
 
-The rule behind all of it: nothing is repaired. A head that two readers could understand in two ways is
-refused, and what goes on is written anew from the parsed values; only whole field lines that were found good
-are passed as they came. So nobody behind can see another message than the one that was judged here.
+Nothing is repaired: an ambiguous head is refused. What is sent on is written from the parsed values; only whole field lines that
+were found valid are copied. So no later parser can read another message than the one checked here.
 """
 
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder

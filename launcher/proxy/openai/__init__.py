@@ -1,1 +1,1 @@
-"""What the proxy reads of the OpenAI API: request bodies, models, error bodies, usage."""
+"""What the proxy reads of the OpenAI API: request bodies, model names, usage, error bodies."""

@@ -1,1 +1,1 @@
-"""Pages that the proxy answers itself: /health, /metrics, /v1/models."""
+"""Pages that the proxy serves itself: /health, /metrics, /v1/models."""
