@@ -5,8 +5,8 @@
     responses  an instance's head -> ResponseHead; ResponseHead -> the head for the client
     chunks     the chunked transfer coding
 
-Nothing is repaired: an ambiguous head is refused. What is sent on is written from the parsed values; only whole field lines that
-were found valid are copied. So no later parser can read another message than the one checked here.
+Nothing is repaired: an ambiguous head is refused. What is sent on is written from the parsed values; only whole field
+lines that were found valid are copied. So no later parser can read another message than the one checked here.
 """
 
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
