@@ -10,6 +10,7 @@
 Packages, lower ones first; tests/test_imports.py has the table of allowed imports, docs/architecture.md explains it:
 
     cpuset, address, sizes, errors, text_table, printable, redaction   values: import nothing of ours
+    build        whether this is the compiled build; stale libraries are never imported
     background   tasks that restart after a fault
     plan         the Plan, Slot and Placement values
     config       the operator's settings: one schema for file, environment, flags and docs
@@ -31,4 +32,8 @@ Pure modules (PURE in tests/test_imports.py) import none of asyncio, os, subproc
 randomness and paths come in as arguments.
 """
 
+from launcher.build import ignore_stale_libraries
+
 __version__ = "0.1.0"
+
+ignore_stale_libraries()

@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "plan": {"config.schema", "topology.model", *LEAVES},
     "background": {"errors"},
+    "build": set(),
     "config": {"cpuset", "sizes", "errors", "redaction"},
     "config.schema": {"config.values", "config.proxy_schema"},
     "config.values": set(),
@@ -53,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "text_table",
         "printable", "redaction",
     },
-    "cli.serve": {"daemon", "host", "cli", "errors"},
+    "cli.serve": {"build", "daemon", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE
         for verb in (

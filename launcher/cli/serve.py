@@ -7,6 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from launcher import build
 from launcher.cli import options
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
     config = options.config_of(args)
     journal.set_up(config.logging.level, config.logging.format.value)
+    if build.build() == "stale":
+        logging.getLogger(__name__).warning(
+            "compiled modules are stale, running the Python sources: %s", build.REMEDY
+        )
     limit = open_files.raise_limit()
     deployment = build_deployment(config)
     if warning := open_files.too_few(limit, config.proxy.max_connections, deployment.connections):
