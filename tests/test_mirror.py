@@ -75,6 +75,8 @@ COVERED_BY = {
     "proxy.http1.fields": "proxy/http1/test_requests.py",
     "proxy.observability.report": "proxy/test_server.py",
     "proxy.pages.models": "proxy/pages/test_application.py",
+    "proxy.request.record": "proxy/request/test_lifecycle.py",
+    "proxy.request.words": "proxy/request/test_lifecycle.py",
     "proxy.upstream.connection": "proxy/end_to_end",
     "proxy.upstream.pool": "proxy/end_to_end",
     "topology.cores": "topology/test_machine.py",
