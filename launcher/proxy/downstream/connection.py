@@ -1,8 +1,8 @@
 """One client's connection: HTTP/1.1 requests in, one after the other, answers out.
 
-Requests are read strictly (http1); a second one on the connection waits until the first is answered. Every
-wait has a deadline: for a whole head, between two pieces of a body, for the next request. `tick` holds
-them; nothing here runs a timer of its own.
+Requests are read strictly (http1); a second one on the connection waits until the first is answered. Each wait has a
+deadline: for a whole head, between two pieces of a body, for the next request. The server's clock calls `tick`; there
+are no other timers.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from typing import Protocol, cast
 
 from launcher.proxy.downstream import uploads
 from launcher.proxy.downstream.forwarded import peer_name
-from launcher.proxy.downstream.slow_clients import Answering, Pace
+from launcher.proxy.downstream.pace import Pace
+from launcher.proxy.downstream.slow_clients import Answering
 from launcher.proxy.downstream.uploads import Upload, start
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, head_end, parse_request
 from launcher.proxy.observability.exchange import Exchange
 
-LINGER_S = 2.0  # for the rest of a body that was refused, once the client's side has all of the answer
-WRITE_HIGH_BYTES = 65536  # what may wait for a slow client before its instance is paused
-AHEAD_BYTES = 65536  # of requests sent before the present one is answered
+LINGER_S = 2.0  # for the rest of a refused body, after the client's side received the whole answer
+WRITE_HIGH_BYTES = 65536  # unsent bytes from which a client counts as slow
+AHEAD_BYTES = 65536  # of pipelined requests that are read before the present one is answered
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger(__name__)
 
 
 class Request(uploads.Request, Answering, Protocol):
-    """One request's life, as its connection sees it."""
+    """One request, as its connection sees it."""
 
     exchange: Exchange
 
     def client_gone(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client left."""
 
     def give_up(self, why: str) -> None:
-        """Its client is too slow: it gets no more."""
+        """The client is too slow: end the answer."""
 
 
-class Door(uploads.Limits, Protocol):
-    """Where requests go."""
+class Server(uploads.Limits, Protocol):
+    """The proxy, as a connection sees it."""
 
     header_timeout_s: float
     keepalive_s: float
-    stall_timeout_s: float  # for a client that takes its answer more slowly than
+    stall_timeout_s: float  # for a client that takes fewer than `min_bytes_per_s` of its answer
     min_bytes_per_s: int
     closing: bool
 
@@ -57,38 +58,51 @@ class Door(uploads.Limits, Protocol):
         """A client connected; False: there are too many."""
 
     def closed(self, client: DownstreamConnection) -> None:
-        """A client has gone."""
+        """A client's connection is closed."""
 
     def fell_behind(self, client: DownstreamConnection) -> None:
-        """Its buffers are full."""
+        """Its write buffer is over its mark."""
 
     def caught_up(self, client: DownstreamConnection) -> None:
-        """They are not any more."""
+        """Its write buffer has room again."""
 
     def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
-        """A request has begun; it may be answered at once."""
+        """A request's head has come; the request may be answered before this returns."""
 
     def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
-        """A request that could not be read: answer it and close."""
+        """Answer a request that could not be read, and close."""
 
 
 class _State(Enum):
-    HEAD = "a request's head comes, or none"
-    BODY = "its body comes"
-    BUSY = "it is being answered"
-    LINGER = "nothing is read any more"
+    HEAD = "waiting for a request's head"
+    BODY = "receiving its body"
+    BUSY = "answering"
+    LINGER = "closing: input is discarded"
 
 
 class DownstreamConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_buffer", "_deadline", "_door", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
-        "_state", "_transport", "_unsent", "_upload", "paused", "write",
+        "_buffer",
+        "_deadline",
+        "_loop",
+        "_pace",
+        "_paused_reading",
+        "_request",
+        "_scanned",
+        "_served",
+        "_server",
+        "_state",
+        "_transport",
+        "_unsent",
+        "_upload",
+        "paused",
+        "write",
     )  # fmt: skip
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
@@ -100,19 +114,19 @@ class DownstreamConnection(asyncio.Protocol):
         self._upload: Upload | None = None  # the present request's body, while it comes
         self._paused_reading = False
         self._served = "-"  # id of the latest request
-        self._unsent = 0  # bytes of its answer that the client had not taken when time was up, and
-        self._pace: Pace | None = None  # how fast it takes them
+        self._unsent = 0  # bytes of the answer that the client had not taken at the last deadline
+        self._pace: Pace | None = None  # of those bytes
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
         self._transport = cast("asyncio.Transport", transport)
-        self.write = self._transport.write  # no method of ours on the hot path
-        if not self._door.opened(self):
+        self.write = self._transport.write  # without a call of ours between
+        if not self._server.opened(self):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self._deadline = self._loop.time() + self._door.header_timeout_s
+        self._deadline = self._loop.time() + self._server.header_timeout_s
 
     @property
     def peer(self) -> str:
@@ -120,10 +134,10 @@ class DownstreamConnection(asyncio.Protocol):
         return peer_name(self._transport.get_extra_info("peername"))
 
     def connection_lost(self, _: Exception | None) -> None:
-        """The client has gone."""
+        """The connection is closed."""
         self._state = _State.LINGER
         self._buffer = b""
-        self._door.closed(self)
+        self._server.closed(self)
         self._drop_upload()
         request, self._request = self._request, None
         if request is not None and not request.done:
@@ -133,13 +147,13 @@ class DownstreamConnection(asyncio.Protocol):
                 request.fault()
 
     def eof_received(self) -> bool:
-        """The client sends no more: it has gone, as nginx and uvicorn see it."""
+        """The client closed its side: it has left, as nginx and uvicorn see it."""
         return False
 
-    # --- what the client sends ---------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Read what the client sent."""
         state = self._state
         if state is _State.HEAD and not self.paused:
             if self._buffer:
@@ -151,25 +165,25 @@ class DownstreamConnection(asyncio.Protocol):
         elif state is _State.BODY:
             if self._upload is not None:
                 self._upload.take(data)
-        elif state is not _State.LINGER:  # no further request before the answer to the last one was taken
+        elif state is not _State.LINGER:  # the next request waits for the present one
             self._buffer += data
             if len(self._buffer) > AHEAD_BYTES:
                 self.pause_reading()
 
     def _read(self) -> None:
-        """Requests out of the buffer, as far as they are whole and nothing is being answered."""
+        """Take whole requests out of the buffer while none is being answered."""
         while self._state is _State.HEAD and self._buffer and not self.paused:
             try:
                 end = head_end(self._buffer, 0, self._scanned)
                 if end < 0:
                     self._scanned = len(self._buffer)
                     if self._deadline is None:
-                        self._deadline = self._loop.time() + self._door.header_timeout_s
+                        self._deadline = self._loop.time() + self._server.header_timeout_s
                     return
                 head = parse_request(self._buffer[:end])
             except HttpError as refusal:
                 self._buffer = b""
-                self._door.turn_away(self, refusal)
+                self._server.turn_away(self, refusal)
                 return
             rest = self._buffer[end:]
             self._scanned = 0
@@ -182,7 +196,7 @@ class DownstreamConnection(asyncio.Protocol):
         self._deadline = None
         self._buffer = rest[length:] if here else b""
         self._unsent = 0
-        request = self._door.begin(self, head)
+        request = self._server.begin(self, head)
         self._served = request.exchange.request_id
         if request.done:
             return
@@ -190,18 +204,18 @@ class DownstreamConnection(asyncio.Protocol):
         if here:
             start(request, rest[:length] if length != len(rest) else rest)
             return
-        self._upload = Upload(self, request, head, self._door)
+        self._upload = Upload(self, request, head, self._server)
         if head.expect_continue and not rest:
             self._transport.write(_CONTINUE)
         self._upload.begin(rest)
 
     def body_ended(self, rest: bytes) -> None:
-        """The present request's body is whole."""
+        """The present request's body is complete; `rest` came after it."""
         self._upload = None
         self._state = _State.BUSY
         self._buffer = rest
         if len(rest) <= AHEAD_BYTES:
-            self.resume_reading()  # else its client could not be seen to leave
+            self.resume_reading()  # else the client could not be seen to leave
 
     def _drop_upload(self) -> None:
         if self._upload is not None:
@@ -209,31 +223,31 @@ class DownstreamConnection(asyncio.Protocol):
             self._upload = None
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
+        """Stop reading."""
         if not self._paused_reading and not self._transport.is_closing():
             self._paused_reading = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Read again."""
         if self._paused_reading:
             self._paused_reading = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    # --- what it gets ------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Its buffers are full."""
+        """Its write buffer is over its mark."""
         self.paused = True
-        self._door.fell_behind(self)
+        self._server.fell_behind(self)
         if self._request is not None:
             self._request.client_paused()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """Its write buffer has room again."""
         self.paused = False
-        self._door.caught_up(self)
+        self._server.caught_up(self)
         if self._request is not None:
             self._request.client_resumed()
         elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
@@ -241,17 +255,17 @@ class DownstreamConnection(asyncio.Protocol):
 
     @property
     def body_missing(self) -> bool:
-        """The present request's body is not all here: what comes next on the connection is no other request."""
+        """Whether the present request's body is incomplete, so that what comes next is not another request."""
         return self._state is _State.BODY
 
     def answered(self, *, keep: bool) -> None:
-        """The present request is answered."""
+        """The present request is answered. `keep`: the connection may carry another one."""
         self._request = None
-        if not keep or self.body_missing or self._door.closing:
+        if not keep or self.body_missing or self._server.closing:
             self._finish(linger=self.body_missing or not keep)
             return
         self._state = _State.HEAD
-        self._deadline = self._loop.time() + self._door.keepalive_s
+        self._deadline = self._loop.time() + self._server.keepalive_s
         if (self._buffer or self._paused_reading) and not self.paused:
             self._loop.call_soon(self._next)
 
@@ -264,7 +278,7 @@ class DownstreamConnection(asyncio.Protocol):
             self._read()
 
     def _finish(self, *, linger: bool) -> None:
-        """No further request. Unread input would reset the connection under the answer: linger takes it."""
+        """Take no further request. Unread input would reset the connection under the answer: `linger` discards it."""
         self._state = _State.LINGER
         self._buffer = b""
         self._drop_upload()
@@ -278,13 +292,13 @@ class DownstreamConnection(asyncio.Protocol):
             return
         try:
             self._transport.write_eof()
-        except OSError:  # asyncio's own loop: the client had left, and the answer met a closed socket
+        except OSError:  # asyncio's own loop, where the client had left already
             self._transport.abort()
 
     def abort(self) -> None:
         """Close without a clean end."""
         if self.paused:
-            self._door.caught_up(self)
+            self._server.caught_up(self)
         self._request = None
         self._state = _State.LINGER
         self._drop_upload()
@@ -292,16 +306,16 @@ class DownstreamConnection(asyncio.Protocol):
 
     @property
     def answering(self) -> Request | None:
-        """The present request; None when all of the answer was written."""
+        """The present request; None once the whole answer was written."""
         return self._request
 
     @property
     def buffered(self) -> int:
-        """Bytes that were written and wait in this process."""
+        """Bytes that wait in this process."""
         return self._transport.get_write_buffer_size()
 
     def drop(self, why: str) -> None:
-        """Close at once; the log and the request's record say why."""
+        """Close at once; `why` is logged."""
         request = self._request
         if request is None:
             self.give_up(why)
@@ -312,19 +326,19 @@ class DownstreamConnection(asyncio.Protocol):
             request.fault()
 
     def fault(self) -> None:
-        """The connection itself raised; called within the `except`. Its request ends honestly, and so does it."""
+        """The connection's own code raised; called within the `except`."""
         if self._request is not None:
             self._request.fault()
         else:
-            _LOG.exception("a client's connection failed; it is closed")
+            _LOG.exception("internal proxy error on a client's connection; connection closed")
             self.abort()
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written and the client's side has not taken: the transport's, and the kernel's.
+        """Bytes that the client's side has not taken: the transport's, and the kernel's.
 
-        The kernel's (SIOCOUTQ, tcp(7); of a UNIX socket what its peer has not read, overhead included) tell of
-        progress while the transport's buffer stands still, and stand for what asyncio's TLS has written below.
+        The kernel's (SIOCOUTQ, tcp(7); of a UNIX socket what its peer has not read, overhead included) show progress
+        while the transport's buffer does not shrink, and include what asyncio's TLS has written.
         """
         size = self._transport.get_write_buffer_size()
         try:
@@ -334,23 +348,23 @@ class DownstreamConnection(asyncio.Protocol):
             return size
 
     def give_up(self, why: str = "the connection is closed") -> None:
-        """Close at once. What the client has not taken is lost, which the log tells: its answer counts as given."""
+        """Close at once. The answer counts as delivered; bytes that the client has not taken are lost and logged."""
         if unsent := self.unsent:
             _LOG.info(
-                "request %s: its client has not taken the last %d bytes of the answer; %s",
+                "request %s: client did not take the last %d bytes of its answer; %s",
                 self._served, unsent, why, extra={"request_id": self._served, "unsent": unsent},
             )  # fmt: skip
         self.abort()
 
     def close_if_idle(self) -> None:
-        """The front door closes: no further request."""
+        """The server stops: take no further request."""
         if self._state is _State.HEAD:
             self._finish(linger=False)
 
     # --- deadlines ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Give up what took too long."""
+        """Check the deadlines."""
         if self._upload is not None:
             if now >= self._upload.deadline and self._request is not None:
                 self._request.refuse(self._upload.late(now))
@@ -360,15 +374,15 @@ class DownstreamConnection(asyncio.Protocol):
         self._deadline = None
         if self._state is _State.HEAD and self._buffer and not self.paused:
             self._buffer = b""
-            self._door.turn_away(
-                self, HttpError(408, "the request's head did not come in time", code="timeout", close=True)
+            self._server.turn_away(
+                self, HttpError(408, "the request's head did not arrive in time", code="timeout", close=True)
             )
         else:
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
-        """Nothing more is awaited of the client; but while it takes its answer fast enough, it gets all of it."""
-        if self.paused:  # it is behind: slow_clients judges that
+        """Close, unless the client still takes its answer fast enough."""
+        if self.paused:  # slow_clients decides
             self._deadline = now
             return
         unsent, before = self.unsent, self._unsent
@@ -377,8 +391,8 @@ class DownstreamConnection(asyncio.Protocol):
         if not unsent and not before:
             self.give_up()
         elif not unsent:
-            self._deadline += LINGER_S if self._state is _State.LINGER else self._door.keepalive_s
+            self._deadline += LINGER_S if self._state is _State.LINGER else self._server.keepalive_s
         elif not before or self._pace is None:
-            self._pace = Pace(self._door.min_bytes_per_s, now)
-        elif self._pace.late_s(now, before - unsent) > self._door.stall_timeout_s:
+            self._pace = Pace(self._server.min_bytes_per_s, now)
+        elif self._pace.behind_s(now, before - unsent) > self._server.stall_timeout_s:
             self.give_up()

@@ -1,11 +1,11 @@
-"""Clients that are behind with their answers: the memory that keeps the rest for them, and who is given up.
+"""Clients that take their answers slowly: the memory that buffers for them, and when they are dropped.
 
-A client is behind while its connection's buffer is over its mark. What else comes of its answer is kept in memory
-as far as there is room, so that its instance is free when the answer is made. Without room the instance is
-held up, and waits for the client.
+A client is slow while its connection's write buffer is over its mark. More of its answer is buffered while there is
+room, so that the instance is free as soon as the answer is generated. Without room the instance is not read
+(back-pressure), and waits for the client.
 
-A client that is behind must take `client_min_bytes_per_s`. It may take less for `client_grace_s` where others wait
-for the instance that it holds up, or where the memory is full; in all other cases for `client_stall_timeout_s`.
+A slow client must take `client_min_bytes_per_s`. It may take less for `client_grace_s` if others wait
+for the instance that it holds up, or the memory is full; else for `client_stall_timeout_s`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from launcher.config.schema import Proxy
+from launcher.proxy.downstream.pace import Pace
 
-SHARE: Final = 8  # one client has this part of the memory at most
+SHARE: Final = 8  # one client may use an eighth of the memory
 
 WAITING: Final = "waiting"
 MEMORY: Final = "memory"
@@ -29,25 +30,25 @@ class Answering(Protocol):
 
     @property
     def written(self) -> int:
-        """Bytes of its answer that its connection was given."""
+        """Bytes of its answer that were written to the connection."""
 
     @property
     def holds(self) -> str | None:
-        """The model of the instance that waits for the client; None while none does."""
+        """The model of the instance that waits for the client; None: no instance waits."""
 
     def client_paused(self) -> None:
-        """The client takes no more for now."""
+        """Stop reading the instance where there is no room."""
 
     def client_resumed(self) -> None:
-        """It takes more, or there is room for the rest."""
+        """Read the instance again."""
 
 
 class SlowClient(Protocol):
-    """A connection as it is seen here."""
+    """A client's connection."""
 
     @property
     def answering(self) -> Answering | None:
-        """Its present request; None when all of the answer was written."""
+        """The present request; None once the whole answer was written."""
 
     @property
     def buffered(self) -> int:
@@ -55,29 +56,14 @@ class SlowClient(Protocol):
 
     @property
     def unsent(self) -> int:
-        """The same and what waits in the kernel."""
+        """The same, and bytes in the kernel."""
 
     def drop(self, why: str) -> None:
-        """Close it; the rest of its answer is lost."""
-
-
-class Pace:
-    """How far somebody is behind with bytes that must move at a least rate."""
-
-    __slots__ = ("_paid", "_rate")
-
-    def __init__(self, rate: int, now: float) -> None:
-        self._rate = rate
-        self._paid = now  # up to when the bytes that moved suffice; none pay in advance
-
-    def late_s(self, now: float, moved: int) -> float:
-        """Seconds that it is behind, after so many more bytes."""
-        self._paid = min(now, self._paid + max(0, moved) / self._rate)
-        return now - self._paid
+        """Close it; the rest of its answer is lost. `why` is logged."""
 
 
 class _Behind:
-    """What was seen of one client."""
+    """One slow client, as last seen."""
 
     __slots__ = ("answering", "pace", "size", "unsent", "written")
 
@@ -88,18 +74,18 @@ class _Behind:
         self.written = 0 if self.answering is None else self.answering.written
         self.unsent = client.unsent
 
-    def late_s(self, client: SlowClient, now: float) -> float:
+    def behind_s(self, client: SlowClient, now: float) -> float:
         answering, unsent = client.answering, client.unsent
         written = 0 if answering is None else answering.written
         moved = self.unsent - unsent
         if answering is self.answering:
             moved += written - self.written
         self.answering, self.written, self.unsent = answering, written, unsent
-        return self.pace.late_s(now, moved)
+        return self.pace.behind_s(now, moved)
 
 
 class SlowClients:
-    """Owner of that memory's account."""
+    """The slow clients, and the memory that buffers for them."""
 
     def __init__(self, proxy: Proxy, clock: Callable[[], float]) -> None:
         self._most_bytes = proxy.slow_client_buffer_bytes
@@ -109,27 +95,26 @@ class SlowClients:
         self._clock = clock
         self._behind: dict[SlowClient, _Behind] = {}
         self.bytes = 0
-        """Kept for all of them, when they were last looked at."""
+        """Buffered for all slow clients, as last seen."""
         self.given_up: Counter[str] = Counter()
-        """By one of REASONS."""
+        """Dropped clients, by reason (REASONS)."""
 
     def __len__(self) -> int:
-        """How many are behind."""
         return len(self._behind)
 
     def add(self, client: SlowClient) -> None:
-        """It has fallen behind."""
+        """Its write buffer is over its mark."""
         if client not in self._behind:
             self._behind[client] = _Behind(client, self._rate, self._clock())
 
     def remove(self, client: SlowClient) -> None:
-        """It has caught up, or gone."""
+        """Its write buffer has room again, or it is closed."""
         seen = self._behind.pop(client, None)
         if seen is not None:
             self.bytes -= seen.size
 
     def has_room(self, client: SlowClient) -> bool:
-        """Whether more may be kept for a client that is behind."""
+        """Whether more may be buffered for a client."""
         seen = self._behind.get(client)
         if seen is None:
             return True
@@ -139,9 +124,9 @@ class SlowClients:
         return self.bytes < self._most_bytes and size < self._most_bytes / SHARE
 
     def tick(self, now: float, waited_for: Callable[[], Collection[str | None]]) -> None:
-        """Hold up instances where there is no more room, let them go on where there is, give up who is too slow.
+        """Stop or resume reading instances as there is room; drop clients that are too slow.
 
-        `waited_for`: the models that requests in the queue want; None: any.
+        `waited_for`: the models of queued requests; None among them: any model.
         """
         if not self._behind:
             return
@@ -154,15 +139,14 @@ class SlowClients:
                     answering.client_resumed()
                 else:
                     answering.client_paused()
-            late_s = seen.late_s(client, now)
-            self._judge(client, late_s, wanted)
+            self._judge(client, seen.behind_s(client, now), wanted)
 
-    def _judge(self, client: SlowClient, late_s: float, wanted: Collection[str | None]) -> None:
+    def _judge(self, client: SlowClient, behind_s: float, wanted: Collection[str | None]) -> None:
         answering = client.answering
         held = None if answering is None else answering.holds
-        if late_s > self._timeout_s:
+        if behind_s > self._timeout_s:
             self._give_up(client, TIMEOUT, f"for {self._timeout_s:g} s")
-        elif late_s <= self._grace_s:
+        elif behind_s <= self._grace_s:
             return
         elif held is not None and (held in wanted or None in wanted):
             self._give_up(client, WAITING, f"for {self._grace_s:g} s while requests waited for its instance")

@@ -1,46 +1,45 @@
-"""Memory for the request bodies that are being received, over all clients: a bound, and a rule that ends.
+"""Memory for the request bodies that are being received, over all clients: bounded, without deadlock.
 
-A body takes memory in steps, before it is read. Up to FREE_BYTES of each are not counted. A step comes from the pool
-(the whole less `largest`) as long as nobody who came earlier waits. When the pool is used up, bodies wait unread,
-and one of them at a time, the earliest, takes what it needs from the rest. As `largest` bytes hold any body, that one
-never waits for memory again: its client sends all of it or is given up, and all that it had goes to the next. So
-somebody can always go on, however many bodies stopped half-way.
+A body takes memory in steps, before it is read. The first FREE_BYTES of each are not counted. A step comes from the
+pool (the total less `largest`) unless an earlier body waits. When the pool is used up, bodies wait unread, and one at
+a time, the earliest, takes what it needs from the reserve of `largest` bytes. The reserve holds any body, so that one
+never waits again: it completes or is refused, and its memory goes to the next. So one body can always proceed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-FREE_BYTES = 65536  # of each body: most requests are smaller, and wait for nobody
+FREE_BYTES = 65536  # of each body; most requests are smaller
 STEP_BYTES = 1 << 20
 MAX_WAITING = 256  # each holds what was read with its head, 256 KiB at most
 
 
 class UploadMemory:
-    """The bound. Owned by the event loop."""
+    """The memory of all bodies. Owned by the event loop."""
 
     def __init__(self, total: int, largest: int) -> None:
-        """`total` bytes, of which `largest`, the size of the largest body, are lent to one body at a time."""
+        """`total` bytes, of which `largest`, the size of the largest body, are the reserve."""
         self._pool = max(0, total - largest)
         self._pooled = 0  # taken from the pool
         self._waiting: dict[Share, None] = {}
         self._favoured: Share | None = None
         self._number = 0
         self.used = 0  # bytes
-        self.refused = 0  # bodies that waited in vain
+        self.refused = 0  # bodies
 
     @property
     def waiting(self) -> int:
-        """Bodies that are not read for want of memory."""
+        """Bodies that wait for memory, unread."""
         return len(self._waiting)
 
     def share(self, on_granted: Callable[[], None]) -> Share:
-        """A body begins to need memory; `on_granted` is called when it has waited for it and may be read on."""
+        """A body's share; `on_granted` is called when it has waited and may be read again."""
         self._number += 1
         return Share(self, self._number, on_granted)
 
     def ask(self, share: Share) -> bool:
-        """One step more. False: it has to wait."""
+        """Take one step. False: wait."""
         if not self._may_go_on(share):
             self._waiting[share] = None
             return False
@@ -67,7 +66,7 @@ class UploadMemory:
             self._pooled += STEP_BYTES
 
     def give_back(self, share: Share) -> None:
-        """All that it had; those who wait go on."""
+        """Free a share; bodies that wait take it."""
         self._waiting.pop(share, None)
         self.used -= share.granted
         self._pooled -= share.pooled
@@ -84,21 +83,21 @@ class UploadMemory:
 
 
 class Share:
-    """One body's part of it."""
+    """One body's memory."""
 
     __slots__ = ("_memory", "granted", "number", "on_granted", "pooled")
 
     def __init__(self, memory: UploadMemory, number: int, on_granted: Callable[[], None]) -> None:
         self._memory = memory
-        self.number = number  # the earlier the smaller
+        self.number = number  # in order of arrival
         self.on_granted = on_granted
         self.granted = 0  # bytes
-        self.pooled = 0  # of these from the pool
+        self.pooled = 0  # bytes of `granted` from the pool
 
     def ask(self) -> bool:
-        """One step more. False: wait for `on_granted`."""
+        """Take one step. False: wait for `on_granted`."""
         return self._memory.ask(self)
 
     def give_back(self) -> None:
-        """The body is whole, or nobody wants it any more. A second call does nothing."""
+        """Free it. A second call does nothing."""
         self._memory.give_back(self)

@@ -1,8 +1,8 @@
-"""One request's body while it is received: its framing, its pace, the memory it takes, the turns of the loop it takes.
+"""One request's body while it is received: framing, least rate, memory, share of the event loop.
 
-Small bodies come in one or two reads and are handed on as they are. Of a large or chunked one each turn of the event
-loop takes one piece and no more, and a large one is shown to its request as it grows (`Request.received`), which
-looks at a step of it per turn: what a body holds costs others no more than a step.
+Small bodies come in one or two reads and are passed on at once. Of a large or chunked body each turn of the event loop
+takes one piece; a large one is shown to its request as it grows (`Request.received`), which reads a step of it per
+turn. So no body delays other requests by more than one step.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.downstream.upload_memory import FREE_BYTES, MAX_WAITING, Share, UploadMemory
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead
 from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES
 
-# A larger body is looked at as it comes, a smaller one when it is whole: 30 ms for the worst.
+# Larger bodies are read as they come, smaller ones when they are complete: at most 30 ms of CPU.
 LARGE_BYTES = 1 << 20
-READ_BYTES = 262_144  # what one read may bring (uvloop)
-CHUNKED_BYTES = 32_768  # of a chunked body in one turn: 10 ms for the smallest chunks
-RETRY_AFTER_S = 5  # when there is no memory for a body
+READ_BYTES = 262_144  # the largest read (uvloop)
+CHUNKED_BYTES = 32_768  # of a chunked body per turn: at most 10 ms of CPU
+RETRY_AFTER_S = 5  # without memory for a body
 
 
 class Limits(Protocol):
-    """What holds for all bodies."""
+    """Limits of all bodies."""
 
     body_timeout_s: float
     body_min_bytes_per_s: int
@@ -33,41 +34,41 @@ class Limits(Protocol):
 
 
 class Request(Protocol):
-    """Whose body it is."""
+    """The request that the body belongs to."""
 
     done: bool
 
     def received(self, body: bytearray) -> bool:
-        """All that has come so far of a large body. True: it has looked at all of that; else it is to be asked again."""
+        """Read the next step of a large body. True: all that has come was read; False: call again."""
 
     def start(self, body: bytes | bytearray) -> None:
-        """The body is whole."""
+        """The body is complete."""
 
     def refuse(self, refusal: HttpError) -> None:
-        """It never will be."""
+        """The body will not be complete."""
 
     def fault(self) -> None:
-        """One of these raised: called within the `except`."""
+        """One of these methods raised; called within the `except`."""
 
 
 class Connection(Protocol):
-    """Where it comes from."""
+    """The connection that the body comes from."""
 
     def pause_reading(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Read again."""
 
     def body_ended(self, rest: bytes) -> None:
-        """The body is whole; `rest` was read after it."""
+        """The body is complete; `rest` came after it."""
 
 
 class Upload:
     """A body that is being received."""
 
     __slots__ = (
-        "_body", "_connection", "_decoder", "_left", "_limits", "_looked", "_loop", "_over", "_paid", "_planned",
+        "_body", "_connection", "_decoder", "_left", "_limits", "_looked", "_loop", "_over", "_pace", "_planned",
         "_read_at", "_request", "_share", "_unread", "_waits_since", "_whole", "deadline",
     )  # fmt: skip
 
@@ -79,38 +80,36 @@ class Upload:
         self._body = bytearray()
         self._left = head.length or 0  # of a body with a length
         self._decoder = ChunkedDecoder(MIN_MEAN_CHUNK_BYTES) if head.chunked else None
-        self._unread = b""  # what came and is not decoded, or what came after the body
+        self._unread = b""  # not decoded yet, or after the body
         self._whole = False
-        self._looked = True  # the request has looked at all of `_body` that it wants to see
-        self._planned = False  # a later turn goes on
+        self._looked = True  # the request has read all of `_body`
+        self._planned = False  # a turn is scheduled
         self._over = False
-        self._read_at = 0.0  # when its last piece came
-        self._paid = self._loop.time()  # up to when its bytes suffice for the least rate
+        self._read_at = 0.0  # time of the last piece
+        now = self._loop.time()
+        self._pace = Pace(limits.body_min_bytes_per_s, now)
         self._share: Share | None = None
         self._waits_since: float | None = None  # for memory
-        self.deadline = self._paid + limits.body_timeout_s
+        self.deadline = now + limits.body_timeout_s
 
     def begin(self, data: bytes) -> None:
-        """What came with the head."""
+        """Take what came with the head."""
         if data:
             self.take(data)
         elif not self._reserve():
             self._connection.pause_reading()
 
     def take(self, data: bytes) -> None:
-        """What the client sent."""
+        """Take what the client sent."""
         now = self._loop.time()
-        # Each byte pays for its share of a second, and for none in advance: neither drops nor a large beginning keep a
-        # connection for ever.
         self._read_at = now
-        self._paid = min(now, self._paid + len(data) / self._limits.body_min_bytes_per_s)
-        self.deadline = self._paid + self._limits.body_timeout_s
+        self.deadline = now - self._pace.behind_s(now, len(data)) + self._limits.body_timeout_s
         self._unread = self._unread + data if self._unread else data
         if not self._planned:
             self._turn()
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
+        """Discard the body."""
         self._over = True
         self._body = bytearray()
         self._unread = b""
@@ -118,19 +117,18 @@ class Upload:
             self._share.give_back()
 
     def late(self, now: float) -> HttpError:
-        """Why it is given up: called when its deadline has passed."""
+        """The refusal, once the deadline has passed."""
         limits = self._limits
         if self._waits_since is not None:
             limits.upload_memory.refused += 1
             return _no_memory(f"for {now - self._waits_since:.0f} s")
         why = f"no byte of the body came for {limits.body_timeout_s:g} s"
-        if self._paid != self._read_at:
+        if self._pace.paid_until != self._read_at:
             rate = limits.body_min_bytes_per_s
             why = f"fewer than {rate} a second of the body came for {limits.body_timeout_s:g} s"
         return HttpError(408, why, code="timeout", close=True)
 
     def _turn(self) -> None:
-        """What one turn of the event loop takes of it."""
         self._planned = False
         if self._over:
             return
@@ -155,7 +153,7 @@ class Upload:
     def _read_on(self, later: bool) -> None:
         if not self._reserve():
             self._connection.pause_reading()
-        elif later:  # libuv reads up to 32 times from one socket before it looks at others
+        elif later:  # libuv reads up to 32 times from one socket before others
             self._later()
 
     def _later(self) -> None:
@@ -164,7 +162,7 @@ class Upload:
         self._loop.call_soon(self._turn)
 
     def _decode(self) -> bool:
-        """Bytes become body. False: they don't, and the request is refused."""
+        """Decode. False: the request was refused."""
         data, decoder = self._unread, self._decoder
         if decoder is None:
             self._unread = data[self._left :]
@@ -202,7 +200,7 @@ class Upload:
     # --- memory ------------------------------------------------------------------------------------
 
     def _reserve(self) -> bool:
-        """Before more of it is read. False: it waits for memory, or is refused."""
+        """Take memory before more is read. False: wait for it, or the request was refused."""
         have = FREE_BYTES + (0 if self._share is None else self._share.granted)
         size = len(self._body)
         if have >= (size if self._decoder is not None else size + min(self._left, READ_BYTES)):
@@ -222,15 +220,14 @@ class Upload:
 
     def _granted(self) -> None:
         if self._waits_since is not None:
-            now = self._loop.time()
-            self._paid += now - self._waits_since
+            self._pace.excuse(self._loop.time() - self._waits_since)
             self._waits_since = None
-            self.deadline = self._paid + self._limits.body_timeout_s
+            self.deadline = self._pace.paid_until + self._limits.body_timeout_s
             self._later()
 
 
 def start(request: Request, body: bytes | bytearray) -> None:
-    """Hand a whole body on."""
+    """Pass a complete body on."""
     try:
         request.start(body)
     except Exception:
