@@ -26,7 +26,7 @@ os.environ["COLUMNS"] = "10000"
 
 SHELLS: Final = {"bash": "numa-launcher.bash", "zsh": "_numa-launcher", "fish": "numa-launcher.fish"}
 PAGE: Final = "numa-launcher.1"
-# Changed by hand when the page tells something new; a date of its own for each build would make no two alike.
+# Changed by hand: a build date would make the page differ on each run.
 DATE: Final = "2026-11-22"
 
 # What completes an argument, by its name in help texts.
@@ -41,22 +41,22 @@ _BY_METAVAR: Final = {
 SECTIONS: Final = {
     "exit status": r""".TP
 .B 0
-Done, and the answer is yes.
+Done; a check found nothing.
 .TP
 .B 1
-Done, and the answer is no: no slot is ready, a check failed, a change was rolled back.
+Negative result: no slot is ready, a check failed, a change was rolled back.
 .TP
 .B 2
-A person has to change something: two lines on standard error say why it cannot be done, and what to do.
+The operator must change something: two lines on standard error give the reason and the remedy.
 .TP
 .B 3
-No answer in time, from the daemon or from a program that was asked: neither yes nor no. Asking again may help.
+No answer in time from the daemon or a program; the outcome is unknown. Repeating the command is safe.
 .TP
 .B 130
 Ended by Ctrl-C.""",
     "environment": r""".TP
 .B NUMA_LAUNCHER_SOCKET
-The daemon's control socket, where neither \-\-socket nor \-c names one.
+The daemon's control socket, unless \-\-socket or \-c names one.
 .TP
 .B NUMA_LAUNCHER_\fISECTION\fB__\fIKEY\fR
 Overrides a key of the configuration, for example NUMA_LAUNCHER_PROXY__LISTEN.
@@ -74,7 +74,7 @@ The control socket: HTTP and JSON.""",
 .BR journalctl (1),
 .BR numa (7)
 .PP
-Each topic has a page of its own in the folder docs/ of the source.""",
+Further pages are in the folder docs/ of the source.""",
 }
 
 

@@ -229,11 +229,11 @@ is_installed() {
 make_venv() {
   local base
   base=$(find_python) || die "cannot find Python 3.11 or newer" "set PYTHON=/path/to/python3.11 and run this again"
-  # An environment that doesn't run, or that was made in another folder, is made anew.
+  # An environment that doesn't run, or that was made in another folder, is created again.
   if [[ -x $python ]] && "$python" -c 'import pip' 2>/dev/null && grep -qsF "$venv" "$venv/bin/pip"; then
     return
   fi
-  [[ ! -e $venv ]] || say "$venv does not work any more, making it anew"
+  [[ ! -e $venv ]] || say "$venv does not work, creating it again"
   "$base" -m venv --clear "$venv" ||
     die "cannot make the virtual environment $venv with $base" "apt-get install python3-venv, or set PYTHON to another Python"
 }

@@ -1,4 +1,4 @@
-"""Programs of others, tried on an OpenAI endpoint: what each sent, what failed, and what the front door counted.
+"""Programs of others, tried on an OpenAI endpoint: what each sent, what failed, and what the proxy counted.
 
 scripts/try-clients runs all of them; the tests on real vLLM (tests/engine) run the quick ones.
 """
@@ -60,7 +60,7 @@ class Tried:
 
 
 def sums(url: str) -> dict[str, int]:
-    """The front door's accounts: accepted, and each outcome."""
+    """The proxy's counters: accepted, and each outcome."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:  # noqa: S310  the operator's own URL
         lines = page.read().decode().splitlines()
     found = [match for line in lines if (match := _SUM.match(line))]
@@ -240,9 +240,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/try-clients",
         description="Try clients of others on an endpoint that runs. llm-comply's failures are listed, and do not "
-        "count: what a model can't do (images), no front door can.",
+        "count: what a model can't do (images), no proxy can.",
     )
-    parser.add_argument("url", nargs="?", help="of the front door, such as http://127.0.0.1:8000")
+    parser.add_argument("url", nargs="?", help="of the endpoint, such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="the model's name there")
     parser.add_argument("--tokenizer", type=Path, help="folder with its tokenizer")
     parser.add_argument("--key", default="none", help="API key, where one is needed")

@@ -6,7 +6,7 @@
 #   /opt/numa-launcher/current -> releases/VERSION-TIME     what is started next
 #   /opt/numa-launcher/previous -> releases/VERSION-TIME    what --rollback goes back to
 #
-# A release is never changed once it is complete: what runs from it goes on until it is started anew. Links are
+# A release is never changed once it is complete: running processes keep it until they are restarted. Links are
 # switched by rename(2), so there is always one.
 
 : "${top=}"

@@ -112,12 +112,12 @@ def write(result: Mapping[str, Any], docs: Path) -> None:
     requests = max((row["requests"] for row in rows), default=0)
     busiest = max((row["busy"] for row in rows), default=0.0)
     how = (
-        f"Measured on {result['machine']}: four engines that take a real one's time (prefill 1,500 tok/s, step 60 ms + "
-        f"0.8 ms per sequence, 32 sequences, 60k tokens of prefix cache), {requests} requests a run at "
+        f"Measured on {result['machine']}: four simulated engines (prefill 1,500 tok/s, step 60 ms + "
+        f"0.8 ms per sequence, 32 sequences, 60k tokens of prefix cache), {requests} requests per run at "
         f"{result['load']:.0%} of saturation, open loop, seeds {', '.join(map(str, seeds))}, the same requests for "
-        f"all; time runs {result['speed']:g} times faster, all figures are model time; median (least–most) of the "
-        f"seeds. At most {busiest:.0%} of the cpus were busy. Goodput counts the tokens of requests whose first token "
-        "came within 2 s. Again with `scripts/bench-balance --write`."
+        f"all. Time runs {result['speed']:g} times faster; all figures are model time. Cells: median (minimum–maximum) "
+        f"of the seeds. CPUs were at most {busiest:.0%} busy. Goodput counts tokens of requests whose first token came within "
+        "2 s. Repeat with `scripts/bench-balance --write`."
     )
     there = {row["setting"] for row in rows}
     known = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items() if name in there)

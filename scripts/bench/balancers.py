@@ -27,7 +27,7 @@ from launcher.proxy.balancing.upstreams import Upstream
 
 
 class Ours:
-    """The real scheduler, seeing what the front door would show it."""
+    """The proxy's balancer, given what the proxy would give it."""
 
     def __init__(
         self, policy: Policy, instances: int, max_num_seqs: int, seed: int, *, kv_tokens: int | None = None

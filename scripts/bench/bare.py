@@ -1,7 +1,7 @@
 """The least that a proxy in Python can do: bytes from one connection to another, on uvloop, nothing looked at.
 
 Each client's connection has one of its own to an engine, opened before its first byte is passed on. No HTTP, no
-limits, no accounting: the floor that the front door is measured against.
+limits, no accounting: the lower bound for the proxy.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Cache:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over the life of an engine."""
+    """Sums since the engine started."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

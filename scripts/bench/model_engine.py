@@ -219,7 +219,7 @@ class Client(Connection):
 
 
 def counts(engine: Engine) -> dict[str, float]:
-    """Sums over the engine's life."""
+    """Sums since the engine started."""
     found = engine.counts
     return {
         "prompt_tokens": found.prompt_tokens,

@@ -1,4 +1,4 @@
-"""The front door alone, built and logged as `numa-launcher serve` does, with upstreams that run already."""
+"""The proxy alone, built and logged as `numa-launcher serve` does, with upstreams that run already."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ async def _serve(args: argparse.Namespace) -> None:
         access_log=args.access_log,
         slow_start_s=args.slow_start_s,
     )
-    door = ProxyServer(
+    server = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
     )
-    await door.start()
+    await server.start()
     for slot, upstream in enumerate(args.upstreams):
-        door.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
+        server.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
     gc_tuning.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
-    await door.stop(0)
+    await server.stop(0)
 
 
 def main() -> None:

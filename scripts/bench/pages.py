@@ -148,16 +148,17 @@ def write(result: Result, docs: Path) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     known = [f"{name}: {RIVALS[name].what}" for name in RIVALS if name in rounds.proxies]
     pinned = (
-        "the proxy has one cpu, engines and clients the other" if result["pinned"] else "nothing is pinned"
+        "one CPU for the proxy, the other for engines and clients"
+        if result["pinned"]
+        else "nothing is pinned"
     )
     how = (
-        f"Measured on {result['machine']}; {len(rounds.rounds)} rounds in changing order, {pinned}; "
-        "median (least–most) of the rounds. Two stub engines; each stream is 129 events of 25 ms distance, so that each "
-        "event is a packet of its own; small requests come at 1,500 a second on 64 connections. CPU time is the proxy's "
-        "own with its children, less what it takes idle; ratios and added times are taken within a round, added times "
-        "against direct ([…]: direct's own; what is added to direct's p99 may be less than what is added to its p50, or "
-        "nothing). A cell without (least–most) is of one round. Memory is the most of all rounds, shared pages counted "
-        "once. Again with `scripts/bench-proxy --install`, then `scripts/bench-proxy --write`."
+        f"Measured on {result['machine']}; {len(rounds.rounds)} rounds in alternating order, {pinned}. "
+        "Cells: median (minimum–maximum) of the rounds. Two stub engines; streams of 129 events, 25 ms apart, each event "
+        "its own packet; small requests at 1,500 per second on 64 connections. CPU time includes child processes and "
+        "excludes the idle proxy's. Ratios and added times are computed per round; added times are relative to `direct`, "
+        "whose own times are in […]. Memory: maximum of all rounds, shared pages counted once. "
+        "Repeat with `scripts/bench-proxy --install`, then `scripts/bench-proxy --write`."
     )
     parts = [
         BEGIN,

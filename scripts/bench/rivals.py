@@ -45,7 +45,7 @@ class Rival:
     ready: str = "/v1/models"
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     package: str | None = None  # of Debian
-    requirement: str | None = None  # of the Python package index; lives in a venv of its own
+    requirement: str | None = None  # of the Python package index; installed in its own venv
 
     def missing(self) -> str | None:
         """How to get what is not installed; None when it can start."""
@@ -144,7 +144,7 @@ defaults
   timeout client 3600s
   timeout server 3600s
   timeout http-keep-alive 600s
-frontend door
+frontend proxy
   bind 127.0.0.1:{port} backlog 4096
   default_backend engines
 backend engines
@@ -216,7 +216,7 @@ def _bare(to: Setting) -> Sequence[str]:
 
 
 def ours(*more: str, unix: bool = True) -> Callable[[Setting], Sequence[str]]:
-    """The front door; `more` are arguments of bench.ours."""
+    """numa-launcher's proxy; `more` are arguments of bench.ours."""
 
     def argv(to: Setting) -> Sequence[str]:
         engines = to.uds if unix else [f"127.0.0.1:{port}" for port in to.ports]
@@ -273,7 +273,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             "bare",
-            "the floor for Python: bytes from one connection to another on uvloop, nothing looked at",
+            "lower bound for Python: bytes copied between connections on uvloop, not parsed",
             _bare,
             env=_PATHS,
         ),
@@ -323,13 +323,13 @@ SETTINGS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             "vllm-cache-8",
-            "vllm-router, cache_aware, out of balance from a difference of 8 requests and 10 %",
+            "vllm-router, cache_aware, balancing by load from a difference of 8 requests and 10 %",
             _vllm("cache_aware", *_TIGHT),
             requirement=VLLM_ROUTER,
         ),
         Rival(
             "sglang-cache-8",
-            "sglang-router, cache_aware, out of balance from a difference of 8 requests and 10 %",
+            "sglang-router, cache_aware, balancing by load from a difference of 8 requests and 10 %",
             _sglang("cache_aware", *_TIGHT),
             requirement=SGLANG_ROUTER,
         ),

@@ -148,7 +148,7 @@ def shared(prompts: int, system_tokens: float) -> Callable[[Random, Mix, Shape],
             text.of(system_tokens * mix.prompt_scale * random.uniform(0.7, 1.3)) for _ in range(prompts)
         ]
         weights = list(accumulate(1 / (rank + 1) ** mix.zipf for rank in range(prompts)))
-        room = mix.instances * shape.cache_tokens * 0.8 * CHARACTERS_PER_TOKEN
+        space = mix.instances * shape.cache_tokens * 0.8 * CHARACTERS_PER_TOKEN
         drafts, fresh = [], []
         seen: set[int] = set()
         for number in range(mix.requests):
@@ -159,7 +159,7 @@ def shared(prompts: int, system_tokens: float) -> Callable[[Random, Mix, Shape],
                 {"role": "user", "content": text.of(question)},
             )
             drafts.append(draft(number, messages, random.uniform(20, 80) * mix.output_scale, mix))
-            held = which in seen and sum(len(system) for system in systems[: which + 1]) <= room
+            held = which in seen and sum(len(system) for system in systems[: which + 1]) <= space
             part = mix.missed if held else 1.0
             computed = part * len(systems[which]) / CHARACTERS_PER_TOKEN
             fresh.append(question + max(computed, shape.block_tokens / 2))  # a hit ends with a whole block
