@@ -116,8 +116,8 @@ def write(result: Mapping[str, Any], docs: Path) -> None:
         f"0.8 ms per sequence, 32 sequences, 60k tokens of prefix cache), {requests} requests per run at "
         f"{result['load']:.0%} of saturation, open loop, seeds {', '.join(map(str, seeds))}, the same requests for "
         f"all. Time runs {result['speed']:g} times faster; all figures are model time. Cells: median (minimum–maximum) "
-        f"of the seeds. CPUs were at most {busiest:.0%} busy. Goodput counts tokens of requests whose first token came within "
-        "2 s. Repeat with `scripts/bench-balance --write`."
+        f"of the seeds. CPUs were at most {busiest:.0%} busy. Goodput counts tokens of requests whose first token came "
+        "within 2 s. Repeat with `scripts/bench-balance --write`."
     )
     there = {row["setting"] for row in rows}
     known = "; ".join(f"{name}: {setting.what}" for name, setting in SETTINGS.items() if name in there)
