@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top", "top_frame",
         )
     },
-    "cli.key": {"cli", "config.load", "proxy.auth.key_record", "proxy.auth.key_store", "errors"},
+    "cli.key": {"cli", "config.load", "proxy.auth.key_record", "proxy.auth.key_store", "errors", "text_table"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The command line: one module per verb, heavy imports inside the verb."""
+"""The command line: one module per verb. Heavy imports are inside the verbs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from typing import Final
 
 import launcher
 from launcher.cli.parser import Parser
+from launcher.control.messages import SUMMARY
 from launcher.errors import LauncherError
 from launcher.printable import printable_lines
 
-# Verb -> (module, one line of help). Each module has `add_arguments(parser)` and `run(args) -> exit code`.
+# Verb -> (module, help). Each module has `add_arguments(parser)` and `run(args) -> exit code`.
 VERBS: Final[dict[str, tuple[str, str]]] = {
-    "serve": ("serve", "run the daemon: plan, start the instances, serve the endpoint"),
-    "plan": ("plan", "print what `serve` would do on this machine"),
-    "topology": ("topology", "print what the machine is"),
-    "status": ("status", "print what the daemon and its slots are doing"),
-    "top": ("top", "watch all that on the whole terminal, with a picture of the machine"),
-    "restart": ("slot_verbs", "take a slot out of rotation, wait for its requests, stop and start it again"),
-    "drain": ("slot_verbs", "take a slot out of rotation and keep its instance alive"),
-    "resume": ("slot_verbs", "put a drained slot back into rotation"),
-    "stop": ("slot_verbs", "drain a slot, stop its instance and leave it stopped"),
-    "start": ("slot_verbs", "start a stopped or failed slot"),
-    "hold": ("slot_verbs", "drain a slot, stop its instance and keep it stopped until `release`"),
-    "quarantine": (
-        "slot_verbs",
-        "take a slot out of rotation and keep its instance alive for a look, until `release`",
+    "serve": ("serve", "run the daemon: start the instances and serve the OpenAI endpoint"),
+    "plan": ("plan", "print which instances `serve` would start, and on which cores and memory"),
+    "topology": ("topology", "print the sockets, NUMA nodes, caches and cores of the machine"),
+    "status": ("status", "print the state of the daemon and of each slot"),
+    "top": ("top", "show the state of the slots and the load of the cores, refreshed continuously"),
+    **{str(command): ("slot_verbs", summary) for command, summary in SUMMARY.items()},
+    "reload": ("reload", "reload the configuration and apply it, one slot at a time"),
+    "scale": ("reload", "change the number of instances per socket, one slot at a time"),
+    "why": ("why", "print why the last instance of a slot failed: cause, evidence, remedy and log lines"),
+    "events": ("events", "print recent actions of the daemon and commands of operators"),
+    "logs": ("logs", "print the latest log lines of a slot's instance"),
+    "verify": ("verify", "compare the actual cpus and memory of running instances with the plan"),
+    "key": ("key", "create, list and revoke API keys"),
+    "bundle": (
+        "bundle",
+        "collect logs, status and configuration, without secrets, in one file for a bug report",
     ),
-    "release": ("slot_verbs", "end a hold or a quarantine"),
-    "reload": ("reload", "read the configuration again and go there, one slot at a time"),
-    "scale": ("reload", "run N instances per socket, one slot changing at a time"),
-    "why": ("why", "say why a slot's instance ended: cause, evidence, remedy, and its last lines"),
-    "events": ("events", "print what the daemon did and what was asked of it"),
-    "logs": ("logs", "print the last lines of a slot's instance"),
-    "verify": ("verify", "look where a slot's threads and pages really are"),
-    "key": ("key", "make, list and revoke the API keys of applications"),
-    "bundle": ("bundle", "pack what a bug report needs into one file, without secrets"),
-    "doctor": ("doctor", "look at the host and the software before anything starts"),
-    "quickstart": ("quickstart", "plan, start, show progress, answer one chat, show the result"),
+    "doctor": ("doctor", "check whether the host and its software are ready to serve"),
+    "quickstart": ("quickstart", "start a model with default settings and send it one chat request"),
 }
 
 
 def build_parser(only: str | None = None) -> Parser:
-    """The whole parser; arguments are filled in for the verb `only`, or for all when it is None."""
+    """The parser; only the verb `only` has its arguments, or all verbs when it is None."""
     parser = Parser(
         prog="numa-launcher",
-        description="One OpenAI endpoint over NUMA-pinned vLLM instances.",
+        description="Serve one OpenAI endpoint from NUMA-pinned vLLM instances.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"numa-launcher {launcher.__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"numa-launcher {launcher.__version__}",
+        help="print the version and exit",
+    )
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in VERBS.items():
         text = f"{summary[:1].upper()}{summary[1:]}."
@@ -63,7 +62,8 @@ def build_parser(only: str | None = None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. 0: done. 1: done, and the answer is no. 2: a person has to change something. 3: no answer in time."""
+    """Run one verb. Exit code 0: done. 1: done, with a negative result. 2: the user must change something. 3: no answer
+    in time. 130: interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     verb = next((word for word in arguments if word in VERBS), None)
     args = build_parser(only=verb or "").parse(arguments)
@@ -78,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        with contextlib.suppress(OSError):  # `numa-launcher logs 0 | head`: no traceback at exit either
+        with contextlib.suppress(OSError):  # `numa-launcher logs 0 | head`: avoids a traceback at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
 
 def _print_error(text: str) -> None:
-    """Errors quote what was configured and what others wrote; a daemon's go to the journal."""
+    """Masked and printable: errors quote configuration and input, and may be written to the journal."""
     from launcher.redaction import Redactor  # noqa: PLC0415  only here
 
     print(printable_lines(Redactor().text(text)), file=sys.stderr)

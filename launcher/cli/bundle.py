@@ -1,4 +1,4 @@
-"""`numa-launcher bundle`: one file for a bug report, without secrets."""
+"""`numa-launcher bundle`: one archive for a bug report, without secrets."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which daemon, and where to."""
+    """Daemon and output file."""
     options.add_socket(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE",
-        help='where to write, a tar.gz; "-" is standard output (default: numa-launcher-bundle-TIME.tar.gz here)',
+        help='write the archive (tar.gz) to FILE; "-" is standard output (default: ./numa-launcher-bundle-TIME.tar.gz)',
     )  # fmt: skip
     parser.add_argument(
         "-n", "--lines", type=options.count, default=2000, metavar="N",
-        help="last N lines of each log (default 2000)",
+        help="include the last N lines of each log (default: 2000)",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect, pack, and say what is inside and what is not. Works without a daemon, too."""
+    """Write the archive and print its contents. Works without a daemon, too."""
     from launcher.cli.bundle_parts import collect  # noqa: PLC0415  heavy
 
     now = time.time()
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _client(args: argparse.Namespace) -> ControlClient:
-    """A configuration that can't be used is no reason to make no bundle."""
+    """An unusable configuration must not prevent a bundle."""
     try:
         return options.client_of(argparse.Namespace(**vars(args), json=True))
     except LauncherError:
@@ -59,41 +59,41 @@ def _client(args: argparse.Namespace) -> ControlClient:
 
 def _check_free(file: Path) -> None:
     if file.exists():
-        raise LauncherError(f"cannot write '{file}': it is there already", "name another file with -o")
+        raise LauncherError(f"cannot write '{file}': the file exists", "choose another file with -o")
 
 
 def _write(file: Path, data: bytes) -> None:
     try:
-        # For its owner alone, and never over another file: a bundle holds log lines.
+        # Mode 0600 and never overwriting a file: a bundle contains log lines.
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(fd, "wb") as opened:
                 opened.write(data)
-        except OSError:  # half of one helps nobody, and would be in the way of the next
+        except OSError:  # remove an incomplete bundle
             file.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise LauncherError(
             f"cannot write '{file}': {reason(error)}",
-            "name a file with -o in a folder that is there, writable, and has space",
+            "choose a file with -o in an existing, writable folder with free space",
         ) from None
 
 
 def to_text(bundle: Bundle, name: str, size: int) -> str:
-    """What a person checks before it is sent."""
+    """The contents, for review before the archive is sent."""
     from launcher.sizes import format_size  # noqa: PLC0415
     from launcher.text_table import counted, table  # noqa: PLC0415
 
-    rows = [("INSIDE", "SIZE", "WHAT")]
+    rows = [("FILE", "SIZE", "CONTENT")]
     rows += [(part.name, format_size(len(part.data)), part.what) for part in bundle.parts]
     lines = [*table(rows), ""]
     lines += [f"missing: {name}: {why}" for name, why in bundle.missing]
-    lines.append(f"masked: {counted(bundle.masked, 'place')} that held or looked like a secret")
+    lines.append(f"masked: {counted(bundle.masked, 'place')} that contained or looked like a secret")
     lines += [f"warning: {note}" for note in bundle.notes]
     lines += ["", f"wrote {'standard output' if name == '-' else name}: {format_size(size)}"]
     if name != "-":
         lines += [
-            "Check it before you send it: names of models, users and files, and addresses are not masked.",
+            "Review it before you send it: names of models, users and files, and addresses are not masked.",
             f"    mkdir look && tar -xzf {name} -C look && less look/*/*.txt",
         ]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""What goes into a bundle, and how each part is got: from the daemon where it answers, else from this host.
+"""The parts of a bundle, collected from the daemon where it answers, else from this host.
 
-Every text passes a `Redactor` that knows the secrets which the configuration leads to; what the daemon gives has passed
-its own, which may read files that this user may not.
+Every text passes a `Redactor` that knows the secrets of the configuration. Answers of the daemon have already passed the
+daemon's own Redactor, which can read files that this user cannot.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,21 +37,21 @@ from launcher.errors import LauncherError
 from launcher.printable import printable_lines
 from launcher.redaction import Redactor, secret_parts
 
-# For one answer of the daemon: a bundle is made when things hang.
+# Time for one answer of the daemon, which may be hung.
 ANSWER_S: Final = 10.0
-# Of one part; of a longer one the end is kept.
+# Size of one part; of a longer part the end is kept.
 MAX_PART_BYTES: Final = 8 * 1024**2
 JOURNAL_S: Final = 20.0
 # The daemon's unit and those of its instances.
 _UNITS: Final = ("numa-launcher.service", "numa-launcher-slot*.service")
-# Is a folder where systemd runs: sd_booted(3).
+# A directory while systemd runs: sd_booted(3).
 SYSTEMD_RUNS: Final = Path("/run/systemd/system")
 _DISTRIBUTIONS: Final = ("aiohttp", "dbus-fast", "msgspec", "numpy", "psutil", "systemd-python", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file inside."""
+    """One file of the archive."""
 
     name: str
     what: str
@@ -59,8 +60,6 @@ class Part:
 
 @dataclass(slots=True)
 class Bundle:
-    """All parts."""
-
     parts: list[Part] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
     """(part, why)"""
@@ -69,17 +68,17 @@ class Bundle:
 
     @property
     def masked(self) -> int:
-        """Masks in what is packed."""
+        """Number of masked places."""
         return sum(part.data.count(b"<redacted>") for part in self.parts)
 
     def add(self, name: str, what: str, make: Callable[[], Any]) -> None:
-        """One more part, of bytes, text, or a value that becomes JSON; what fails is missing, and says why."""
+        """Add a part of bytes, text, or a value to encode as JSON. A part that fails is listed as missing."""
         try:
             made = make()
         except LauncherError as error:
             self.missing.append((name, self.redactor.text(f"{error.message}; {error.remedy}")))
             return
-        except Exception as error:  # whatever is broken here is why the bundle is made
+        except Exception as error:  # one failing part must not prevent the bundle
             self.missing.append((name, self.redactor.text(f"{type(error).__name__}: {error}")))
             return
         if isinstance(made, str):
@@ -89,7 +88,7 @@ class Bundle:
         self.parts.append(Part(name, what, made))
 
     def pack(self, now: float) -> bytes:
-        """A tar.gz with all in one folder, for its owner alone; no user or host is named."""
+        """A tar.gz with one folder; it names neither user nor host."""
         folder = time.strftime("numa-launcher-bundle-%Y%m%d-%H%M%S", time.localtime(now))
         raw = io.BytesIO()
         with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -101,54 +100,62 @@ class Bundle:
 
     def _contents(self, now: float) -> Part:
         at = dt.datetime.fromtimestamp(now, tz=dt.UTC).isoformat(timespec="seconds")
-        lines = [f"numa-launcher {launcher.__version__}: a bundle for a bug report, made at {at}", ""]
+        lines = [f"numa-launcher {launcher.__version__}: bundle for a bug report, created {at}", ""]
         lines += [f"{part.name}: {part.what}" for part in self.parts]
         lines += ["", *(f"missing: {name}: {why}" for name, why in self.missing)]
         lines += [f"warning: {note}" for note in self.notes]
-        return Part("README.txt", "what is inside", ("\n".join(lines) + "\n").encode())
+        return Part("README.txt", "list of contents", ("\n".join(lines) + "\n").encode())
 
 
 def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle:
-    """Everything. `path`: the configuration file, where the daemon does not say what it runs with."""
+    """All parts. `path`: the configuration file to use when the daemon does not answer."""
     bundle = Bundle()
     config = _config(bundle, path)
-    bundle.add("versions.json", "numa-launcher, Python, kernel and libraries", _versions)
-    bundle.add("doctor.txt", "host and software, as `doctor` sees them", lambda: _doctor(config))
-    bundle.add("topology.txt", "the machine, as `topology` prints it", _topology)
-    bundle.add("topology-snapshot.tar.gz", "the machine, for `plan --snapshot FILE`", lambda: _snapshot(now))
+    bundle.add("versions.json", "versions of numa-launcher, Python, kernel and libraries", _versions)
+    bundle.add("doctor.txt", "output of `doctor`", lambda: _doctor(config))
+    bundle.add("topology.txt", "output of `topology`", _topology)
+    bundle.add(
+        "topology-snapshot.tar.gz",
+        "snapshot of the machine, for `plan --snapshot FILE`",
+        lambda: _snapshot(now),
+    )
     status = _from_daemon(bundle, client, lines, now)
     if status is None and config is not None:
         _from_file(bundle, config, path)
     if config is None and path.exists():
         read = lambda: tomllib.loads(path.read_text())  # noqa: E731
-        bundle.add("config-file.json", f"{path} as it is, secrets masked", read)
+        bundle.add("config-file.json", f"content of {path}, secrets masked", read)
     bundle.add(
         "journal.txt",
-        "the last lines of the daemon and its instances in the journal",
+        "latest journal lines of the daemon and its instances",
         lambda: _journal(lines),
     )
     return bundle
 
 
 def _config(bundle: Bundle, path: Path) -> Config | None:
-    """Learn the secrets that must not come out, as far as this user may read them."""
+    """Load the configuration, and give the Redactor the secrets that this user can read."""
     values = [part for name, value in os.environ.items() for part in secret_parts(name, value)]
     unread: list[str] = []
     try:
         config = load_config(path, environ=os.environ)
     except LauncherError as error:
         why_not = Redactor().text(error.message)
-        bundle.notes.append(f"{why_not}: secrets in what is not the daemon's are known by their form alone")
+        bundle.notes.append(
+            f"{why_not}: in parts that are not from the daemon, secrets are recognised by their form only"
+        )
         config = None
     if config is not None:
         values, unread = secret_values(config, os.environ)
-    bundle.notes += [f"cannot read '{name}': its content is known by its form alone" for name in unread]
+    bundle.notes += [
+        f"cannot read '{name}': secrets in it are recognised by their form only" for name in unread
+    ]
     bundle.redactor = Redactor(values)
     return config
 
 
 def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) -> dict[str, Any] | None:
-    """What the daemon says; its status, or None where it does not answer."""
+    """Add the daemon's answers. Returns its status, or None when it does not answer."""
     try:
         status = client.get("/status?redact=1", ANSWER_S)
     except LauncherError as error:
@@ -160,13 +167,21 @@ def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) 
     def ask(path: str) -> dict[str, Any]:
         return client.get(path, ANSWER_S)
 
-    bundle.add("status.txt", "as `status` prints it", lambda: status_table.to_text(status, now, None) + "\n")
-    bundle.add("status.json", "as `status --json` prints it", lambda: status)
-    bundle.add("config.json", "the configuration in force, secrets masked", lambda: ask("/config?redact=1"))
-    bundle.add("plan.json", "the plan that runs", lambda: ask("/plan?redact=1"))
-    bundle.add("reload.json", "how far the last reload came", lambda: ask("/reload?redact=1"))
-    bundle.add("events.json", "what was done and asked for", lambda: ask("/events?tail=1000&redact=1"))
-    bundle.add("metrics.txt", "the metrics page", lambda: client.text("/metrics?redact=1", ANSWER_S))
+    bundle.add("status.txt", "output of `status`", lambda: status_table.to_text(status, now, None) + "\n")
+    bundle.add("status.json", "output of `status --json`", lambda: status)
+    bundle.add(
+        "config.json",
+        "effective configuration of the daemon, secrets masked",
+        lambda: ask("/config?redact=1"),
+    )
+    bundle.add("plan.json", "current plan of the daemon", lambda: ask("/plan?redact=1"))
+    bundle.add("reload.json", "state of the latest reload", lambda: ask("/reload?redact=1"))
+    bundle.add(
+        "events.json",
+        "actions of the daemon and commands of operators",
+        lambda: ask("/events?tail=1000&redact=1"),
+    )
+    bundle.add("metrics.txt", "metrics page", lambda: client.text("/metrics?redact=1", ANSWER_S))
     logs: dict[int, list[dict[str, Any]]] = {}
 
     def log_of(slot: int) -> str:
@@ -174,8 +189,8 @@ def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) 
         return "".join(map(_line, logs[slot]))
 
     for slot in slots:
-        bundle.add(f"logs/slot-{slot}.txt", "the instance's last lines", lambda slot=slot: log_of(slot))  # type: ignore[misc]
-    bundle.add("causes.txt", "why instances ended, as `why` prints it", lambda: _causes(status, logs, now))
+        bundle.add(f"logs/slot-{slot}.txt", "latest log lines of the instance", partial(log_of, slot))
+    bundle.add("causes.txt", "output of `why` for each slot", lambda: _causes(status, logs, now))
     return status
 
 
@@ -193,7 +208,7 @@ def _causes(status: dict[str, Any], logs: dict[int, list[dict[str, Any]]], now: 
 
 
 def _versions() -> dict[str, Any]:
-    uname = platform.uname()  # its `node` is the host's name: left out
+    uname = platform.uname()  # `node`, the host's name, is left out
     found: dict[str, Any] = {
         "numa-launcher": launcher.__version__,
         "python": sys.version,
@@ -230,18 +245,15 @@ def _snapshot(now: float) -> bytes:
 
 
 def _from_file(bundle: Bundle, config: Config, path: Path) -> None:
-    what = f"the configuration that {path} makes, secrets masked"
+    what = f"effective configuration from {path}, secrets masked"
     bundle.add("config.json", what, lambda: shown(config, bundle.redactor))
-    bundle.add("plan.json", "what `serve` would do now", lambda: build_deployment(config).to_json())
+    bundle.add("plan.json", "output of `plan --json`", lambda: build_deployment(config).to_json())
 
 
 def _journal(lines: int) -> str:
-    """Under systemd; elsewhere the daemon's lines go where its standard error goes."""
     program = shutil.which("journalctl")
     if program is None or not SYSTEMD_RUNS.is_dir():
-        raise LauncherError(
-            "cannot read the journal: systemd does not run here", "add what the daemon has printed"
-        )
+        raise LauncherError("cannot read the journal: systemd is not running", "add the output of the daemon")
     units = [word for unit in _UNITS for word in ("--unit", unit)]
     done = subprocess.run(
         [program, *units, f"--lines={lines}", "--no-pager", "--no-hostname", "--utc", "--output=short-iso"],
@@ -249,7 +261,7 @@ def _journal(lines: int) -> str:
     )  # fmt: skip
     if done.returncode != 0:
         raise LauncherError(
-            f"cannot read the journal: journalctl ended with {done.returncode}: {done.stderr.strip()[:200]}",
+            f"cannot read the journal: journalctl exited with {done.returncode}: {done.stderr.strip()[:200]}",
             "run it by hand: journalctl -u numa-launcher",
         )
     return done.stdout

@@ -9,19 +9,19 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whose engine to look at, and the form of the answer."""
+    """Configuration and output format."""
     parser.add_argument(
         "-c",
         "--config",
         type=Path,
         metavar="FILE",
-        help="look at this configuration's engine (default: vllm)",
+        help="check the engine of this configuration file (default: vllm)",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every row and the tier. Exit code 1 when a row fails."""
+    """Print every check and the performance tier. Exit code 1 when a check fails."""
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
     from launcher.config.schema import Engine  # noqa: PLC0415  heavy
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy

@@ -10,29 +10,36 @@ from typing import Any, Final
 from launcher.cli import options
 from launcher.cli.follow import over_restarts
 
-# All that the daemon keeps.
+# The daemon keeps this many.
 _ALL: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many, of which slot, and whether to follow."""
+    """Filters and output format."""
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.count, default=50, metavar="N", help="last N events (default 50)"
+        "-n",
+        "--lines",
+        type=options.count,
+        default=50,
+        metavar="N",
+        help="print the last N events (default: 50)",
     )
-    parser.add_argument("--slot", type=options.slot_number, metavar="SLOT", help="of this slot only")
-    parser.add_argument("--audit", action="store_true", help="only what somebody asked for")
+    parser.add_argument(
+        "--slot", type=options.slot_number, metavar="SLOT", help="print only events of this slot"
+    )
+    parser.add_argument("--audit", action="store_true", help="print only commands of operators")
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="go on with new ones, also of the next daemon, until Ctrl-C",
+        help="keep printing new events until Ctrl-C, also after a restart of the daemon",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, oldest first."""
+    """Print events, oldest first."""
     client = options.client_of(args)
     after, count = 0, args.lines
 
@@ -55,6 +62,5 @@ def _wanted(event: dict[str, Any], args: argparse.Namespace) -> bool:
 
 
 def to_text(event: dict[str, Any]) -> str:
-    """One line."""
     at = time.strftime("%m-%d %H:%M:%S", time.localtime(event["time"]))
     return f"{at} {event['level']:<7} {event['message']}"

@@ -1,4 +1,4 @@
-"""Following a daemon that may end and come back."""
+"""Follows output of a daemon across its restarts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def over_restarts(ask: Callable[[], Iterable[T]]) -> Iterator[T]:
-    """One answer after the other, until Ctrl-C. Where nobody answers any more it says so once, and goes on trying.
+    """The items of repeated answers, until Ctrl-C. While the daemon is away, prints one note and retries.
 
-    Raises LauncherError when the daemon refuses, and when nobody answers the first time.
+    Raises LauncherError when the daemon refuses, or does not answer the first request.
     """
     reached = said = False
     while True:
@@ -29,6 +29,6 @@ def over_restarts(ask: Callable[[], Iterable[T]]) -> Iterator[T]:
             if not reached:
                 raise
             if not said:
-                print(f"{error.message}; waiting for the next daemon", file=sys.stderr, flush=True)
+                print(f"{error.message}; waiting for the daemon", file=sys.stderr, flush=True)
                 said = True
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""`numa-launcher key add|list|revoke`: the API keys' file."""
+"""`numa-launcher key add|list|revoke`: edits the API keys file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import options
 from launcher.errors import LauncherError
+from launcher.text_table import table
 
 if TYPE_CHECKING:
     from launcher.proxy.auth.key_record import KeyRecord
@@ -24,7 +25,7 @@ _MAX_LIMIT = 10**12
 
 
 def _number(text: str) -> int:
-    """As people write large ones: 1_000_000 or 1,000,000."""
+    """Also accepts 1_000_000 and 1,000,000."""
     return options.whole(1, _MAX_LIMIT)(text.replace("_", "").replace(",", ""))
 
 
@@ -32,37 +33,60 @@ _LIMIT = options.Value("a number of 1 or more", _number)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do with which file."""
+    """Subcommands and file."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="make a key and print it, once", allow_abbrev=False)
-    add.add_argument("name", metavar="NAME", help="who gets it; shown in logs and metrics")
-    add.add_argument("--concurrency", type=_LIMIT, metavar="N", help="requests that wait or run at once")
-    add.add_argument("--requests-per-minute", type=_LIMIT, metavar="N", help="requests started per minute")
-    add.add_argument("--tokens-per-minute", type=_LIMIT, metavar="N", help="tokens of prompts and answers")
+    add = actions.add_parser(
+        "add",
+        help="create an API key and print it, once",
+        description="Create an API key and print it, once.",
+        allow_abbrev=False,
+    )
+    add.add_argument("name", metavar="NAME", help="name the key's user; shown in logs and metrics")
+    add.add_argument(
+        "--concurrency", type=_LIMIT, metavar="N", help="limit the requests waiting or running at once"
+    )
+    add.add_argument(
+        "--requests-per-minute", type=_LIMIT, metavar="N", help="limit the requests started per minute"
+    )
+    add.add_argument(
+        "--tokens-per-minute",
+        type=_LIMIT,
+        metavar="N",
+        help="limit the tokens of prompts and responses per minute",
+    )
     add.add_argument(
         "--model", action="append", default=[], metavar="M", dest="models",
-        help="the only model it may name; may be repeated (default: all)",
+        help="allow this model; can be repeated (default: all models)",
     )  # fmt: skip
     add.add_argument(
-        "--local-only", action="store_true", help="its requests never go to the endpoint of [proxy.overflow]"
+        "--local-only",
+        action="store_true",
+        help="never send its requests to the endpoint of [proxy.overflow]",
     )
-    add.add_argument("--json", action="store_true", help="print the key and its record for machines")
+    add.add_argument("--json", action="store_true", help="print the key and its record as JSON")
     show = actions.add_parser(
-        "list", help="print the keys' names and limits, never the keys", allow_abbrev=False
+        "list",
+        help="print names and limits of all keys, never the keys",
+        description="Print names and limits of all keys, never the keys.",
+        allow_abbrev=False,
     )
-    show.add_argument("--json", action="store_true", help="for machines")
-    revoke = actions.add_parser("revoke", help="end a key", allow_abbrev=False)
-    revoke.add_argument("key", metavar="ID|NAME", help="as `list` prints it")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    revoke = actions.add_parser(
+        "revoke", help="revoke an API key", description="Revoke an API key.", allow_abbrev=False
+    )
+    revoke.add_argument(
+        "key", metavar="ID|NAME", help="revoke the key with this id or name, as `list` prints it"
+    )
     for action in (add, show, revoke):
-        action.add_argument("--file", type=Path, metavar="FILE", help="the keys' file itself")
+        action.add_argument("--file", type=Path, metavar="FILE", help="use this API keys file")
         action.add_argument(
             "-c", "--config", type=Path, metavar="FILE",
-            help=f"take [proxy] api_keys_file from this configuration (default: {options.DEFAULT_CONFIG})",
+            help=f"use proxy.api_keys_file of this configuration file (default: {options.DEFAULT_CONFIG})",
         )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Change the file, or show it. A running daemon sees a change within a second."""
+    """Edit or print the file. A running daemon applies a change within a second."""
     path = _file_of(args)
     match args.action:
         case "add":
@@ -74,14 +98,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file_of(args: argparse.Namespace) -> str:
-    """--file, else what the configuration says, else the place where the default one may look."""
+    """The file of --file, else that of the configuration."""
     if args.file is not None:
         return str(args.file)
     if args.config is None and not options.DEFAULT_CONFIG.exists():
         raise LauncherError(
-            "cannot find the API keys' file: neither --file nor -c is given, and there is no "
-            f"'{options.DEFAULT_CONFIG}'",
-            "name it with --file FILE, or a configuration with -c FILE",
+            "cannot find the API keys file: neither --file nor -c is given, and "
+            f"'{options.DEFAULT_CONFIG}' does not exist",
+            "give --file FILE, or a configuration with -c FILE",
         )
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
@@ -89,8 +113,8 @@ def _file_of(args: argparse.Namespace) -> str:
     path = load_config(config, environ=os.environ).proxy.api_keys_file
     if path is None:
         raise LauncherError(
-            f"cannot find the API keys' file: '{config}' names none",
-            f'set api_keys_file = "{DEFAULT_FILE}" under [proxy] there, or use --file FILE',
+            f"cannot find the API keys file: '{config}' does not set proxy.api_keys_file",
+            f'set api_keys_file = "{DEFAULT_FILE}" under [proxy], or give --file FILE',
         )
     return path
 
@@ -117,8 +141,8 @@ def _add(args: argparse.Namespace, path: str) -> int:
     def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
         if any(other.name == record.name and other.revoked is None for other in old):
             raise LauncherError(
-                f"cannot add key '{record.name}': there is one of this name",
-                f"choose another name, or `numa-launcher key revoke {record.name}` first",
+                f"cannot add key '{record.name}': the name is in use",
+                f"choose another name, or revoke the old key first: numa-launcher key revoke {record.name}",
             )
         return (*old, record)
 
@@ -127,7 +151,7 @@ def _add(args: argparse.Namespace, path: str) -> int:
         print(json.dumps({"key": key, **_shown(record)}, indent=2))
     else:
         print(key)
-        _note(f"key {record.id} for {record.name} is in {path}; this is the only time that it is shown")
+        _note(f"key {record.id} for {record.name} is stored in {path}; the key is not shown again")
     return 0
 
 
@@ -139,9 +163,7 @@ def _list(args: argparse.Namespace, path: str) -> int:
         print(json.dumps([_shown(record) for record in records], indent=2))
         return 0
     rows = [("ID", "NAME", "CREATED", "LIMITS", "MODELS"), *(_row(record) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(table(rows)))
     return 0
 
 
@@ -158,8 +180,8 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
         ]
         if not done:
             raise LauncherError(
-                f"cannot revoke key '{args.key}': there is none of this id or name",
-                "`numa-launcher key list` shows them",
+                f"cannot revoke key '{args.key}': no key has this id or name",
+                "see `numa-launcher key list`",
             )
         now = _now()
         return [
@@ -168,12 +190,12 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
         ]
 
     key_store.update(path, change)
-    _note(f"key {done[0].id} of {done[0].name} opens nothing any more")
+    _note(f"key {done[0].id} ({done[0].name}) revoked")
     return 0
 
 
 def _shown(record: KeyRecord) -> dict[str, Any]:
-    """A record for machines: everything but what proves the key."""
+    """A record without hash and salt."""
     return {
         "id": record.id,
         "name": record.name,
@@ -201,5 +223,5 @@ def _now() -> str:
 
 
 def _note(text: str) -> None:
-    """For the person, beside what a script reads."""
+    """On standard error, apart from the output for scripts."""
     print(text, file=sys.stderr)

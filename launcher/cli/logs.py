@@ -15,31 +15,38 @@ if TYPE_CHECKING:
     from launcher.control.client import ControlClient
 
 _LAST: Final = 100
-# The most that the daemon takes; it keeps [logging] tail_lines.
+# The maximum that the daemon accepts; it keeps logging.tail_lines.
 _ALL: Final = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which slot, how many lines, and whether to follow."""
+    """Slot, filters and output format."""
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.count, metavar="N", help="last N lines (default 100, with --since all)"
+        "-n",
+        "--lines",
+        type=options.count,
+        metavar="N",
+        help="print the last N lines (default: 100; with --since: all)",
     )
     parser.add_argument(
-        "--since", type=options.since, metavar="AGO", help="only what is not older than 90s, 10m, 2h or 1d"
+        "--since",
+        type=options.since,
+        metavar="AGO",
+        help="print only lines newer than AGO, such as 90s, 10m, 2h or 1d",
     )
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="go on with new lines, also of the next daemon, until Ctrl-C",
+        help="keep printing new lines until Ctrl-C, also after a restart of the daemon",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the lines."""
+    """Print log lines."""
     client = options.client_of(args)
     count = args.lines if args.lines is not None else _ALL if args.since is not None else _LAST
     after = 0.0 if args.since is None else time.time() - args.since
@@ -51,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _followed(client: ControlClient, path: str, count: int) -> Iterator[dict[str, Any]]:
-    """Also what the next daemons have; each shows again what was printed before it, as far as it is kept."""
+    """Across restarts of the daemon. A new daemon repeats earlier lines; these are skipped."""
     seen: float | None = None
 
     def ask() -> Iterator[dict[str, Any]]:

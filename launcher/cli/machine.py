@@ -1,4 +1,4 @@
-"""Options that name another machine than this one."""
+"""Options that select another machine than this one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ if TYPE_CHECKING:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Another machine than this one."""
+    """--root, --snapshot and --machine."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--root", type=Path, metavar="DIR", help="the machine whose /sys and /proc are under DIR"
+        "--root", type=Path, metavar="DIR", help="read /sys and /proc of another machine under DIR"
     )
     which.add_argument(
-        "--snapshot", type=Path, metavar="FILE", help="the machine that `topology snapshot` packed into FILE"
+        "--snapshot",
+        type=Path,
+        metavar="FILE",
+        help="read the machine that `topology snapshot` saved in FILE",
     )
     which.add_argument(
         "--machine",
         metavar="NAME",
-        help="a known machine such as epyc-9755-2p, or a description in a .toml file",
+        help="use a built-in machine such as epyc-9755-2p, or a .toml file that describes one",
     )
 
 
 def machine_of(args: argparse.Namespace) -> Topology | None:
-    """The other machine that the options name; None for this one. Raises LauncherError."""
+    """The machine that the options select; None for this one. Raises LauncherError."""
     if args.machine is not None:
         from launcher.topology.machines import find_topology  # noqa: PLC0415  heavy
 

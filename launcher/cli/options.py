@@ -28,25 +28,29 @@ _SHORT_FOR: Final = {
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """-c, --set, and short forms of what is tried most."""
+    """-c, --set, and short forms for common keys."""
     parser.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", help=f"configuration (default: {DEFAULT_CONFIG})"
+        "-c",
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"use this configuration file (default: {DEFAULT_CONFIG})",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides",
-        help="override one key of the configuration; may be repeated",
+        help="override one configuration key; can be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--model", metavar="DIR|NAME", help="serve this model, where no configuration is given"
+        "--model", metavar="DIR|NAME", help="serve this model; replaces the configuration file"
     )
     for name, key in _SHORT_FOR.items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}", metavar="VALUE", help=f"short for --set {key}=VALUE"
+            f"--{name.replace('_', '-')}", metavar="VALUE", help=f"set {key}; same as --set {key}=VALUE"
         )
 
 
 def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> Config:
-    """The configuration that the options name; `base` where they name neither a file nor a model.
+    """The configuration that the options select; `base` when they name neither a file nor a model.
 
     Raises LauncherError.
     """
@@ -60,7 +64,7 @@ def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> C
         base = {"models": [{"name": Path(args.model).name, "path": args.model}]}
     elif args.model is not None:
         raise LauncherError(
-            "cannot use --model with -c: the file names its models", "use --set models.0.path=DIR"
+            "cannot use --model with -c: the file has its own models", "use --set models.0.path=DIR"
         )
     elif path is not None or base is None:
         path, base = path or DEFAULT_CONFIG, None
@@ -68,19 +72,19 @@ def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> C
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """Which daemon to talk to."""
+    """--socket and -c, which select the daemon."""
     parser.add_argument(
-        "--socket", metavar="PATH", help=f"the daemon's control socket (default: {DEFAULT_SOCKET})"
+        "--socket", metavar="PATH", help=f"connect to this control socket (default: {DEFAULT_SOCKET})"
     )
     parser.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", help="take the socket's path from this configuration"
+        "-c", "--config", type=Path, metavar="FILE", help="use the control socket of this configuration file"
     )
 
 
 def client_of(args: argparse.Namespace) -> ControlClient:
-    """The daemon behind --socket, -c, $NUMA_LAUNCHER_SOCKET or the default path: the first that is named.
+    """A client of the daemon at --socket, the socket of -c, $NUMA_LAUNCHER_SOCKET or the default path, in this order.
 
-    Its answers are printable, but for --json.
+    Control characters in its answers are escaped, except with --json.
     """
     from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
 
@@ -94,15 +98,14 @@ def client_of(args: argparse.Namespace) -> ControlClient:
 
 
 class Value:
-    """An argparse type that says what it wants: an error's remedy is "give " and that."""
+    """An argparse type with a description of valid values: the remedy of its errors is "give WANTED"."""
 
     def __init__(self, wanted: str, read: Callable[[str], Any]) -> None:
-        """`read` raises ValueError for what is not that."""
+        """`read` raises ValueError for an invalid value."""
         self.wanted = wanted
         self._read = read
 
     def __call__(self, text: str) -> Any:
-        """Called by argparse."""
         try:
             return self._read(text)
         except ValueError:
@@ -110,7 +113,7 @@ class Value:
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Reads a whole number within bounds, as digits alone: int() takes much more."""
+    """Reads a whole number within bounds. Only digits are accepted; int() accepts much more."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or int(text) < least or (most and int(text) > most):

@@ -1,4 +1,4 @@
-"""The parser of the command line: what is mistyped is answered as any other error is, in two lines."""
+"""The command line's parser: its errors have two lines, message and remedy, like all others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MISSING: Final = re.compile(r"the following arguments are required: (?P<names>.
 
 
 class Parser(argparse.ArgumentParser):
-    """Also of each verb: argparse makes those of the same class."""
+    """Also used for each verb: argparse creates subparsers of the same class."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As parse_args; a word too many is looked up among those of its verb. Exits with 2."""
+        """As parse_args, with a suggestion for an unknown argument. Exits with 2."""
         args, unknown = self.parse_known_args(arguments)
         if unknown:
             parser = self
@@ -28,13 +28,12 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _choice(self) -> argparse._SubParsersAction[Parser] | None:
-        """Where it branches into verbs."""
         return next(
             (action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None
         )
 
     def refuse_word(self, word: str) -> NoReturn:
-        """Nobody knows this argument."""
+        """Report an unknown argument."""
         option = word.partition("=")[0]
         known = list(self._option_string_actions)
         self._refuse(
@@ -42,14 +41,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse."""
+        """Called by argparse on an error."""
         branch = self._choice()
         if branch is not None and (choice := _CHOICE.match(message)) is not None:
             word = choice["word"]
             what = f"{self.prog} {word}".partition(" ")[2]
-            self._refuse(
-                f"run '{what}': there is no such verb", _close(word, branch.choices) or f"{self.prog} --help"
-            )
+            self._refuse(f"run '{what}': unknown verb", _close(word, branch.choices) or f"{self.prog} --help")
         if (missing := _MISSING.match(message)) is not None:
             if missing["names"] == "VERB":
                 self.print_help(sys.stderr)
@@ -62,7 +59,6 @@ class Parser(argparse.ArgumentParser):
         self._refuse(f"run {self._what}: {message}", f"{self.prog} --help")
 
     def _refuse_value(self, name: str, why: str) -> NoReturn:
-        """An argument that is known, and what argparse or its type says of it."""
         action = next(its for its in self._actions if argparse._get_action_name(its) == name)
         wanted = getattr(action.type, "wanted", action.metavar or "a value")
         remedy = f"give {wanted}"
@@ -70,14 +66,14 @@ class Parser(argparse.ArgumentParser):
             remedy = f"choose one of {', '.join(map(str, action.choices))}"
             why = why.partition(" (choose from")[0]
         elif why.startswith("not allowed with"):
-            remedy = "leave one of the two out"
+            remedy = "remove one of the two"
         elif why.startswith("expected"):
             why = "its value is missing"
         self._refuse(f"run {self._what}: {name}: {why}", f"{remedy}; {self.prog} --help")
 
     @property
     def _what(self) -> str:
-        """The verb, with what it is a part of: `key add`."""
+        """The verb and its subcommand: `key add`."""
         return self.prog.partition(" ")[2] or self.prog
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:

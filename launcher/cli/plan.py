@@ -20,30 +20,37 @@ if TYPE_CHECKING:
     from launcher.daemon.deployment import Deployment
     from launcher.topology.model import Topology
 
-# Stands for the model of a plan of cpus alone, also in the commands that --shell prints.
+# Placeholder for the model of a plan of cpus only; it appears in the commands of --shell.
 _NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
 _WIDTH: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration, another machine, and the form of the answer."""
+    """Configuration, machine and output format."""
     options.add_config(parser)
     machine.add_machine(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="for machines")
-    form.add_argument("--shell", action="store_true", help="the exact commands a person could paste")
-    form.add_argument("--picture", action="store_true", help="draw the machine also when this is no terminal")
-    parser.add_argument("--compare", action="store_true", help="all strategies side by side")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the plan into FILE")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--shell", action="store_true", help="print the shell commands that start each instance"
+    )
+    form.add_argument(
+        "--picture", action="store_true", help="draw the machine even when the output is not a terminal"
+    )
+    parser.add_argument("--compare", action="store_true", help="compare all strategies side by side")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a drawing of the plan to FILE")
     parser.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="colours in the picture"
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="use colours in the drawing (default: auto)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan. Exit code 1 when it has violations: `serve` would refuse it."""
+    """Print the plan. Exit code 1 when it has violations and `serve` would refuse it."""
     other = machine.machine_of(args)
-    # Another machine needs no model: layouts are tried there before there is one.
+    # No model is needed to try layouts on another machine.
     cpus_only = other is not None and args.config is None and args.model is None
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     if args.compare:
@@ -79,7 +86,7 @@ def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
 
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         print(draw(deployment.picture(), width=width, color=color), end="\n\n")
-    redactor = Redactor()  # findings quote what was configured
+    redactor = Redactor()  # findings quote configured values
     print(redactor.text(render.to_text(deployment.plan, deployment.topology)))
     for warning in filter(None, (deployment.binding.warning, *deployment.stack.warnings)):
         print(f"warning: {redactor.text(warning)}")
@@ -97,14 +104,14 @@ def _print_shell(deployment: Deployment) -> None:
 
 
 def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:
-    """Exit code 1 when every strategy is refused."""
+    """Exit code 1 when no strategy gives a valid plan."""
     from launcher.daemon.deployment import compare_strategies  # noqa: PLC0415  heavy
     from launcher.planning import compare  # noqa: PLC0415  heavy
 
     if args.shell or args.picture or args.svg is not None:
         raise LauncherError(
-            "cannot use --compare with --shell, --picture or --svg: they show one plan",
-            "choose one strategy for these: --strategy NAME",
+            "cannot use --compare with --shell, --picture or --svg: these show a single plan",
+            "remove --compare and choose one strategy with --strategy NAME",
         )
     columns = compare_strategies(config, machine=other, cpus_only=cpus_only)
     if args.json:
@@ -123,5 +130,5 @@ def write_file(file: Path, data: bytes) -> None:
         file.write_bytes(data)
     except OSError as error:
         raise LauncherError(
-            f"cannot write '{file}': {reason(error)}", "name a file in a folder that is there and writable"
+            f"cannot write '{file}': {reason(error)}", "choose a file in an existing, writable folder"
         ) from None

@@ -1,7 +1,7 @@
-"""`numa-launcher quickstart`: the whole way once, for a newcomer, with the real daemon.
+"""`numa-launcher quickstart`: a first run with the real daemon.
 
-It writes a configuration, prints the plan, runs `numa-launcher serve` as a child, shows progress,
-sends one streamed chat completion through the endpoint, and prints what is running where.
+Writes a configuration, prints the plan, runs `numa-launcher serve` as a child process, shows progress,
+sends one streamed chat completion to the endpoint, and prints the placement of the instances.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 from launcher.printable import printable_lines
 
-# From the start of the daemon to its control socket: it reads the machine and probes numactl first.
+# From the start of the daemon to its control socket; the daemon reads the machine and probes numactl first.
 SOCKET_TIMEOUT_S: Final = 30.0
-# From SIGTERM to the end of the daemon with all its instances.
+# From SIGTERM to the exit of the daemon and all its instances.
 STOP_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.3
-# Between two signals, so that they are two: equal ones that are pending together are one (signal(7)).
+# Between two equal signals: pending equal signals are merged (signal(7)).
 HASTE_S: Final = 0.2
 CHAT_TIMEOUT_S: Final = 300.0
 MAX_TOKENS: Final = 48
@@ -37,52 +37,66 @@ QUESTION: Final = "Say hello to every core of this machine."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to serve and where to keep its files."""
+    """Model, endpoint and files."""
     parser.add_argument(
-        "--model", required=True, metavar="DIR|NAME", help="model directory or Hugging Face repository id"
+        "--model",
+        required=True,
+        metavar="DIR|NAME",
+        help="serve this model directory or Hugging Face repository id",
     )
-    parser.add_argument("--once", action="store_true", help="stop after the first answer, exit 0")
+    parser.add_argument("--once", action="store_true", help="stop after the first response")
     parser.add_argument(
         "--instances",
         type=options.Value("a number of 1 or more", options.whole(1)),
         metavar="N",
-        help="instances per socket (default: by the number of cores)",
+        help="start N instances per socket (default: depends on the number of cores)",
     )
     parser.add_argument(
         "--port",
         type=options.Value("a port from 1 to 65535", options.whole(1, 65535)),
         default=8000,
         metavar="P",
-        help="port of the endpoint on 127.0.0.1 (default 8000)",
+        help="listen on this port of 127.0.0.1 (default: 8000)",
     )
     parser.add_argument(
-        "--state-dir", type=Path, default=Path(".quickstart"), metavar="DIR", help="sockets, caches and logs"
+        "--state-dir",
+        type=Path,
+        default=Path(".quickstart"),
+        metavar="DIR",
+        help="store sockets, caches and logs in this directory (default: .quickstart)",
     )
     parser.add_argument(
-        "--demo", action="store_true", help="the model has random weights: a small KV cache, and say so"
+        "--demo",
+        action="store_true",
+        help="use settings for a demo model with random weights, such as a small KV cache",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Walk the steps. Raises LauncherError with the step's name in it."""
+    """Run all steps. Raises LauncherError."""
     state = args.state_dir.absolute()
     state.mkdir(parents=True, exist_ok=True)
     config = state / "config.toml"
     config.write_text(_config(args, state), encoding="utf-8")
     _step("Plan for this machine")
     _show_plan(config)
-    _step(f"Starting the instances (their log: {state / 'serve.log'})")
+    _step(f"Starting the instances (log: {state / 'serve.log'})")
     with (state / "serve.log").open("wb") as log, _Serve(config, log, hasty=args.once) as serve:
         client = ControlClient(str(state / "run" / "control.sock"))
         began = time.monotonic()
         status = _wait_ready(client, serve, state / "serve.log")
-        print(f"   all {len(status['slots'])} ready after {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"   all {len(status['slots'])} instances ready after {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         model = status["slots"][0]["model"]
-        _step(f"One streamed chat completion through {status['endpoint']}")
+        _step(f"One streamed chat completion from {status['endpoint']}")
         _chat(args.port, model)
         if args.demo:
-            print("   (random weights: the words mean nothing; give a real model with --model DIR)")
-        _step("What is running, as verified on the running threads")
+            print(
+                "   (demo model with random weights: the text is random; use a real model with --model DIR)"
+            )
+        _step("Placement of the running threads and pages")
         _show_result(_wait_verified(client), config, model)
         if args.once:
             return 0
@@ -91,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             serve.wait()
         except KeyboardInterrupt:
             return 0
-        raise LauncherError("cannot go on: the daemon ended by itself", f"read {state / 'serve.log'}")
+        raise LauncherError("cannot continue: the daemon exited", f"read {state / 'serve.log'}")
 
 
 def _step(text: str) -> None:
@@ -99,13 +113,13 @@ def _step(text: str) -> None:
 
 
 def _config(args: argparse.Namespace, state: Path) -> str:
-    text = json.dumps  # JSON strings are TOML strings
+    text = json.dumps  # JSON strings are valid TOML strings
     local = Path(args.model).is_dir()
     path = str(Path(args.model).absolute()) if local else args.model
     name = "demo" if args.demo else Path(args.model).name
     instances = args.instances if args.instances is not None else _demo_instances(args)
     lines = [
-        "# Written by `numa-launcher quickstart`; use it again with `numa-launcher serve -c` this file.",
+        "# Written by `numa-launcher quickstart`. To use it again: numa-launcher serve -c FILE",
         "[[models]]",
         f"name = {text(name)}",
         f"path = {text(path)}",
@@ -129,7 +143,7 @@ def _config(args: argparse.Namespace, state: Path) -> str:
 
 
 def _demo_instances(args: argparse.Namespace) -> int | str:
-    """The demo shows balancing, so it wants two instances where `auto` would make one."""
+    """Two instances where `auto` gives one, so that the demo shows balancing."""
     from launcher.topology import sysfs  # noqa: PLC0415  heavy
 
     if not args.demo:
@@ -141,7 +155,7 @@ def _demo_instances(args: argparse.Namespace) -> int | str:
 
 
 def _show_plan(config: Path) -> None:
-    """In a process of its own, as the user would: the same words, the same refusal."""
+    """Runs `plan` in its own process, for the same output and errors as the user would get."""
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "plan", "-c", str(config)],
         check=False, capture_output=True, text=True,
@@ -151,23 +165,22 @@ def _show_plan(config: Path) -> None:
         why = (done.stderr.strip() or "the plan above does not fit this machine").splitlines()
         raise LauncherError(
             f"cannot plan: {why[0].removeprefix('cannot plan: ')}",
-            why[1] if len(why) > 1 else "try fewer --instances, or another --model",
+            why[1] if len(why) > 1 else "use fewer --instances, or another --model",
         )
 
 
 class _Serve:
-    """`numa-launcher serve` as a child that does not outlive us."""
+    """`numa-launcher serve` as a child process that ends with this one."""
 
     def __init__(self, config: Path, log: IO[bytes], *, hasty: bool) -> None:
-        self._hasty = (
-            hasty  # nothing is in flight at the end: no need to wait for vLLM's own farewell of some seconds
-        )
+        # With no requests in flight there is no need to wait for vLLM's shutdown, which takes seconds.
+        self._hasty = hasty
         self._process = subprocess.Popen(
             [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is ours to pass on, once
+            start_new_session=True,  # so that Ctrl-C does not reach the daemon directly
             preexec_fn=_die_with_parent,  # noqa: PLW1509  one thread, and prctl only
         )
 
@@ -185,27 +198,25 @@ class _Serve:
                 self._process.terminate()
             self._process.wait(STOP_TIMEOUT_S)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.terminate()  # the second signal: at once
+            self._process.terminate()  # the second signal ends it at once
             self._process.wait()
-        print("stopped: no process is left", flush=True)
+        print("stopped", flush=True)
 
     def wait(self) -> None:
-        """Until the daemon ends."""
         self._process.wait()
 
     @property
     def ended(self) -> bool:
-        """Whether the daemon has ended."""
         return self._process.poll() is not None
 
 
 def _die_with_parent() -> None:
-    """PR_SET_PDEATHSIG (1): the daemon gets SIGTERM when this process is killed."""
+    """PR_SET_PDEATHSIG (1): the kernel sends SIGTERM to the daemon when this process dies."""
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _wait_ready(client: ControlClient, serve: _Serve, log: Path) -> dict[str, Any]:
-    """Show each slot's progress until all are ready."""
+    """Print each slot's progress until all are ready."""
     began = time.monotonic()
     said: dict[int, str] = {}
     while True:
@@ -237,13 +248,11 @@ def _daemon_failed(log: Path) -> LauncherError:
     for message, remedy in pairwise(lines):
         if message.startswith("cannot "):
             return LauncherError(message, remedy)
-    return LauncherError(
-        f"cannot start the daemon: {lines[-1] if lines else 'it said nothing'}", f"read {log}"
-    )
+    return LauncherError(f"cannot start the daemon: {lines[-1] if lines else 'no output'}", f"read {log}")
 
 
 def _wait_verified(client: ControlClient) -> dict[str, Any]:
-    """The daemon verifies right after readiness; this only waits for it."""
+    """Wait for the daemon's first check of each ready instance."""
     while True:
         status = client.get("/status")
         if all(slot["verified"] is not None for slot in status["slots"]):
@@ -252,7 +261,7 @@ def _wait_verified(client: ControlClient) -> dict[str, Any]:
 
 
 def _chat(port: int, model: str) -> None:
-    """Print the answer as it streams; a model without a chat template gets a plain completion."""
+    """Print the streamed response. A model without a chat template gets a plain completion request."""
     tries: tuple[tuple[str, dict[str, Any], Callable[[Any], str | None]], ...] = (
         (
             "/v1/chat/completions",
@@ -278,7 +287,7 @@ def _chat(port: int, model: str) -> None:
             why = str(error)
         finally:
             connection.close()
-    raise LauncherError(f"cannot get an answer through the endpoint: {why}", "read `numa-launcher logs 0`")
+    raise LauncherError(f"cannot get a response from the endpoint: {why}", "read `numa-launcher logs 0`")
 
 
 def _print_stream(
@@ -289,7 +298,7 @@ def _print_stream(
     for event in _events(response):
         if "error" in event:
             raise LauncherError(
-                f"cannot finish the answer: {event['error'].get('message')}", "read `numa-launcher logs 0`"
+                f"cannot finish the response: {event['error'].get('message')}", "read `numa-launcher logs 0`"
             )
         text = "".join(text_of(choice) or "" for choice in event["choices"])
         events += bool(event["choices"])
@@ -301,7 +310,7 @@ def _print_stream(
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON of each `data:` line until [DONE]; its absence is an error."""
+    """The JSON of each `data:` line. Raises LauncherError when the stream ends without [DONE]."""
     for raw in response:
         line = raw.decode(errors="replace").strip()
         if line == "data: [DONE]":
@@ -309,7 +318,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         if line.startswith("data:"):
             yield json.loads(line.removeprefix("data:"))
     raise LauncherError(
-        "cannot finish the answer: the stream ended without [DONE]", "read `numa-launcher logs 0`"
+        "cannot finish the response: the stream ended without [DONE]", "read `numa-launcher logs 0`"
     )
 
 
@@ -319,7 +328,7 @@ def _show_result(status: dict[str, Any], config: Path, model: str) -> None:
     print("\n".join(f"   {line}" for slot in status["slots"] for line in lines_of(slot)))
     if not all(slot["verified"]["ok"] for slot in status["slots"]):
         raise LauncherError(
-            "cannot vouch for the placement: it differs from the plan, see above",
+            "cannot confirm the placement: it differs from the plan, see above",
             "read `numa-launcher topology`",
         )
     socket = config.parent / "run" / "control.sock"

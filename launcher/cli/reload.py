@@ -12,29 +12,35 @@ from urllib.parse import quote
 from launcher.cli import options
 
 POLL_S: Final = 0.5
-# To read models' files and probe the engine's versions.
+# Time to read models' files and probe the engine's versions.
 BEGIN_S: Final = 90.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do with the difference."""
+    """Daemon, overrides and mode."""
     options.add_socket(parser)
     if parser.prog.endswith("scale"):
         parser.add_argument(
             "instances",
             type=options.Value('a number of 1 or more, or "auto"', _instances),
             metavar="N",
-            help='instances per socket, or "auto", until the next reload',
+            help='set the instances per socket, or "auto", until the next reload',
         )
-    parser.add_argument("--dry-run", action="store_true", help="only print the difference")
-    parser.add_argument("--show", action="store_true", help="print how far the last one has come")
-    parser.add_argument("--force", action="store_true", help="also where too few instances would be left")
+    parser.add_argument("--dry-run", action="store_true", help="print the changes without applying them")
+    parser.add_argument("--show", action="store_true", help="print the progress of the latest reload")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="proceed even when fewer ready instances than supervision.min_ready remain",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides",
-        help="on top of the file, until the next reload; may be repeated",
+        help="override one configuration key until the next reload; can be repeated",
     )  # fmt: skip
-    parser.add_argument("--no-wait", action="store_true", help="begin, and return at once")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="return at once, without waiting for the result"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _instances(text: str) -> str:
@@ -42,7 +48,7 @@ def _instances(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Begin and wait. Exit code 0: done. 1: rolled back, or the dry run found something to do."""
+    """Reload and wait. Exit code 0: done. 1: rolled back, or the dry run found changes."""
     client = options.client_of(args)
     if args.show:
         now = client.get("/reload")
@@ -54,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     words = [f"set={quote(override, safe='')}" for override in overrides]
     words += ["dry_run=1"] * args.dry_run + ["force=1"] * args.force
     now = client.post("/reload?" + "&".join(words), BEGIN_S)
-    if not args.json:  # before it is done, so that it is seen what will happen
+    if not args.json:
         print("\n".join(plan_lines(now)), flush=True)
     said = ""
     while not args.no_wait and now["stage"] in {"running", "rolling back"}:
@@ -78,27 +84,27 @@ def _doing(now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def to_text(now: dict[str, Any]) -> str:
-    """The plan and what has become of it."""
+    """The changes and their outcome."""
     if now["stage"] == "none":
-        return "nothing has been reloaded since the daemon started"
+        return "no reload since the daemon started"
     return "\n".join([*plan_lines(now), *outcome_lines(now)])
 
 
 def plan_lines(now: dict[str, Any]) -> list[str]:
-    """What is done to each slot, and why."""
+    """The change of each slot, with reasons."""
     changes, lines = now["changes"], []
     for change in changes["slots"]:
-        word = "goes on" if change["step"] == "nothing" else change["step"]
+        word = "unchanged" if change["step"] == "nothing" else change["step"]
         lines.append(f"slot {change['slot']}: {word}")
         lines += [f"  {reason}" for reason in change["reasons"]]
-    lines += [f"taken over at once: {', '.join(changes['live'])}"] * bool(changes["live"])
+    lines += [f"applied at once: {', '.join(changes['live'])}"] * bool(changes["live"])
     if changes["needs_restart"]:
-        lines.append(f"only by a restart of the daemon: {', '.join(changes['needs_restart'])}")
+        lines.append(f"needs a restart of the daemon: {', '.join(changes['needs_restart'])}")
     return lines
 
 
 def outcome_lines(now: dict[str, Any]) -> list[str]:
-    """How far it has come, and why not further."""
+    """Progress, and the error that stopped it."""
     doing = now.get("doing") or ""
     lines = [f"{now['stage']}: {doing}" if doing else now["stage"]]
     return [*lines, f"  {now['error']}", f"  {now['remedy']}"] if now.get("error") else lines

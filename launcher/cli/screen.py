@@ -1,7 +1,7 @@
-"""A terminal that one program draws on, and that is as it was before whatever ends it.
+"""A full-screen terminal that is restored however the program ends.
 
-rich draws (the alternate screen, the cursor, colours, NO_COLOR, the size); what it does not do is here: single keys,
-a resize that is seen at once, Ctrl-Z, and signals that end a program without its `finally`.
+rich draws (alternate screen, cursor, colours, NO_COLOR, size). This module adds single keys, immediate reaction to a
+resize, Ctrl-Z, and clean-up on signals that end a program without running `finally`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Woken(StrEnum):
 
 
 def refuse_unless_terminal() -> None:
-    """Raises LauncherError: where nothing can be drawn over, nothing is drawn."""
-    remedy = "use `numa-launcher status --watch`, or `status --json` for machines"
+    """Raises LauncherError when standard output is not a terminal with cursor control."""
+    remedy = "use `numa-launcher status --watch`, or `numa-launcher status --json`"
     if not sys.stdout.isatty():
-        raise LauncherError("cannot draw: standard output is no terminal", remedy)
+        raise LauncherError("cannot draw: standard output is not a terminal", remedy)
     if (term := os.environ.get("TERM", "")) in {"", "dumb", "unknown"}:
-        raise LauncherError(f"cannot draw: TERM='{term}' can't move the cursor", remedy)
+        raise LauncherError(f"cannot draw: TERM='{term}' has no cursor control", remedy)
 
 
 class TerminalScreen:
-    """The whole terminal, within `with`."""
+    """The whole terminal, as a context manager."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
@@ -64,12 +64,12 @@ class TerminalScreen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, now."""
+        """Current columns and lines."""
         size = os.get_terminal_size(sys.stdout.fileno())
         return max(1, size.columns), max(1, size.lines)
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Show these lines and no other."""
+        """Replace the screen's content."""
         width, height = self.size
         self._console.size = (width, height)
         for line in lines:
@@ -78,7 +78,7 @@ class TerminalScreen:
         self._screen.update(Group(*lines[:height]))
 
     def wait(self, seconds: float) -> Woken:
-        """Until time is over, a key quits, or the terminal has another size. Ctrl-Z stops the program in here."""
+        """Wait for the time, a quit key or a resize. Ctrl-Z suspends the program here."""
         watched = [self._wakeup, *([] if self._keys is None else [self._keys])]
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._wakeup in ready:
@@ -88,13 +88,13 @@ class TerminalScreen:
             return Woken.RESIZED
         if self._keys in ready:
             keys = os.read(self._keys, 64)
-            if not keys:  # the terminal's other end has gone
+            if not keys:  # the terminal was closed
                 return Woken.QUIT
             return Woken.QUIT if set(keys) & set(b"qQ\x04") else Woken.RESIZED
         return Woken.TIME
 
     def _stop(self) -> None:
-        """As a shell's job: the terminal is the shell's until the program goes on."""
+        """Restore the terminal for the shell, suspend, and redraw when the program continues."""
         self._drawing.close()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._drawing.enter_context(self._drawn())
@@ -108,7 +108,7 @@ class TerminalScreen:
 
     @contextlib.contextmanager
     def _drawn(self) -> Iterator[None]:
-        """The alternate screen, without cursor, and keys as they are pressed."""
+        """The alternate screen without cursor; keys are read unbuffered."""
         before = None if self._keys is None else termios.tcgetattr(self._keys)
         try:
             if self._keys is not None:
@@ -117,12 +117,12 @@ class TerminalScreen:
                 yield
         finally:
             if self._keys is not None and before is not None:
-                with contextlib.suppress(termios.error):  # a terminal that is gone
+                with contextlib.suppress(termios.error):  # the terminal was closed
                     termios.tcsetattr(self._keys, termios.TCSADRAIN, before)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Those that end the program unwind it; those that are to be seen wake `wait`."""
+        """SIGTERM and SIGHUP raise SystemExit; SIGWINCH and SIGTSTP wake `wait`."""
         self._wakeup, written = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(written, False)

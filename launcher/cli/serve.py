@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """-c and overrides."""
+    """Configuration."""
     options.add_config(parser)
 
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     from launcher.host.init import become_child_of_init  # noqa: PLC0415  before all that is heavy
 
-    # In a container, as process 1: before any thread is there.
+    # As process 1 of a container; must run before threads start.
     if (ended := become_child_of_init()) is not None:
         return ended
     import uvloop  # noqa: PLC0415  heavy

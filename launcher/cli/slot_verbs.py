@@ -18,7 +18,7 @@ POLL_S: Final = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which slot, and whether to wait."""
+    """Slot, and how long to wait."""
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
     verb = SlotCommand(parser.prog.rpartition(" ")[2])
@@ -27,24 +27,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--force",
             action="store_true",
-            help="also when too few ready instances of the model would be left",
+            help="proceed even when fewer ready instances than supervision.min_ready remain",
         )
     if verb is SlotCommand.DRAIN:
         parser.add_argument(
             "--deadline",
             type=options.seconds,
             metavar="S",
-            help="end what is still in flight after S seconds",
+            help="abort requests still in flight after S seconds",
         )
-    parser.add_argument("--no-wait", action="store_true", help="ask, and return at once")
     parser.add_argument(
-        "--timeout", type=options.seconds, default=3600.0, metavar="S", help="give up waiting after S seconds"
+        "--no-wait", action="store_true", help="return at once, without waiting for the result"
     )
-    parser.add_argument("--json", action="store_true", help="print the slot's last status for machines")
+    parser.add_argument(
+        "--timeout",
+        type=options.seconds,
+        default=3600.0,
+        metavar="S",
+        help="wait for at most S seconds (default: 3600)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the slot's status as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, then wait until it is so. Exit code 1 when the slot ends elsewhere, 3 when time runs out."""
+    """Send the command and wait for its result. Exit code 1 when the slot ends in another state, 3 after --timeout."""
     client = options.client_of(args)
     verb = SlotCommand(args.verb)
     slot = client.post(f"/slots/{args.slot}/{verb}{_options(args)}")
@@ -57,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(slot, indent=2))
     elif not args.no_wait:
-        print(f"slot {args.slot} is {_standing(slot)}" + ("" if done else f", not what {verb} asks for"))
+        print(f"slot {args.slot} is {_standing(slot)}" + ("" if done else f": {verb} did not succeed"))
     if not done and not args.json:
         hint = f"why {args.slot}" if slot["state"] == "failed" else f"events --audit --slot {args.slot}"
-        print(f"look at `numa-launcher {hint}`", file=sys.stderr)
+        print(f"see `numa-launcher {hint}`", file=sys.stderr)
     return 0 if done else 1
 
 
@@ -75,11 +81,11 @@ def _standing(slot: dict[str, Any]) -> str:
 
 
 def _until(slot: dict[str, Any], now: float) -> str:
-    """When it is likely over, or at the latest."""
+    """The estimated end, or the deadline."""
     if slot["eta"] is not None and slot["eta"] > now:
-        return f", likely over in {slot['eta'] - now:.0f} s"
+        return f", estimated {slot['eta'] - now:.0f} s left"
     if slot["deadline"] is not None and slot["deadline"] > now:
-        return f", at the latest in {slot['deadline'] - now:.0f} s"
+        return f", at most {slot['deadline'] - now:.0f} s left"
     return ""
 
 
@@ -107,21 +113,21 @@ def _wait(
         if time.monotonic() > deadline:
             raise TimedOutError(
                 f"cannot wait longer for slot {slot['slot']}: it is still {slot['state']}",
-                "look at `numa-launcher status`, or give a longer --timeout",
+                "check `numa-launcher status`, or use a longer --timeout",
             )
         time.sleep(POLL_S)
         slot = _look_again(client, slot["slot"])
 
 
 def _look_again(client: ControlClient, number: int) -> dict[str, Any]:
-    """The slot as it is now. Raises LauncherError where a reload has taken it away."""
+    """The slot's current state. Raises LauncherError when a reload has removed it."""
     found: dict[str, Any]
     for found in client.get("/status")["slots"]:
         if found["slot"] == number:
             return found
     raise LauncherError(
-        f"cannot wait longer for slot {number}: it is no longer there",
-        "a reload has taken it away: numa-launcher reload --show",
+        f"cannot wait longer for slot {number}: it no longer exists",
+        "a reload removed it: see numa-launcher reload --show",
     )
 
 
@@ -140,9 +146,9 @@ def _reached(verb: SlotCommand, slot: dict[str, Any], least: int) -> bool:
 
 
 def _contradicts(verb: SlotCommand, slot: dict[str, Any]) -> bool:
-    """Someone else has asked for something else, or the verb does not apply."""
+    """Another command has changed the slot's intent, or the verb does not apply."""
     if verb is SlotCommand.DRAIN:
-        # While it starts, it may not have taken the verb yet: `run` alone says nothing.
+        # A starting slot may not have processed the command yet, so intent `run` is not a contradiction.
         return slot["state"] in {"ready", "stopped"} or slot["intent"] in {"stop", "hold", "quarantine"}
     wanted = {SlotCommand.STOP: "stop", SlotCommand.HOLD: "hold", SlotCommand.QUARANTINE: "quarantine"}.get(
         verb

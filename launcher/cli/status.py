@@ -13,33 +13,35 @@ from launcher.cli import options
 from launcher.cli.status_table import WIDTH, level, summary, to_text
 from launcher.errors import LauncherError
 
-# Home and clear to the end: one screen that is drawn over itself.
+# Cursor home and clear to the end: the output overwrites itself.
 CLEAR: Final = "\x1b[H\x1b[J"
-# It is answered within milliseconds; whoever looks must not hang with a daemon that does.
+# Far above the usual milliseconds, so that only a hung daemon exceeds it.
 ANSWER_S: Final = 10.0
 MIN_WATCH_S: Final = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which daemon, and the form of the answer."""
+    """Daemon and output format."""
     options.add_socket(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--json", action="store_true", help="for machines; every field is in docs/control-protocol.md"
+        "--json", action="store_true", help="print JSON; docs/control-protocol.md describes every field"
     )
     form.add_argument(
         "--short", action="store_true",
-        help="one line for a pager; exit code 0: all slots are ready, 1: some are, 2: none is, or nobody answers",
+        help="print one line for a monitor; exit code 0: all slots ready, 1: some, 2: none, or the daemon does not answer",
     )  # fmt: skip
-    form.add_argument("--slots", action="store_true", help="only the slots' numbers, one a line, for scripts")
-    form.add_argument("--wide", action="store_true", help="every column, however wide the terminal is")
+    form.add_argument("--slots", action="store_true", help="print only the slot numbers, one per line")
+    form.add_argument(
+        "--wide", action="store_true", help="print every column, regardless of the terminal's width"
+    )
     parser.add_argument(
         "--watch",
         type=options.seconds,
         nargs="?",
         const=2.0,
         metavar="S",
-        help="again every S seconds (2) until Ctrl-C",
+        help="print again every S seconds (default: 2) until Ctrl-C",
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of all slots as one screen of text: a line in short, a table, and what needs words. Pure."""
+"""`status` as text: summary line, table, and notes on slots with problems. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from launcher.text_table import fitted, table
 Slot = dict[str, Any]
 Status = dict[str, Any]
 
-# A width that everything asked for on call fits into.
+# Default width in columns.
 WIDTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table."""
-
     head: str
     cell: Callable[[Slot, float], str]
 
 
 def summary(status: Status, now: float) -> str:
-    """All of it in one line, for a pager: ASCII, the worst first."""
+    """One line for a monitor: ASCII, problems first."""
     slots = status["slots"]
     word = ("OK", "DEGRADED", "DOWN")[level(status)]
     parts = [f"{word} {status['ready']}/{len(slots)} ready"]
     parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
-    parts += [f"slot {slot['slot']} stands still" for slot in slots if slot["stalled_s"]]
+    parts += [f"slot {slot['slot']} makes no progress" for slot in slots if slot["stalled_s"]]
     parts += [f"slot {slot['slot']} is not watched" for slot in slots if slot["unwatched"]]
     requests = status["requests"]
     parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
@@ -53,12 +51,12 @@ def _trouble(slot: Slot, now: float) -> str:
 
 
 def to_text(status: Status, now: float, width: int | None = WIDTH) -> str:
-    """One screen for a person. `width`: columns of the terminal; None shows every column in full."""
+    """The complete text. `width`: columns of the terminal; None shows every column in full."""
     return "\n".join([*head(status, now), "", *rows(status, now, width), *notes(status, now)])
 
 
 def head(status: Status, now: float) -> list[str]:
-    """What holds for all slots."""
+    """The lines about all slots."""
     versions = [
         f"{name} {version}" for name, version in status["stack"].items() if version and name != "tcmalloc"
     ]
@@ -77,7 +75,7 @@ def head(status: Status, now: float) -> list[str]:
 
 
 def rows(status: Status, now: float, width: int | None = WIDTH) -> list[str]:
-    """The table. What is wanted least goes first where the terminal is narrow; the last cause is cut to what is left."""
+    """The table. On a narrow terminal the columns in SPARED are dropped in order, then the last cause is cut."""
     slots = status["slots"]
     several = len({slot["model"] for slot in slots}) > 1
     columns = [column for column in COLUMNS if several or column.head != "MODEL"]
@@ -94,7 +92,7 @@ def rows(status: Status, now: float, width: int | None = WIDTH) -> list[str]:
 
 
 def _spare(columns: list[Column], slots: list[Slot]) -> int:
-    """Signs of the last causes that may be cut, where they stand at the end."""
+    """Characters of the last causes that may be cut when they are the last column."""
     if columns[-1].head != "LAST CAUSE":
         return 0
     longest = max((len(slot["last_cause"]["name"]) for slot in slots if slot["last_cause"]), default=0)
@@ -108,7 +106,7 @@ def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
 
 
 def notes(status: Status, now: float) -> list[str]:
-    """What a table has no room for: what is under way, what is wrong and what to do, one slot after the other."""
+    """Per slot: current operation, problems and remedies."""
     lines: list[str] = []
     for slot in status["slots"]:
         about = list(_of_slot(slot, now))
@@ -124,9 +122,9 @@ def _of_slot(slot: Slot, now: float) -> Iterator[str]:
     if slot["next_start"]:
         yield f"{name}: starts again in {max(0.0, slot['next_start'] - now):.0f} s"
     if slot["stalled_s"]:
-        yield f"{name}: has work and has made no progress for {slot['stalled_s']:.0f} s"
+        yield f"{name}: has requests and has made no progress for {slot['stalled_s']:.0f} s"
     if slot["unwatched"]:
-        yield f"{name}: is not being watched, a hang would not be noticed: {slot['unwatched']}"
+        yield f"{name}: not watched, a hang would not be detected: {slot['unwatched']}"
     cause = slot["last_cause"]
     if cause and state in {"failed", "backoff", "held"}:
         yield f"{name}: {cause['name']}: {cause['message']}"
@@ -138,12 +136,12 @@ def _of_slot(slot: Slot, now: float) -> Iterator[str]:
     if strangers:
         first = strangers[0].partition(", of which")[0]
         more = f", and {len(strangers) - 1} more" if len(strangers) > 1 else ""
-        yield f"{name}: not ours on its cpus: {first}{more} (numa-launcher verify {slot['slot']})"
+        yield f"{name}: other processes on its cpus: {first}{more} (numa-launcher verify {slot['slot']})"
 
 
 def _eta(slot: Slot, now: float) -> str:
     return (
-        "" if slot["eta"] is None or slot["eta"] <= now else f", likely over in {duration(slot['eta'] - now)}"
+        "" if slot["eta"] is None or slot["eta"] <= now else f", estimated {duration(slot['eta'] - now)} left"
     )
 
 
@@ -151,7 +149,7 @@ def _eta(slot: Slot, now: float) -> str:
 
 
 def state_of(slot: Slot) -> str:
-    """The state in one word; what is out of rotation for good, until somebody says otherwise, has a word of its own."""
+    """The state in one word; includes `drained` and `quarantine`."""
     if slot["intent"] == "quarantine":
         return "quarantine"
     drained = slot["state"] == "draining" and slot["intent"] == "drain" and not slot["in_flight"]
@@ -159,13 +157,13 @@ def state_of(slot: Slot) -> str:
 
 
 def _where(slot: Slot, _now: float) -> str:
-    """Cores and node: 63@0."""
+    """Number of cpus and node: 63@0."""
     count = _count(slot["cpus"])
     return f"{count}" if slot["node"] is None else f"{count}@{slot['node']}"
 
 
 def _count(cpus: str) -> int:
-    """Of a cpulist: "0-3,8" has 5."""
+    """Number of cpus in a cpulist: "0-3,8" has 5."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
@@ -217,12 +215,12 @@ def _placement(slot: Slot, _now: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """0.04, 0.31, 2.5, 31: two digits that count, no more than four signs up to an hour."""
+    """0.04, 0.31, 2.5, 31: two significant digits."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:
-    """A span for people: 5s, 3m12s, 4h05m, 2d03h."""
+    """A time span: 5s, 3m12s, 4h05m, 2d03h."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if not minutes:
@@ -251,9 +249,9 @@ COLUMNS: Final = (
     Column("PID", lambda slot, _: str(slot["pid"] or "-")),
     Column("CPU LIST", lambda slot, _: slot["cpus"]),
 )
-"""`head` as it is printed. docs/control.md explains them."""
+"""docs/control.md explains them."""
 
 SPARED: Final = (
     "CPU LIST", "PID", "PLACEMENT", "RSS ON NODE", "HIT", "KV", "ZEN", "CPUS", "RST", "TTFT 50/99", "TOK/S",
 )  # fmt: skip
-"""What goes first where there is no room. At WIDTH columns only the first three do."""
+"""Columns dropped on a narrow terminal, in this order. At WIDTH only the first three are."""

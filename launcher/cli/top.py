@@ -1,4 +1,4 @@
-"""`numa-launcher top`: the state of things, live, on the whole terminal."""
+"""`numa-launcher top`: a live view of slots and cores on the whole terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from launcher.cpuset import CpuSet
     from launcher.topology.model import Topology
 
-# A daemon that hangs must not keep a key from being seen for long.
+# Keys are not read while a request to a hung daemon waits.
 ANSWER_S: Final = 5.0
 MIN_INTERVAL_S: Final = 0.2
 _STAT: Final = Path("/proc/stat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which daemon, and how often."""
+    """Daemon and interval."""
     options.add_socket(parser)
     parser.add_argument(
         "-d",
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.seconds,
         default=2.0,
         metavar="S",
-        help="seconds between two looks (default 2)",
+        help="refresh every S seconds (default: 2)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw until q or Ctrl-C."""
+    """Refresh until q or Ctrl-C."""
     from launcher.cli.screen import TerminalScreen, refuse_unless_terminal  # noqa: PLC0415  heavy
 
     refuse_unless_terminal()
@@ -69,10 +69,10 @@ def _watch(watcher: Watcher, screen: TerminalScreen, interval_s: float) -> None:
 
 
 class Watcher:
-    """Asks the daemon and the machine; keeps what it saw last where there is no answer."""
+    """Polls the daemon and the machine; keeps the latest answer of each."""
 
     def __init__(self, client: ControlClient) -> None:
-        """Raises LauncherError when nobody answers at all."""
+        """Raises LauncherError when the daemon does not answer."""
         self._client = client
         self._topology: Topology | None = None
         self._reserved: CpuSet | None = None
@@ -90,24 +90,22 @@ class Watcher:
 
     @property
     def view(self) -> View:
-        """What there is to show."""
+        """The latest state."""
         from launcher.cli.top_frame import View  # noqa: PLC0415  heavy
 
         return View(self._status, time.time(), self._topology, self._reserved, self._busy, self._trouble)
 
     def look(self) -> None:
-        """Once more. Never raises: what is wrong is shown."""
+        """Poll once. Errors become part of the view."""
         self._look_at_cpus()
         before = self._status["pid"]
         try:
             self._status, self._trouble = self._ask(), ""
         except LauncherError as error:
             silent = time.monotonic() - self._answered
-            self._trouble = f"no answer for {silent:.0f} s: {error.message}; trying again"
+            self._trouble = f"no answer for {silent:.0f} s: {error.message}; retrying"
             return
-        if (
-            self._status["pid"] != before
-        ):  # another daemon may have another plan, on a machine that has changed
+        if self._status["pid"] != before:  # the plan and the machine may have changed
             self._look_at_machine()
 
     def _look_at_machine(self) -> None:
@@ -117,9 +115,9 @@ class Watcher:
         from launcher.topology import sysfs  # noqa: PLC0415  heavy
 
         self._topology = self._reserved = None
-        with contextlib.suppress(LauncherError):  # no picture; all else is shown
+        with contextlib.suppress(LauncherError):  # the view then has no drawing
             topology = sysfs.read()
-            # What this shell may use is of no interest; what the daemon may, the plan tells.
+            # The plan already respects the daemon's allowed cpus; those of this shell do not matter.
             self._topology = replace(topology, allowed=topology.online)
         with contextlib.suppress(LauncherError, ValueError, KeyError):
             self._reserved = CpuSet.parse(self._client.get("/plan", ANSWER_S)["reserved"])

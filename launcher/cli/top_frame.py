@@ -1,4 +1,4 @@
-"""One frame of `top`: the lines of `status`, and the machine with every core coloured by what it does. No effects."""
+"""One frame of `top`: the lines of `status`, and a drawing of the machine coloured by load. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from launcher.topology.model import Core, Topology
 from launcher.topology.picture import Mark, NodeBox, Picture, Seat, make_picture
 
 Times = Mapping[int, tuple[int, int]]
-"""cpu -> (busy, all) since the machine started, in ticks."""
+"""cpu -> (busy, total) ticks since boot."""
 
-# Shares of its time that a cpu works, from which on it is shown so.
+# Busy share of a cpu from which it is drawn as working or busy.
 WORKING: Final = 0.15
 BUSY: Final = 0.70
 
@@ -29,37 +29,37 @@ _BAD: Final = "red"
 _COLOUR: Final = {
     "ready": _GOOD, "starting": _WAITS, "draining": _WAITS, "stopping": _WAITS, "backoff": _BAD, "failed": _BAD,
 }  # fmt: skip
-# Least rows that are left for words about what is wrong, where there are any and the machine would take them.
+# Rows kept for notes about problems when the drawing would use all of them.
 _WORDS: Final = 6
 _INDENT: Final = "  "
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a frame shows."""
+    """Input of a frame."""
 
     status: dict[str, Any]
     now: float
     topology: Topology | None = None
     reserved: CpuSet | None = None
     busy: Mapping[int, float] | None = None
-    """Share of its time that each cpu worked since the last frame."""
+    """Busy share of each cpu since the last frame."""
     trouble: str = ""
-    """Why the status is old: the daemon does not answer."""
+    """Error message of a daemon that does not answer; the status is then old."""
 
 
 def compose(view: View, width: int, height: int) -> list[Text]:
-    """At most `height` lines of at most `width` signs. What is wrong comes before the picture of the machine."""
+    """At most `height` lines of at most `width` characters. The drawing gets the rows that notes do not need."""
     lines = [_plain(line, width) for line in status_table.head(view.status, view.now)]
     lines[0].stylize(_summary_style(view.status))
     if view.trouble:
         lines.insert(0, Text(_cut(view.trouble, width), style=Style(color="red", reverse=True)))
     lines += [Text(), *_table(view, width)]
     words = [_plain(line, width) for line in status_table.notes(view.status, view.now)]
-    room = height - len(lines) - min(len(words), _WORDS)
-    lines += _machine(view, width, room)
+    rows = height - len(lines) - min(len(words), _WORDS)
+    lines += _machine(view, width, rows)
     for line in lines:
-        line.truncate(width)  # where it is narrower than a core
+        line.truncate(width)  # when a single core is wider than the terminal
     return [*lines, *words][:height]
 
 
@@ -85,8 +85,8 @@ def _table(view: View, width: int) -> Iterator[Text]:
 # --- the machine ----------------------------------------------------------------------------------------
 
 
-def _machine(view: View, width: int, room: int) -> list[Text]:
-    """As much of it as there is room for: with titles, without, or a word that there is none."""
+def _machine(view: View, width: int, rows: int) -> list[Text]:
+    """The drawing with titles, without them, or a note that the terminal is too small."""
     if view.topology is None:
         return []
     seats = [Seat(f"slot {slot['slot']}", CpuSet.parse(slot["cpus"])) for slot in view.status["slots"]]
@@ -97,11 +97,11 @@ def _machine(view: View, width: int, room: int) -> list[Text]:
         [Text(), *_nodes(picture, cells, width, titles=titles), Text(_cut(legend, width), style="dim")]
         for titles in (True, False)
     ]
-    fits = next((lines for lines in shapes if len(lines) <= room), None)
+    fits = next((lines for lines in shapes if len(lines) <= rows), None)
     if fits is not None:
         return fits
-    missing = f"(the machine's picture needs {len(shapes[-1]) - room} more lines)"
-    return [Text(_cut(missing, width), style="dim")] if room > 0 else []
+    missing = f"(the drawing of the machine needs {len(shapes[-1]) - rows} more lines)"
+    return [Text(_cut(missing, width), style="dim")] if rows > 0 else []
 
 
 def _nodes(picture: Picture, cells: _Cells, width: int, *, titles: bool) -> Iterator[Text]:
@@ -115,7 +115,7 @@ def _nodes(picture: Picture, cells: _Cells, width: int, *, titles: bool) -> Iter
 
 
 def _rows(box: NodeBox, cells: _Cells, prefix: str, width: int) -> Iterator[Text]:
-    """The cores, those that share an L3 side by side; broken where the terminal ends."""
+    """The cores, grouped by L3 domain and wrapped at the terminal's width."""
     line = Text(prefix)
     for block in box.blocks:
         wide = sum(cells.width(core) for core in block.cores)
@@ -130,7 +130,7 @@ def _rows(box: NodeBox, cells: _Cells, prefix: str, width: int) -> Iterator[Text
 
 
 def _next(line: Text, prefix: str) -> Generator[Text, None, Text]:
-    """Give a line that is full; the one below it."""
+    """Yield a full line; return a new one."""
     line.rstrip()
     if line.plain.strip():
         yield line
@@ -138,23 +138,21 @@ def _next(line: Text, prefix: str) -> Generator[Text, None, Text]:
 
 
 class _Cells:
-    """A sign for each core: which slot it works for, coloured by the slot's state, stronger the more it works."""
+    """A character per core: its slot, coloured by the slot's state, highlighted by load."""
 
     def __init__(self, view: View, picture: Picture) -> None:
         self._slots: Sequence[dict[str, Any]] = view.status["slots"]
         self._busy, self._marks = view.busy, picture.marks
-        # SMT siblings have signs of their own where a slot runs on them.
+        # SMT siblings are drawn separately when a slot uses them.
         self._all = any(
             sum(isinstance(picture.marks[cpu], int) for cpu in core.cpus) > 1
             for socket in picture.sockets for node in socket.nodes for block in node.blocks for core in block.cores
         )  # fmt: skip
 
     def width(self, core: Core) -> int:
-        """Signs of a core."""
         return len(core.cpus) if self._all else 1
 
     def draw(self, core: Core, line: Text) -> None:
-        """Put them at the end of a line."""
         for cpu in tuple(core.cpus)[: self.width(core)]:
             mark = self._marks[cpu]
             line.append(self._sign(mark), self._style(cpu, mark))
@@ -166,7 +164,7 @@ class _Cells:
         if isinstance(mark, Mark):
             return Style(dim=True)
         colour = _COLOUR.get(self._slots[mark]["state"])
-        if self._busy is None:  # the first look: nobody knows yet
+        if self._busy is None:  # first frame: not known yet
             return Style(color=colour)
         share = self._busy.get(cpu, 0.0)
         return Style(color=colour, dim=share < WORKING or None, reverse=share >= BUSY or None)
@@ -174,10 +172,10 @@ class _Cells:
 
 def _legend(picture: Picture) -> str:
     marks = [f"{sign(mark)} {mark.value}" for mark in picture.used_marks]
-    return " · ".join(["a digit: the slot; dim: idle, reversed: busy", *marks])
+    return " · ".join(["digit: slot; dim: idle; reversed: busy", *marks])
 
 
-# --- what the cpus do -------------------------------------------------------------------------------------
+# --- load of the cpus -------------------------------------------------------------------------------------
 
 
 def read_times(stat: str) -> dict[int, tuple[int, int]]:
@@ -192,7 +190,7 @@ def read_times(stat: str) -> dict[int, tuple[int, int]]:
 
 
 def busy_shares(before: Times, after: Times) -> dict[int, float]:
-    """Share of the time between two looks; a cpu that was not there, or whose clock stood, is left out."""
+    """Busy share of each cpu between two samples; without cpus that are new or did not tick."""
     found = {}
     for cpu, (busy, total) in after.items():
         was = before.get(cpu)

@@ -15,25 +15,31 @@ from launcher.errors import LauncherError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which machine, and the form of the answer."""
+    """Machine and output format."""
     parser.add_argument(
         "action",
         nargs="?",
         choices=("snapshot",),
-        help="pack what is read into the file of -o, for --snapshot",
+        help="save the files that describe the machine to the file of -o, for use with --snapshot",
     )
     machine.add_machine(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where `snapshot` writes (tar.gz)")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the machine into FILE")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the snapshot to this file (tar.gz)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="also write a drawing of the machine to FILE"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the machine, or pack it. Exit code 1 for a snapshot of a machine that could not be read."""
+    """Print the machine, or save a snapshot. Exit code 1 for a snapshot of a machine that could not be read."""
     if args.action == "snapshot":
         return _snapshot(args)
     if args.output is not None:
-        raise LauncherError("cannot use -o: nothing is packed", "numa-launcher topology snapshot -o FILE")
+        raise LauncherError(
+            "cannot use -o: it needs the action snapshot", "numa-launcher topology snapshot -o FILE"
+        )
     from launcher.topology import render, sysfs  # noqa: PLC0415  heavy
 
     topology = machine.machine_of(args) or sysfs.read()
@@ -51,18 +57,21 @@ def _snapshot(args: argparse.Namespace) -> int:
 
     if args.output is None:
         raise LauncherError(
-            "cannot pack a snapshot: no file is named", "numa-launcher topology snapshot -o FILE"
+            "cannot save a snapshot: -o is missing", "numa-launcher topology snapshot -o FILE"
         )
     if args.machine is not None or args.snapshot is not None or args.json or args.svg is not None:
         raise LauncherError(
-            "cannot pack a snapshot with --machine, --snapshot, --json or --svg: it is made of files that are read",
-            "leave them out; --root DIR names another tree",
+            "cannot save a snapshot with --machine, --snapshot, --json or --svg: it contains files of /sys and /proc",
+            "remove them; --root DIR selects another tree of files",
         )
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     taken = snapshot.capture(args.root or Path("/"), date=today, version=launcher.__version__)
     write_file(args.output, taken.data)
-    print(f"wrote {args.output}: {len(taken.data):,} bytes; see it with --snapshot {args.output}")
+    print(f"wrote {args.output}: {len(taken.data):,} bytes; use it with --snapshot {args.output}")
     if taken.error is None:
         return 0
-    print(f"the snapshot replays this error:\n{taken.error.message}\n{taken.error.remedy}", file=sys.stderr)
+    print(
+        f"reading the snapshot gives this error:\n{taken.error.message}\n{taken.error.remedy}",
+        file=sys.stderr,
+    )
     return 1

@@ -10,22 +10,24 @@ from launcher.cli import options
 from launcher.control.messages import VERIFY_S
 from launcher.text_table import counted
 
-# The daemon gives up first, and says so.
+# Longer than the daemon's own time-out, so that its error message arrives.
 _PATIENCE_S: Final = VERIFY_S + 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which slots."""
-    parser.add_argument("slot", type=options.slot_number, nargs="?", metavar="SLOT", help="default: all")
+    """Slot and output format."""
+    parser.add_argument(
+        "slot", type=options.slot_number, nargs="?", metavar="SLOT", help="check only this slot"
+    )
     options.add_socket(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print plan and reality side by side.
+    """Print planned and actual placement.
 
-    Exit code 1 when they differ, when others are pinned onto our cpus, or when nothing runs; 3 when the daemon does not
-    answer in time.
+    Exit code 1 when they differ, when other processes are pinned to the slot's cpus, or when no instance runs; 3 when
+    the daemon does not answer in time.
     """
     client = options.client_of(args)
     slots = (
@@ -44,10 +46,10 @@ def _as_planned(found: dict[str, Any] | None) -> bool:
 
 
 def lines_of(slot: dict[str, Any]) -> list[str]:
-    """What was planned and what the kernel says, for a person."""
+    """Planned and actual placement as text."""
     found = slot["verified"]
     if found is None:
-        return [f"slot {slot['slot']}: nothing runs ({slot['state']})"]
+        return [f"slot {slot['slot']}: no running instance ({slot['state']})"]
     share = "" if found["bound_share"] is None else f", {found['bound_share']:.0%} of its pages there"
     policies = ", ".join(found["policies"]) or "not readable"
     word = "verified" if found["ok"] else "DIFFERS"

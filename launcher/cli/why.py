@@ -11,30 +11,33 @@ from launcher.cli import options
 from launcher.cli.status_table import duration
 from launcher.errors import NotFoundError
 
-# What the daemon keeps at least of a slot; the dead life's lines are searched in them.
+# Lines searched for those of the failed generation.
 _TAIL: Final = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which slot, how many lines, and the form of the answer."""
+    """Slot, number of lines and output format."""
     parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
     options.add_socket(parser)
     parser.add_argument(
-        "-n", "--lines", type=options.count, default=20, metavar="N", help="last N lines (default 20)"
+        "-n",
+        "--lines",
+        type=options.count,
+        default=20,
+        metavar="N",
+        help="print the last N log lines (default: 20)",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the cause of the last unrequested end. Exit code 1 when there was none."""
+    """Print the cause of the last failure. Exit code 1 when there was none."""
     client = options.client_of(args)
     status = client.get("/status")
     slot = next((found for found in status["slots"] if found["slot"] == args.slot), None)
     if slot is None:
         known = ", ".join(str(found["slot"]) for found in status["slots"])
-        raise NotFoundError(
-            f"cannot use slot '{args.slot}': there is none of that number", f"slots are {known}"
-        )
+        raise NotFoundError(f"cannot use slot '{args.slot}': unknown slot", f"slots are {known}")
     cause = slot["last_cause"]
     lines = []
     if cause is not None:
@@ -53,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_text(slot: dict[str, Any], lines: list[dict[str, Any]], now: float) -> str:
-    """Cause, evidence, remedy and last lines for a person."""
+    """Cause, evidence, remedy and log lines as text."""
     cause, number = slot["last_cause"], slot["slot"]
-    standing = f"slot {number} is {slot['state']}, for {duration(now - slot['since'])} now"
+    standing = f"slot {number} has been in state {slot['state']} for {duration(now - slot['since'])}"
     if cause is None:
-        return f"{standing}; no instance of it has ended without being asked"
+        return f"{standing}; none of its instances has failed"
     ago = duration(now - slot["last_cause_at"])
     text = [
-        f"slot {number}, life {slot['last_cause_generation']}, {ago} ago: {cause['name']}: {cause['message']}",
+        f"slot {number}, generation {slot['last_cause_generation']}, {ago} ago: {cause['name']}: {cause['message']}",
         f"  remedy:  {cause['remedy']}",
         f"  policy:  restart {cause['retry']}; {standing}{_next(slot, now)}",
     ]

@@ -31,14 +31,14 @@ class SlotCommand(StrEnum):
 
 
 SUMMARY: Final[dict[SlotCommand, str]] = {
-    SlotCommand.RESTART: "take a slot out of rotation, wait for its requests, stop and start it again",
-    SlotCommand.DRAIN: "take a slot out of rotation and keep its instance alive",
+    SlotCommand.RESTART: "drain a slot, stop its instance and start a new one",
+    SlotCommand.DRAIN: "take a slot out of rotation; keep its instance running",
     SlotCommand.RESUME: "put a drained slot back into rotation",
-    SlotCommand.STOP: "drain a slot, stop its instance and leave it stopped",
-    SlotCommand.START: "start a stopped or failed slot",
+    SlotCommand.STOP: "drain a slot and stop its instance",
+    SlotCommand.START: "start the instance of a stopped or failed slot",
     SlotCommand.HOLD: "drain a slot, stop its instance and keep it stopped until `release`",
-    SlotCommand.QUARANTINE: "take a slot out of rotation and keep its instance alive for a look, until `release`",
-    SlotCommand.RELEASE: "end a hold or a quarantine",
+    SlotCommand.QUARANTINE: "take a slot out of rotation for inspection until `release`; keep its instance running",
+    SlotCommand.RELEASE: "end the hold or quarantine of a slot",
 }
 
 DISRUPTIVE: Final = frozenset(

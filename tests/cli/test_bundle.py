@@ -127,7 +127,7 @@ def test_with_a_daemon(
     for name in files:
         assert name in out or name == "README.txt" or name.startswith("snapshot/")
     assert f"wrote {packed}" in out
-    assert "Check it before you send it" in out
+    assert "Review it before you send it" in out
 
 
 def test_without_a_daemon(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_without_anything(
     out = capsys.readouterr().out
     assert "missing: doctor.txt: ValueError: no such cpu" in out
     assert "warning: cannot read configuration" in out
-    assert "known by their form alone" in out
+    assert "recognised by their form only" in out
 
 
 def test_a_configuration_that_is_broken(
@@ -203,7 +203,7 @@ def test_to_standard_output(daemon: Backstage, config: Path, tmp_path: Path) -> 
 def test_nothing_is_written_over(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there").write_text("precious")
     assert main(["bundle", "-c", str(config), "-o", str(tmp_path / "there")]) == 2
-    assert capsys.readouterr().err.splitlines()[0].endswith("there': it is there already")
+    assert capsys.readouterr().err.splitlines()[0].endswith("there': the file exists")
     assert (tmp_path / "there").read_text() == "precious"
     assert main(["bundle", "-c", str(config), "-o", str(tmp_path / "no" / "folder")]) == 2
     assert "no such file or directory" in capsys.readouterr().err
@@ -272,12 +272,12 @@ def test_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words[:4] == ["--unit", "numa-launcher.service", "--unit", "numa-launcher-slot*.service"]
     assert {"--lines=7", "--no-hostname"} <= set(words)
     monkeypatch.setenv("JOURNAL_CODE", "1")
-    with pytest.raises(LauncherError, match="cannot read the journal: journalctl ended with 1") as caught:
+    with pytest.raises(LauncherError, match="cannot read the journal: journalctl exited with 1") as caught:
         bundle_parts._journal(7)
     assert caught.value.remedy == "run it by hand: journalctl -u numa-launcher"
     monkeypatch.setattr(bundle_parts, "SYSTEMD_RUNS", tmp_path / "no")
     bundle = bundle_parts.Bundle()
     bundle.add("journal.txt", "the journal", lambda: bundle_parts._journal(7))
     assert bundle.missing == [
-        ("journal.txt", "cannot read the journal: systemd does not run here; add what the daemon has printed")
+        ("journal.txt", "cannot read the journal: systemd is not running; add the output of the daemon")
     ]

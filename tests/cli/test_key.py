@@ -35,7 +35,7 @@ def test_add_prints_the_key_once_and_keeps_no_copy(file: Path, capsys: Output) -
     shown = capsys.readouterr()
     key = shown.out.strip()
     assert key.startswith("nl-")
-    assert "only time" in shown.err
+    assert "not shown again" in shown.err
     assert key not in file.read_text()
     assert key[12:] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -99,8 +99,8 @@ def test_revoke_by_name_and_id(file: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["add", "ann"], "cannot add key 'ann': there is one of this name"),
-        (["revoke", "zed"], "cannot revoke key 'zed': there is none of this id or name"),
+        (["add", "ann"], "cannot add key 'ann': the name is in use"),
+        (["revoke", "zed"], "cannot revoke key 'zed': no key has this id or name"),
         (["add", ""], "cannot make key ''"),
         (["add", "a\nb"], "cannot make key"),
         (["add", "x" * 65], "cannot make key"),

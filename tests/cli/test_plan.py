@@ -55,12 +55,12 @@ def test_a_machine_that_cannot_be_read_is_packed_and_said(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["topology", "snapshot"], "cannot pack a snapshot: no file is named"),
+        (["topology", "snapshot"], "cannot save a snapshot: -o is missing"),
         (
             ["topology", "snapshot", "-o", "x", "--machine", "epyc-9755-1p"],
-            "cannot pack a snapshot with --machine",
+            "cannot save a snapshot with --machine",
         ),
-        (["topology", "-o", "x"], "cannot use -o: nothing is packed"),
+        (["topology", "-o", "x"], "cannot use -o: it needs the action snapshot"),
         (
             ["topology", "--machine", "epyc-9755-1p", "--svg", "/nowhere/x.svg"],
             "cannot write '/nowhere/x.svg'",

@@ -207,16 +207,16 @@ def test_what_needs_words(operations: FakeOperations) -> None:
     }
     text = shown(operations)
     assert (
-        "slot 0: has work and has made no progress for 12 s\nslot 0: not as planned: vllm (pid 7): stray"
+        "slot 0: has requests and has made no progress for 12 s\nslot 0: not as planned: vllm (pid 7): stray"
         in text
     )
     assert (
-        "slot 0: not ours on its cpus: sh (pid 7) is pinned to cpus 0, and 1 more (numa-launcher verify 0)"
+        "slot 0: other processes on its cpus: sh (pid 7) is pinned to cpus 0, and 1 more (numa-launcher verify 0)"
         in text
     )
     assert "slot 1: starts again in 3 s\nslot 1: oom: it died\n  buy memory\n  | last words" in text
-    assert "slot 2: loading weights, likely over in 30s" in text
-    assert "slot 3: draining, likely over in 5s" in text
+    assert "slot 2: loading weights, estimated 30s left" in text
+    assert "slot 3: draining, estimated 5s left" in text
     assert cells(operations)["3"]["STATE"] == "quarantine"
     assert text.endswith("\n\nwarning: mind the gap")
 
@@ -239,7 +239,10 @@ def test_the_head(operations: FakeOperations) -> None:
             "DEGRADED 1/2 ready; slot 1 failed 1m00s (oom); 1 in flight, 0 waiting; 412 tok/s; TTFT p99 1.3s", 1,
         ),
         ([slot_status(0, state="held")], "DOWN 0/1 ready; slot 0 held 1m00s; 1 in flight, 0 waiting", 2),
-        ([busy(0, stalled_s=9.0)], "OK 1/1 ready; slot 0 stands still; 1 in flight, 0 waiting; 412 tok/s; TTFT p99 1.3s", 0),
+        (
+            [busy(0, stalled_s=9.0)],
+            "OK 1/1 ready; slot 0 makes no progress; 1 in flight, 0 waiting; 412 tok/s; TTFT p99 1.3s", 0,
+        ),
         ([], "DOWN 0/0 ready; 1 in flight, 0 waiting", 2),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ def test_what_it_shows_is_alive(operations: FakeOperations) -> None:
     with Terminal(TOP, 100, 30) as terminal:
         terminal.shows("OK 2/2 ready")
         terminal.shows("RSS ON NODE")
-        terminal.shows("a digit: the slot")
+        terminal.shows("digit: slot")
         assert terminal.has_colours()
         operations.slots[1] = replace(operations.slots[1], state="failed", last_cause=CAUSE)
         terminal.shows("DEGRADED 1/2 ready; slot 1 failed")
@@ -132,7 +132,7 @@ def test_80_by_24_with_many_slots_and_other_sizes(operations: FakeOperations) ->
 def test_no_color() -> None:
     with Terminal(TOP, environ={"NO_COLOR": "1"}) as terminal:
         terminal.shows("OK 2/2 ready")
-        terminal.shows("a digit: the slot")
+        terminal.shows("digit: slot")
         terminal.type("q")
         assert terminal.ended() == 0
         assert not terminal.has_colours()
@@ -169,12 +169,12 @@ def test_what_is_no_terminal_is_refused(daemon: Backstage, capsys: pytest.Captur
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "cannot draw: standard output is no terminal",
-        "use `numa-launcher status --watch`, or `status --json` for machines",
+        "cannot draw: standard output is not a terminal",
+        "use `numa-launcher status --watch`, or `numa-launcher status --json`",
     ]
     with Terminal(TOP, 120, 24, environ={"TERM": "dumb"}) as terminal:
         assert terminal.ended() == 2
-        assert b"cannot draw: TERM='dumb' can't move the cursor" in terminal.raw
+        assert b"cannot draw: TERM='dumb' has no cursor control" in terminal.raw
 
 
 def test_without_keys_it_still_draws(daemon: Backstage) -> None:

@@ -63,7 +63,7 @@ def test_a_large_machine() -> None:
         "  " + "01010101 " * 15 + "010101==",
         "socket 1 · node 1 · 768 GiB · 12 channels",
         "  " + "23232323 " * 15 + "232323==",
-        "a digit: the slot; dim: idle, reversed: busy · = reserved for proxy and OS · · idle SMT sibling",
+        "digit: slot; dim: idle; reversed: busy · = reserved for proxy and OS · · idle SMT sibling",
         "",
         "warning: mind the gap",
     ]
@@ -81,7 +81,7 @@ def test_less_room_less_picture() -> None:
     short = plain(compose(view(), 80, needed - 1))
     assert not any(line.startswith("socket") for line in short)
     assert any(line.startswith("n0 01010101") for line in short)
-    assert "(the machine's picture needs 1 more lines)" in plain(compose(view(), 80, needed - 3))
+    assert "(the drawing of the machine needs 1 more lines)" in plain(compose(view(), 80, needed - 3))
     ill = status_of(*(interleaved(n, state="failed", last_cause=CAUSE) for n in range(4)))
     words = plain(compose(view(status=ill), 80, 24))
     assert "slot 0: oom: it died" in words
@@ -112,8 +112,8 @@ def test_smt_siblings_have_signs_where_a_slot_runs_on_them() -> None:
 
 
 def test_the_daemon_does_not_answer() -> None:
-    lines = plain(compose(view(trouble="no answer for 3 s: gone; trying again"), 80, 24))
-    assert lines[0] == "no answer for 3 s: gone; trying again"
+    lines = plain(compose(view(trouble="no answer for 3 s: gone; retrying"), 80, 24))
+    assert lines[0] == "no answer for 3 s: gone; retrying"
     assert lines[1].startswith("OK 4/4")
 
 

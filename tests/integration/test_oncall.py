@@ -149,20 +149,18 @@ def edit(daemon: DaemonProcess, old: str, new: str) -> None:
 def test_reload_restarts_what_changes_one_slot_at_a_time(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
-    assert (
-        daemon.cli("reload", "--show").stdout.strip() == "nothing has been reloaded since the daemon started"
-    )
+    assert daemon.cli("reload", "--show").stdout.strip() == "no reload since the daemon started"
     unchanged = daemon.cli("reload", "--dry-run")
     assert (unchanged.returncode, unchanged.stdout.split("\n")[:2]) == (
         0,
-        ["slot 0: goes on", "slot 1: goes on"],
+        ["slot 0: unchanged", "slot 1: unchanged"],
     )
     edit(daemon, '"--token-s", "0.01"', '"--token-s", "0.02"')
     edit(daemon, "probe_interval_s = 0.2", "probe_interval_s = 0.3")
     dry = daemon.cli("reload", "--dry-run")
     assert dry.returncode == 1
     assert "slot 0: restart\n  arguments: 0.01 becomes 0.02\n" in dry.stdout
-    assert "taken over at once: supervision.probe_interval_s" in dry.stdout
+    assert "applied at once: supervision.probe_interval_s" in dry.stdout
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
     with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
         done = daemon.cli("reload")
