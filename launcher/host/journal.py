@@ -7,7 +7,10 @@ import faulthandler
 import logging
 import os
 import sys
-from typing import Any, Final
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final, TextIO
 
 from launcher.printable import MAX_LINE, printable, printable_lines, quoted
 from systemd import journal
@@ -16,6 +19,9 @@ from systemd import journal
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 # Prompts are logged where that is asked for, and then whole.
 _WHOLE: Final = "launcher.prompts"
+# The log of requests.
+ACCESS: Final = "launcher.access"
+_TIME: Final = "%H:%M:%S"
 # Characters of a traceback; of a longer one the end is kept, which names the error.
 _MAX_TRACEBACK: Final = 32_768
 
@@ -52,17 +58,11 @@ def _traceback(text: str) -> str:
 class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
     """Sends a record to journald with its fields: NUMA_LAUNCHER_SLOT=, NUMA_LAUNCHER_GENERATION=, ..."""
 
+    takes_fields: Final = True
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record. Never raises: logging must not end the daemon."""
         try:
-            fields = {
-                f"NUMA_LAUNCHER_{name}".upper(): str(value)
-                for name, value in record.__dict__.items()
-                if name not in _STANDARD
-            }
-            every = "".join(fields.values())  # one look at all: an access line has many
-            if len(every) > MAX_LINE or not (every.isascii() and every.isprintable()):
-                fields = {name: quoted(value, MAX_LINE) for name, value in fields.items()}
             exception = (
                 self.formatter.formatException(record.exc_info) if record.exc_info and self.formatter else ""
             )
@@ -74,10 +74,63 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
                 CODE_FILE=record.pathname,
                 CODE_LINE=record.lineno,  # the one that systemd-python formats as a number
                 CODE_FUNC=record.funcName,
-                **fields,
+                **_journal_fields(record.__dict__, without=_STANDARD),
             )
         except Exception:
             self.handleError(record)
+
+    def write_lines(self, logger: str, lines: Sequence[tuple[int, str, Mapping[str, object]]]) -> None:
+        """Write events of one logger: their levels, messages and fields. Never raises."""
+        try:
+            for level, message, fields in lines:
+                self.send(
+                    quoted(message, MAX_LINE),
+                    PRIORITY=str(self.map_priority(level)),
+                    LOGGER=logger,
+                    SYSLOG_IDENTIFIER="numa-launcher",
+                    CODE_FILE=logger,  # without one systemd-python looks for the caller, which takes long
+                    **_journal_fields(fields),
+                )
+        except Exception:
+            self.handleError(logging.makeLogRecord({"name": logger, "msg": "cannot write log lines"}))
+
+
+def _journal_fields(fields: Mapping[str, object], without: frozenset[str] = frozenset()) -> dict[str, str]:
+    named = {_journal_name(name): str(value) for name, value in fields.items() if name not in without}
+    # One look at all: an access line has many.
+    every = "".join(named.values())
+    if len(every) > MAX_LINE or not (every.isascii() and every.isprintable()):
+        return {name: quoted(value, MAX_LINE) for name, value in named.items()}
+    return named
+
+
+@cache
+def _journal_name(name: str) -> str:
+    return f"NUMA_LAUNCHER_{name}".upper()
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a terminal or a file."""
+
+    takes_fields: Final = False
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.setFormatter(LineFormatter("%(asctime)s %(levelname)-7s %(message)s", _TIME))
+
+    def write_lines(self, logger: str, lines: Sequence[tuple[int, str, Mapping[str, object]]]) -> None:
+        """Write events of one logger with one system call: their levels and messages. Never raises."""
+        now = time.strftime(_TIME)
+        try:
+            text = "".join(
+                f"{now} {logging.getLevelName(level):7} {quoted(message, MAX_LINE)}\n"
+                for level, message, _ in lines
+            )
+            with self.lock or contextlib.nullcontext():
+                self.stream.write(text)
+                self.flush()
+        except Exception:
+            self.handleError(logging.makeLogRecord({"name": logger, "msg": "cannot write log lines"}))
 
 
 class LineFormatter(logging.Formatter):
@@ -113,12 +166,15 @@ def set_up(level: str, form: str) -> None:
         handler = FieldsHandler()
         handler.setFormatter(logging.Formatter())
     else:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler = LineHandler(sys.stderr)
         # A terminal shows what instances print only at level "debug"; `numa-launcher logs` has it always.
         logging.getLogger("launcher.output").setLevel(logging.INFO if level == "debug" else logging.WARNING)
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Nobody else reads access lines, so that they can be written many at once.
+    access = logging.getLogger(ACCESS)
+    access.handlers[:] = [handler]
+    access.propagate = False
     # aiohttp's own access log would say everything twice.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -251,6 +251,7 @@ class ProxyServer:
             await asyncio.wait({self._reconciler})
         self.desk.fleet.close()
         await self._close_inside()
+        self.desk.access_log.flush()
 
     async def _close_inside(self) -> None:
         await self._pages.close()

@@ -21,7 +21,7 @@ class FakeJournal:
         self.entries: list[dict[str, str]] = []
 
     def send(self, message: str, **fields: str) -> None:
-        assert isinstance(fields["CODE_LINE"], int)
+        assert isinstance(fields.get("CODE_LINE", 0), int)
         assert all(isinstance(value, str) for name, value in fields.items() if name != "CODE_LINE"), fields
         assert all(name == name.upper() and not name.startswith("_") for name in fields), fields
         self.entries.append({"MESSAGE": message, **fields})
@@ -33,7 +33,9 @@ def root() -> Iterator[logging.Logger]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     quiet = {name: logging.getLogger(name).level for name in ("aiohttp.access", "asyncio")}
+    access = logging.getLogger(journal.ACCESS)
     yield root
+    access.handlers[:], access.propagate = [], True
     root.handlers[:] = before
     root.setLevel(level)
     for name, was in quiet.items():
@@ -62,6 +64,49 @@ def test_an_event_and_its_fields() -> None:
         "NUMA_LAUNCHER_GENERATION": "2",
         "NUMA_LAUNCHER_REQUEST_ID": "r",
     }
+
+
+def test_many_lines_are_written_with_one_call() -> None:
+    writes: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    handler = journal.LineHandler(Stream())
+    handler.write_lines("launcher.access", [(20, "GET /a 200", {}), (10, "GET /\x1bb" + "c" * 9000, {})])
+    (text,) = writes
+    first, second, rest = text.split("\n")
+    assert first[8:] == " INFO    GET /a 200"
+    assert second[8:].startswith(" DEBUG   GET /\\x1bbccc")
+    assert len(second) < 8300
+    assert rest == ""
+
+
+def test_many_events_each_have_their_fields() -> None:
+    fake = FakeJournal()
+    handler = journal.FieldsHandler(sender_function=fake.send)
+    handler.write_lines(
+        "launcher.access", [(20, "one", {"status": 200}), (10, "t\nwo", {"slot": None, "path": "\n"})]
+    )
+    one, two = fake.entries
+    assert (one["MESSAGE"], one["PRIORITY"], one["NUMA_LAUNCHER_STATUS"]) == ("one", "6", "200")
+    assert (one["LOGGER"], one["SYSLOG_IDENTIFIER"]) == ("launcher.access", "numa-launcher")
+    assert (two["MESSAGE"], two["PRIORITY"]) == ("t\\nwo", "7")
+    assert (two["NUMA_LAUNCHER_SLOT"], two["NUMA_LAUNCHER_PATH"]) == ("None", "\\n")
+
+
+def test_lines_that_cannot_be_written_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    closed = io.StringIO()
+    closed.close()
+    journal.LineHandler(closed).write_lines("launcher.access", [(20, "x", {})])
+
+    def no_journal(message: str, **fields: str) -> None:
+        raise OSError("no journal")
+
+    journal.FieldsHandler(sender_function=no_journal).write_lines("launcher.access", [(20, "x", {})])
 
 
 def test_an_exception_comes_along() -> None:
@@ -133,3 +178,5 @@ def test_set_up(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     (handler,) = root.handlers
     assert isinstance(handler, journal.FieldsHandler)
     assert root.level == logging.DEBUG
+    access = logging.getLogger("launcher.access")
+    assert (access.handlers, access.propagate) == ([handler], False)

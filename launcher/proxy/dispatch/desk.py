@@ -5,7 +5,6 @@ intake (what it asks), moves (where it goes next), fleet (which instance, and wh
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from launcher.proxy.dispatch.fleet import Fleet, OnIdle, OnSuspect, Target
 from launcher.proxy.dispatch.intake import Intake
 from launcher.proxy.dispatch.moves import Moves, setbacks_of
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.observability import report
+from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.exchange import Counters, Exchange, Outcome
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.routes import GATHERED
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from launcher.proxy.pages.application import Application
     from launcher.proxy.upstream.reader import Attempt
 
-_ACCESS = logging.getLogger("launcher.access")
-_QUIET = frozenset({"/health", "/metrics"})  # polled by machines: their access lines are DEBUG
 _ERROR = 400
 
 
@@ -49,7 +46,7 @@ class Desk:
         self.idle_timeout_s = proxy.idle_timeout_s
         self.comment_interval_s = proxy.keepalive_comment_s
         self.slow_clients = SlowClients(proxy, self.now)
-        self._access_log = proxy.access_log
+        self.access_log = AccessLog(proxy.access_log, asyncio.get_running_loop().call_soon)
         names = tuple(dict.fromkeys(model.name for model in models))
         aliases = {alias: model.name for model in models for alias in model.aliases}
         self.names = ModelNames(names, aliases)
@@ -135,7 +132,7 @@ class Desk:
             self._count(relay, exchange, outcome, now)
         else:
             exchange.outcome = outcome
-        self._log(exchange, outcome, now)
+        self.access_log.add(exchange, now)
 
     def _count(self, relay: Relay, exchange: Exchange, outcome: Outcome, now: float) -> None:
         self.tally.end(exchange, outcome)
@@ -150,15 +147,6 @@ class Desk:
             self.timings.first_byte.observe(exchange.first_byte - exchange.started)
         if self.tally.in_flight == 0:
             self.on_quiet()
-
-    def _log(self, exchange: Exchange, outcome: Outcome, now: float) -> None:
-        wanted = self._access_log
-        well = outcome is Outcome.COMPLETED and exchange.status < _ERROR
-        if wanted == "off" or (wanted == "errors" and well):
-            return
-        level = logging.DEBUG if exchange.path in _QUIET else logging.INFO
-        if _ACCESS.isEnabledFor(level):
-            report.log_access(_ACCESS, level, exchange, now)
 
     def cut(self, reason: str) -> None:
         """End all that is left; nothing new starts."""

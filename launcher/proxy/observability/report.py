@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from launcher.printable import MAX_LINE, quoted
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.downstream import slow_clients
-from launcher.proxy.observability.exchange import Exchange, Outcome
+from launcher.proxy.observability.exchange import Outcome
 from launcher.proxy.observability.values import of_keys, of_overflow
 from launcher.telemetry import metrics
 
@@ -108,31 +105,3 @@ def _per_slot(upstreams: Iterable[Upstream]) -> dict[int, int]:
     for upstream in upstreams:
         working[upstream.slot] = working.get(upstream.slot, 0) + upstream.in_flight
     return working
-
-
-# What is the same in every line. A record of logging's own making costs as much as the rest of the line: it looks for
-# the thread, the process and the file's parts, which nobody asks of these.
-_BLANK: Final = vars(logging.makeLogRecord({}))
-
-
-def log_access(log: logging.Logger, level: int, exchange: Exchange, now: float) -> None:
-    """One line per request: a person reads the message, a machine the fields. No prompt text."""
-    path = quoted(exchange.path)
-    slot = "-" if exchange.slot is None else exchange.slot
-    took_ms = (now - exchange.started) * 1000
-    why = f": {quoted(exchange.reason, MAX_LINE)}" if exchange.reason else ""
-    created = time.time()
-    record = logging.LogRecord.__new__(logging.LogRecord)
-    record.__dict__ = {
-        **_BLANK,
-        "name": log.name,
-        "msg": f"{exchange.method} {path} {exchange.status or '-'} slot={slot} {took_ms:.1f} ms "
-        f"{exchange.outcome} {exchange.request_id}{why}",
-        "levelno": level,
-        "levelname": logging.getLevelName(level),
-        "pathname": __file__,
-        "created": created,
-        "msecs": created % 1 * 1000,
-        **exchange.fields(now),
-    }
-    log.handle(record)

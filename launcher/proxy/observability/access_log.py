@@ -1,0 +1,129 @@
+"""The access log: one line per request, written together with others at the event loop's next turn."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from launcher.printable import MAX_LINE, quoted
+
+ACCESS: Final = logging.getLogger("launcher.access")
+# So many lines are written without waiting for the event loop.
+MOST_LINES: Final = 64
+# Scraped every few seconds: logged at DEBUG.
+_QUIET: Final = frozenset({"/health", "/metrics"})
+_ERROR: Final = 400
+_NO_FIELDS: Final[Mapping[str, object]] = {}
+# The attributes that all lines share. The record that logging would make costs as much as the rest of the line: it looks
+# up the thread, the process and the file's parts.
+_BLANK: Final = vars(logging.makeLogRecord({}))
+
+# Level, message, fields.
+Line = tuple[int, str, Mapping[str, object]]
+
+
+class Entry(Protocol):
+    """What the log says about a request that has ended; it no longer changes."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def slot(self) -> int | None: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def reason(self) -> str | None: ...
+
+    def fields(self, now: float) -> dict[str, object]:
+        """The fields of the log event; their names are documented."""
+
+
+class LineWriter(Protocol):
+    """A log handler that writes many lines at once. It logs its own errors and never raises."""
+
+    takes_fields: bool
+
+    def write_lines(self, logger: str, lines: Sequence[Line]) -> None:
+        """Write them in one go, in this order. Without `takes_fields` the fields are empty."""
+
+
+class AccessLog:
+    """Formats a line when a request ends, and writes it soon after."""
+
+    def __init__(self, wanted: str, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """`wanted`: "all", "errors" or "off". `call_soon`: runs a callback at the event loop's next turn."""
+        self._wanted = wanted
+        self._call_soon = call_soon
+        self._lines: list[tuple[int, str, Entry, float]] = []
+
+    def add(self, entry: Entry, now: float) -> None:
+        """A request has ended. `now`: loop time, seconds. No prompt text gets into the log."""
+        if self._wanted != "all" and (
+            self._wanted == "off" or (entry.outcome == "completed" and entry.status < _ERROR)
+        ):
+            return
+        path = entry.path
+        level = logging.DEBUG if path in _QUIET else logging.INFO
+        if not ACCESS.isEnabledFor(level):
+            return
+        slot = "-" if entry.slot is None else entry.slot
+        why = f": {quoted(entry.reason, MAX_LINE)}" if entry.reason else ""
+        text = (
+            f"{entry.method} {quoted(path)} {entry.status or '-'} slot={slot} {(now - entry.started) * 1000:.1f} ms "
+            f"{entry.outcome} {entry.request_id}{why}"
+        )
+        self._lines.append((level, text, entry, now))
+        if len(self._lines) == 1:
+            self._call_soon(self.flush)
+        elif len(self._lines) >= MOST_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered. The server calls it once more when it stops."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
+        if (writer := _writer()) is None:
+            for level, text, entry, at in lines:
+                ACCESS.handle(_record(level, text, entry.fields(at)))
+        elif writer.takes_fields:
+            writer.write_lines(
+                ACCESS.name, [(level, text, entry.fields(at)) for level, text, entry, at in lines]
+            )
+        else:
+            writer.write_lines(ACCESS.name, [(level, text, _NO_FIELDS) for level, text, _, _ in lines])
+
+
+def _writer() -> LineWriter | None:
+    """The log's only handler, if it can write many lines at once."""
+    if ACCESS.propagate or len(ACCESS.handlers) != 1:
+        return None
+    handler: Any = ACCESS.handlers[0]
+    return handler if hasattr(handler, "write_lines") else None
+
+
+def _record(level: int, text: str, fields: Mapping[str, object]) -> logging.LogRecord:
+    created = time.time()
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    record.__dict__ = {
+        **_BLANK,
+        "name": ACCESS.name,
+        "msg": text,
+        "levelno": level,
+        "levelname": logging.getLevelName(level),
+        "pathname": __file__,
+        "created": created,
+        "msecs": created % 1 * 1000,
+        **fields,
+    }
+    return record
