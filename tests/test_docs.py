@@ -56,3 +56,14 @@ def test_each_error_is_made_in_the_file_that_the_table_names() -> None:
         sources = "".join((ROOT / "launcher" / "proxy" / file).read_text(encoding="utf-8") for file in files)
         for code in re.findall(r"`([a-z_]+)`", status):
             assert code in sources, f"{code} is not in {files}"
+
+
+def test_settings_exist() -> None:
+    known = set(
+        re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "configuration.md").read_text(), flags=re.MULTILINE)
+    )
+    for page in PAGES:
+        if page.name == "control-protocol.md":  # it names fields of status
+            continue
+        named = re.findall(r"`(?:\w+\.)?([a-z]\w+_(?:s|bytes|requests))`", page.read_text(encoding="utf-8"))
+        assert set(named) <= known, f"{page.name} names a setting that does not exist"
