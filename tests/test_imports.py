@@ -132,7 +132,6 @@ IN_A_CIRCLE = {
     "proxy.dispatch.intake",
     "proxy.dispatch.moves",
     "proxy.dispatch.relay",
-    "proxy.pages.own_pages",
     "proxy.upstream.reader",
 }
 

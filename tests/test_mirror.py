@@ -74,7 +74,7 @@ COVERED_BY = {
     "proxy.downstream.response": "proxy/end_to_end",
     "proxy.http1.fields": "proxy/http1/test_requests.py",
     "proxy.observability.report": "proxy/test_server.py",
-    "proxy.pages.models": "proxy/pages/test_application.py",
+    "proxy.pages.models": "proxy/pages/test_renderer.py",
     "proxy.request.record": "proxy/request/test_lifecycle.py",
     "proxy.request.words": "proxy/request/test_lifecycle.py",
     "proxy.upstream.connection": "proxy/end_to_end",

@@ -48,10 +48,10 @@ class Deployment:
 
     @property
     def connections(self) -> int:
-        """Connections that clients' requests may have at once beside the clients' own: one to an instance for each
-        that it runs, three (two of them within this process) for each that overflows."""
+        """Connections that clients' requests may have at once beside the clients' own: one for each request
+        that an instance runs or that is at the overflow endpoint."""
         overflow = self.config.proxy.overflow
-        away = 0 if overflow is None else 3 * overflow.max_requests
+        away = 0 if overflow is None else overflow.max_requests
         return sum(slot.model.max_num_seqs for slot in self.plan.slots) + away
 
     @property

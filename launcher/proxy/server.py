@@ -35,11 +35,8 @@ from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.observability import report
 from launcher.proxy.observability.exchange import Exchange
-from launcher.proxy.pages.application import Application, InProcess, Sources
-from launcher.proxy.pages.own_pages import OwnPages
+from launcher.proxy.pages.renderer import PageRenderer, Sources
 from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
-from launcher.proxy.upstream.connection import UpstreamConnection
-from launcher.proxy.upstream.pool import ConnectionPool
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
 from launcher.telemetry import metrics
@@ -77,9 +74,7 @@ class ProxyServer:
         pick = (chance or random.Random()).randrange  # noqa: S311
         self.desk = Desk(proxy, models, on_idle, on_suspect, pick)
         self._keys = ApiKeys(proxy.api_keys_file)
-        self.desk.application = Application(proxy, models, self._keys, self._sources())
-        self.desk.moves.overflow = self.desk.application.overflow
-        self._pages = OwnPages(self.desk.application, self.desk.fleet.retry_after_s)
+        self._pages = PageRenderer(self.desk.names, self.desk.adapters, self._sources())
         self.desk.intake.pages = self._pages
         self._cors = Cors(proxy.cors_origins)
         self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
@@ -90,7 +85,6 @@ class ProxyServer:
             if self._tls is None
             else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._has_room)
         )
-        self._inside = None if proxy.overflow is None else InProcess(self.desk.application)
         self._nodes: dict[int, str] = {}
         self._templates = TemplateChecks(self.desk.moves.unfit_templates)
         self._reconciler: asyncio.Task[None] | None = None
@@ -120,13 +114,6 @@ class ProxyServer:
 
         Raises LauncherError when an address can't be had; nothing listens then.
         """
-        if (inside := self._inside) is not None:
-            await inside.start()
-
-            async def connect(make: Callable[[], UpstreamConnection]) -> None:
-                await self._loop.create_connection(make, sock=await inside.connect())
-
-            self.desk.fleet.own = ConnectionPool(connect, self._proxy.connect_timeout_s)
         self._listener = Listener(self._make_client, self._handshakes)
         try:
             for sock in ready:
@@ -135,7 +122,6 @@ class ProxyServer:
                 await self._listener.open(listen)
         except BaseException:
             self._listener.close()
-            await self._close_inside()
             raise
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         self._reconciler = self._loop.create_task(self._reconcile(), name="reconcile")
@@ -145,12 +131,11 @@ class ProxyServer:
         failures = Failures(_LOG, "front door: compare load with the instances' own figures")
         while True:
             await asyncio.sleep(RECONCILE_S)
-            if self.desk.tally.in_flight and self.desk.application is not None:
+            if self.desk.tally.in_flight:
                 await attempt(self._compare, failures)
 
     async def _compare(self) -> None:
-        if self.desk.application is not None:
-            self.desk.fleet.reconcile(await self.desk.application.loads())
+        self.desk.fleet.reconcile(await self._pages.loads())
 
     @property
     def endpoint(self) -> str:
@@ -227,9 +212,7 @@ class ProxyServer:
 
     async def metrics_page(self) -> str:
         """What `GET /metrics` answers."""
-        if self.desk.application is None:
-            raise RuntimeError("the front door has no application")
-        return await self.desk.application.metrics_page()
+        return (await self._pages.metrics_page()).body.decode()
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
@@ -250,18 +233,13 @@ class ProxyServer:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
         self.desk.fleet.close()
-        await self._close_inside()
+        if self.desk.overflow is not None:
+            self.desk.overflow.pool.close()
+        await self._pages.close()
         self.desk.access_log.flush()
 
-    async def _close_inside(self) -> None:
-        await self._pages.close()
-        if self._inside is not None:
-            await self._inside.close()
-        if self.desk.application is not None:
-            await self.desk.application.close()
-
     def _sources(self) -> Sources:
-        """What the application asks of us."""
+        """What the pages show."""
         fleet = self.desk.fleet
         return Sources(
             instances=lambda: [
@@ -275,7 +253,6 @@ class ProxyServer:
                 **self._more_values(),
             },
             timings=self.desk.timings,
-            adapters=self.desk.adapters,
             stopping=lambda: self.closing,
             retry_after_s=fleet.retry_after_s,
         )

@@ -160,8 +160,7 @@ TABLE: tuple[Spec, ...] = (
     Spec(
         OVERFLOW_ENDED,
         MetricKind.COUNTER,
-        "The same by how they ended there; rejected are those that came while the last place was being taken, and never "
-        "went.",
+        "The same by how they ended there; rejected: not sent, because proxy.overflow.max_requests were there.",
         ("model", "outcome"),
     ),
     Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the external endpoint."),

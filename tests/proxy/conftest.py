@@ -31,11 +31,15 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
         async def make(*names: str, **settings: object) -> ProxyUnderTest:
             idle: list[tuple[int, int]] = []
             suspects: list[tuple[int, int, str]] = []
+            aliases = settings.pop("aliases", {})
             most_clients = settings.pop("most_clients", None)
+            assert isinstance(aliases, dict)
             assert most_clients is None or isinstance(most_clients, int)
             server = ProxyServer(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
-                models=[Model(name=name, path="/x") for name in names or ("m",)],
+                models=[
+                    Model(name=name, path="/x", aliases=aliases.get(name, ())) for name in names or ("m",)
+                ],
                 on_idle=lambda slot, generation: idle.append((slot, generation)),
                 on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
                 chance=Random(7),  # noqa: S311

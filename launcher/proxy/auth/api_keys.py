@@ -95,18 +95,6 @@ class ApiKeys:
             raise _refusal(key)
         return entry
 
-    def let_in(self, key_id: str | None) -> KeyEntry | None:
-        """The key, by its id, of a request that `check` has let in; None where no key is needed.
-
-        Raises HttpError 401 where one is needed and there is none of this id: it was revoked meanwhile.
-        """
-        if not self.required:
-            return None
-        entry = None if key_id is None else self._entries.get(key_id)
-        if entry is None:
-            raise _refusal("")
-        return entry
-
     def _entry(self, key: str) -> KeyEntry | None:
         entry = self._entries.get(key_record.id_of(key))
         salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)

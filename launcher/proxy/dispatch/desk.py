@@ -5,10 +5,13 @@ intake (what it asks), moves (where it goes next), fleet (which instance, and wh
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.config.schema import Model, Proxy
+from launcher.printable import quoted
+from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.policies import Pick
 from launcher.proxy.dispatch.fleet import Fleet, OnIdle, OnSuspect, Target
 from launcher.proxy.dispatch.intake import Intake
@@ -18,16 +21,22 @@ from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.exchange import Counters, Exchange, Outcome
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.routes import GATHERED
+from launcher.proxy.upstream import overflow
 from launcher.telemetry.metrics import Timings
 
 if TYPE_CHECKING:
     from launcher.proxy.auth.rate_limits import Grant
-    from launcher.proxy.balancing.demand import Ending
     from launcher.proxy.dispatch.relay import Relay
-    from launcher.proxy.pages.application import Application
     from launcher.proxy.upstream.reader import Attempt
 
+_LOG = logging.getLogger(__name__)
 _ERROR = 400
+_OVERFLOW_ENDINGS = {
+    Ending.WHOLE: overflow.Ending.COMPLETED,
+    Ending.REFUSED: overflow.Ending.COMPLETED,
+    Ending.LEFT: overflow.Ending.CLIENT_ABORTED,
+    Ending.BROKEN: overflow.Ending.FAILED,
+}
 
 
 class Desk:
@@ -54,9 +63,11 @@ class Desk:
         self.tally = Counters()
         self.timings = Timings()
         self.fleet = Fleet(proxy, self.tally, on_idle, on_suspect, pick)
-        self.moves = Moves(proxy, self.fleet, self.tally)
+        self.overflow = (
+            None if proxy.overflow is None else overflow.Overflow(proxy.overflow, proxy.connect_timeout_s)
+        )
+        self.moves = Moves(proxy, self.fleet, self.tally, self.overflow)
         self.intake = Intake(proxy, self.names, self.adapters, self.fleet, self.moves)
-        self.application: Application | None = None  # pages of our own, and the way out
         self._relays: set[Relay] = set()
 
     def know(self, adapters: Iterable[str], model: str) -> None:
@@ -118,6 +129,15 @@ class Desk:
             self.fleet.remember(relay.exchange.stored, target.upstream.key)
         self.fleet.left(attempt, target, ticket, ending, broken=broken, answered=answered)
 
+    def left_overflow(self, relay: Relay, ending: Ending, broken: str | None) -> None:
+        """The relay has left the overflow endpoint; `broken`: why that could not be used."""
+        if self.overflow is None:
+            raise AssertionError("there is no overflow endpoint")
+        self.overflow.end(relay.exchange.model or "", _OVERFLOW_ENDINGS[ending])
+        if broken is not None and relay.committed:
+            reason = quoted(broken, overflow.MAX_REASON)
+            _LOG.warning("overflow endpoint broke a response off: %s", reason, extra={"reason": reason})
+
     # --- out ---------------------------------------------------------------------------------------
 
     def ended(self, relay: Relay, outcome: Outcome) -> None:
@@ -171,6 +191,8 @@ class Desk:
         for relay in self.fleet.expired(now):
             self.moves.expired(relay, now)
         self.fleet.tick(now)
+        if self.overflow is not None:
+            self.overflow.pool.sweep(now)
 
 
 def _charged(relay: Relay, grant: Grant, outcome: Outcome) -> int:

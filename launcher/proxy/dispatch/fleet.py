@@ -20,7 +20,8 @@ from launcher.proxy.balancing.policies import Pick
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.observability.exchange import Counters
-from launcher.proxy.upstream.pool import ConnectionPool, connector
+from launcher.proxy.upstream.endpoint import Endpoint
+from launcher.proxy.upstream.pool import ConnectionPool
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
@@ -105,7 +106,6 @@ class Fleet:
         self._seen: set[str] = set()  # models that had a ready instance
         self._pump_timer: asyncio.TimerHandle | None = None
         self.over: str | None = None  # why nothing is sent any more
-        self.own: ConnectionPool | None = None  # to the way out, one more upstream
         self.scheduler = Balancer(
             proxy.policy,
             pick,
@@ -125,7 +125,7 @@ class Fleet:
         if known is None:
             return
         if known.key not in self._targets:
-            link = ConnectionPool(connector(known.address), self._connect_timeout_s)
+            link = ConnectionPool(Endpoint(known.address), self._connect_timeout_s)
             self._targets[known.key] = Target(known, link, self._clock())
         self._seen.add(known.model)
         self._tally.slot(known.slot, known.model)
@@ -211,13 +211,6 @@ class Fleet:
     def queued(self) -> Iterable[Relay]:
         """The relays that wait."""
         return self._waiting.values()
-
-    def send_inside(self, relay: Relay, now: float) -> bool:
-        """Ask what forwards to the overflow endpoint. False: it is not there."""
-        if self.own is None:
-            return False
-        relay.send(Attempt(relay, None, now), self.own, now)
-        return True
 
     def _send(self, relay: Relay, upstream: Upstream, now: float) -> None:
         target = self._targets[upstream.key]
@@ -307,8 +300,6 @@ class Fleet:
         for target in tuple(self._targets.values()):
             target.forget(now)
             target.link.sweep(now)
-        if self.own is not None:
-            self.own.sweep(now)
         for target in self._find_hung(now):
             self._give_up(target, now)
         for target in tuple(self._targets.values()):
@@ -382,9 +373,8 @@ class Fleet:
         """Close every connection."""
         if self._pump_timer is not None:
             self._pump_timer.cancel()
-        links = [target.link for target in self._targets.values()]
-        for link in links if self.own is None else [*links, self.own]:
-            link.close()
+        for target in self._targets.values():
+            target.link.close()
 
     def _tell_if_idle(self, upstream: Upstream) -> None:
         if self.table.became_idle(upstream):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from launcher.proxy.dispatch.relay import Relay
     from launcher.proxy.http1 import RequestHead
     from launcher.proxy.observability.exchange import Exchange
-    from launcher.proxy.pages.own_pages import OwnPages
+    from launcher.proxy.pages.renderer import PageRenderer
 
 TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
 LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
@@ -73,7 +73,7 @@ class Intake:
         self._adapters = adapters
         self._fleet = fleet
         self._moves = moves
-        self.pages: OwnPages | None = None
+        self.pages: PageRenderer | None = None
         self._clock = asyncio.get_running_loop().time
         by_session = proxy.policy is Policy.SESSION
         self._session_header = proxy.session_header.lower().encode() if by_session else None
@@ -86,7 +86,7 @@ class Intake:
         if kind in GATHERED:
             if self.pages is None:
                 raise unavailable("the server is starting", self._fleet.retry_after_s())
-            self.pages.begin(relay, found)
+            relay.render(self.pages, found)
             return
         peek = self._peek(found, relay)
         if kind in {Kind.JSON, Kind.FORM}:

@@ -19,12 +19,12 @@ from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, S
 from launcher.proxy.continuation.splicer import Rest, Splicer
 from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.exchange import Counters, Outcome
+from launcher.proxy.upstream.overflow import Overflow
 
 if TYPE_CHECKING:
     from launcher.proxy.balancing.upstreams import Upstream
     from launcher.proxy.dispatch.fleet import Fleet
     from launcher.proxy.dispatch.relay import Relay
-    from launcher.proxy.upstream.overflow import Overflow
     from launcher.proxy.upstream.reader import Answer
 
 MAX_ATTEMPTS = 16  # of one request; each instance has one try per round
@@ -55,13 +55,13 @@ class Setbacks:
 class Moves:
     """What is decided between two attempts of a request."""
 
-    def __init__(self, proxy: Proxy, fleet: Fleet, tally: Counters) -> None:
+    def __init__(self, proxy: Proxy, fleet: Fleet, tally: Counters, overflow: Overflow | None) -> None:
         self._proxy = proxy
         self._fleet = fleet
         self._tally = tally
         self._loop = asyncio.get_running_loop()
         self._pauses: set[asyncio.TimerHandle] = set()
-        self.overflow: Overflow | None = None  # the external endpoint
+        self._overflow = overflow
         self.unfit_templates: set[str] = set()  # models whose cut chats go on at temperature 0 only
         self.tells_ids: set[str] = (
             set()
@@ -112,15 +112,22 @@ class Moves:
         """Send it out, where that is wanted and allowed."""
         local_only = relay.key is not None and not relay.key.may_overflow
         exchange = relay.exchange
-        if self.overflow is None or relay.delivery.started or exchange.adapter is not None:
+        overflow, model = self._overflow, exchange.model
+        if overflow is None or model is None or relay.delivery.started or exchange.adapter is not None:
             return False
         if len(relay.body) > MAX_REWRITTEN_BYTES:
             return False
-        if not self.overflow.takes(exchange.path, exchange.model, local_only=local_only):
+        if not overflow.takes(exchange.path, model, local_only=local_only):
             return False
+        try:
+            body = overflow.body(relay.body, model)
+        except HttpError as refusal:
+            relay.refuse(refusal)
+            return True
         relay.ticket = None
         exchange.overflowed = True
-        return self._fleet.send_inside(relay, self._loop.time())
+        relay.send_to_overflow(overflow, body, self._loop.time())
+        return True
 
     # --- elsewhere ---------------------------------------------------------------------------------
 

@@ -23,18 +23,23 @@ from launcher.proxy.continuation.eligibility import ASK_IDS
 from launcher.proxy.continuation.splicer import Diverged, IdsIgnored, Rest
 from launcher.proxy.downstream.response import Client, ResponseWriter, own_head
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead, inside_head, upstream_head
+from launcher.proxy.http1 import RequestHead, upstream_head
 from launcher.proxy.observability.exchange import Exchange, Outcome
 from launcher.proxy.observability.server_timing import server_timing
 from launcher.proxy.openai.answers import (
+    JSON,
     begins_response,
     error_event_of,
     response_id,
     rewrite_detail,
     usage_of,
 )
+from launcher.proxy.pages.pages import Page
+from launcher.proxy.pages.renderer import PageRenderer
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.sse.tracker import EventTracker
+from launcher.proxy.upstream import overflow as overflow_endpoint
+from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.reader import Answer, Attempt
 
 if TYPE_CHECKING:
@@ -47,7 +52,6 @@ if TYPE_CHECKING:
     from launcher.proxy.dispatch.desk import Desk
     from launcher.proxy.dispatch.intake import BodyReader
     from launcher.proxy.dispatch.moves import Setbacks
-    from launcher.proxy.pages.application import Page
     from launcher.proxy.upstream.pool import ConnectionPool
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +93,7 @@ class Relay:
         self.prompt_bytes = 0
         self.first_byte_timeout_s = 0.0
         # Its answer.
-        self.page: asyncio.Task[None] | None = None  # renders a page of our own
+        self.page: asyncio.Task[Page] | None = None  # renders a page of our own
         self.attempt: Attempt | None = None  # the instance that is being asked
         self.committed = False  # an instance's first byte went to the client
         self.transcript: Transcript | None = None  # of a stream that could go on elsewhere
@@ -200,28 +204,31 @@ class Relay:
         self._plan_comment(now)
 
     def send(self, attempt: Attempt, link: ConnectionPool, now: float) -> None:
-        """Ask an instance, or what answers in its place."""
+        """Ask an instance."""
         self.attempt = attempt
         head, exchange = self.head, self.exchange
-        target = attempt.target
-        if target is not None:
-            exchange.slot = target.upstream.slot
-            exchange.attempts += 1
-            if exchange.bound is None:
-                exchange.bound = now
-            self._plan_comment(now)
+        if attempt.target is not None:
+            exchange.slot = attempt.target.upstream.slot
+        exchange.attempts += 1
+        if exchange.bound is None:
+            exchange.bound = now
+        self._plan_comment(now)
         method = "GET" if head.method == "HEAD" else head.method
         body = self._asked_body() if self.rest is None else self.rest.body
-        if target is None:
-            key_id = None if self.key is None else self.key.record.id
-            wire_head = inside_head(head, exchange.request_id, len(body), method=method, key_id=key_id)
-        else:
-            ours = self.key is not None  # the client's key was for us
-            wire_head = upstream_head(
-                head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours,
-                extra=self.forwarded,
-            )  # fmt: skip
+        ours = self.key is not None  # the client's key was for us
+        wire_head = upstream_head(
+            head, exchange.request_id, len(body), host=b"localhost", method=method, keys=not ours,
+            extra=self.forwarded,
+        )  # fmt: skip
         attempt.ask(link, method, wire_head, body)
+
+    def send_to_overflow(self, overflow: Overflow, body: bytes, now: float) -> None:
+        """Ask the overflow endpoint."""
+        exchange = self.exchange
+        self.attempt = attempt = Attempt(self, None, now, overflow.pool.endpoint.policy)
+        overflow.begin(exchange.model or "")
+        head = overflow.head(self.head, exchange.request_id, exchange.path, len(body))
+        attempt.ask(overflow.pool, "POST", head, body)
 
     def _asked_body(self) -> bytes | bytearray:
         """The client's body; an instance may be asked for token ids besides, which its client does not get."""
@@ -327,7 +334,7 @@ class Relay:
         status = answer.head.status
         if attempt.target is None:
             self._learn_usage(answer.body)  # of what overflowed
-            self._leave(Ending.LEFT)
+            self._leave(Ending.WHOLE)
             self.answer(answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
             return
         if status < _CLIENT_ERROR:
@@ -350,6 +357,10 @@ class Relay:
         `meant`: the same is to be expected of any other (http1.BadResponse).
         """
         self._leave(Ending.BROKEN, reason, None if answer is None else answer.head.status)
+        if attempt.target is None and not self.committed:
+            refusal = overflow_endpoint.failed(reason)
+            self.answer(Answer(own_head(refusal.status, JSON), refusal.body()), Outcome.FAILED)
+            return
         if meant and not self.committed:
             self.fail(reason)
             return
@@ -412,9 +423,21 @@ class Relay:
             self.delivery.whole(head, body, now, extra=self._timing(now))
         self._end(outcome)
 
-    def show(self, page: Page) -> None:
-        """Deliver a page of our own."""
-        self.answer(Answer(own_head(200, page.content_type), page.body))
+    def render(self, pages: PageRenderer, found: Match) -> None:
+        """Answer with a page of our own, now or later."""
+        self.page = pages.begin(found, self.key, self.show)
+
+    def show(self, page: Page | BaseException) -> None:
+        """Deliver a page of our own, or the error in its place."""
+        try:
+            if isinstance(page, BaseException):
+                raise page
+            if not self.done:
+                self.answer(Answer(own_head(200, page.content_type), page.body))
+        except HttpError as refusal:
+            self.refuse(refusal)
+        except Exception:
+            self.fault()
 
     def finish(self, tail: bytes) -> None:
         """Only the end of its stream was missing."""
@@ -498,7 +521,9 @@ class Relay:
             self.events += attempt.events
         if attempt.tracker is not None and self.delivery.tracker is not None:
             self.delivery.tracker = attempt.tracker  # what its engine said of its fault is told at the end
-        if attempt.target is not None:
+        if attempt.target is None:
+            self._desk.left_overflow(self, ending, broken)
+        else:
             self._desk.left(self, attempt, attempt.target, ending, broken=broken, answered=answered)
 
     def _let_go(self, ending: Ending = Ending.LEFT) -> None:

@@ -10,22 +10,20 @@ lines that were found valid are copied. So no later parser can read another mess
 """
 
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
-from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, SERVER, head_end
+from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, SERVER, head_end, lines_of
 from launcher.proxy.http1.requests import (
     FORWARDED_FIELDS,
-    KEY_ID,
     RequestHead,
     field_lines,
-    inside_head,
     parse_request,
     request_id,
+    selected_head,
     upstream_head,
 )
 from launcher.proxy.http1.responses import BadResponse, ResponseHead, client_head, parse_response
 
 __all__ = [
     "FORWARDED_FIELDS",
-    "KEY_ID",
     "MAX_FIELDS",
     "MAX_HEAD_BYTES",
     "MAX_LINE_BYTES",
@@ -38,9 +36,10 @@ __all__ = [
     "client_head",
     "field_lines",
     "head_end",
-    "inside_head",
+    "lines_of",
     "parse_request",
     "parse_response",
     "request_id",
+    "selected_head",
     "upstream_head",
 ]

@@ -24,8 +24,6 @@ from launcher.proxy.http1.head_errors import is_utf8, too_much, why_not
 
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes
-KEY_ID = b"numa-launcher-key"  # in a head for our own application: which API key was let in, by its id
-INSIDE = (b"accept", b"traceparent", b"tracestate")  # what the application reads of a client's fields
 KEY_FIELDS = (b"authorization", b"x-api-key")  # where clients put an API key, in lower case
 
 _HEAD = re.compile(
@@ -267,22 +265,28 @@ def field_lines(head: RequestHead, names: re.Pattern[bytes], *, but: Container[b
     return b"".join(found)
 
 
-def inside_head(head: RequestHead, request_id: str, length: int, *, method: str, key_id: str | None) -> bytes:
-    """The head that our own application gets: of the client's fields those in INSIDE alone, and the API key's id.
+def selected_head(
+    head: RequestHead,
+    request_id: str,
+    length: int,
+    *,
+    target: bytes,
+    host: bytes,
+    names: Container[bytes],
+    extra: bytes,
+) -> bytes:
+    """The head of a POST for somebody else's endpoint: of the client's fields those named here alone.
 
-    No field of a client's can pass for ours, and nothing that was decided on a field is decided on it once more.
+    A field that the client's `Connection` names is for this hop and does not pass. `extra` as in `upstream_head`.
     """
     kept = (
-        head.lines[start:end]
-        for start, end in lines_of(head.lowered, INSIDE)
-        if (start, end) not in head.cuts
+        head.lines[start:end] for start, end in lines_of(head.lowered, names) if (start, end) not in head.cuts
     )
-    ours = b"" if key_id is None else b"\r\n%b: %b" % (KEY_ID, key_id.encode())
-    return b"%b %b HTTP/1.1\r\nHost: localhost%b%b\r\nX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (
-        method.encode(),
-        head.target.encode(),
+    return b"POST %b HTTP/1.1\r\nHost: %b%b\r\nX-Request-Id: %b\r\nContent-Length: %d\r\n%b\r\n" % (
+        target,
+        host,
         b"".join(kept),
-        ours,
         request_id.encode(),
         length,
+        extra,
     )

@@ -96,7 +96,7 @@ def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -
             (reason,): desk.slow_clients.given_up[reason] for reason in slow_clients.REASONS
         },
         **of_keys(keys, (outcome.value for outcome in Outcome)),
-        **of_overflow(None if desk.application is None else desk.application.overflow),
+        **of_overflow(desk.overflow),
     }
 
 

@@ -1,4 +1,4 @@
-"""What is gathered from the instances and shown as one: /metrics and /v1/models."""
+"""The model list, from what the instances say of their models."""
 
 from __future__ import annotations
 
@@ -7,72 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from launcher.config.schema import Model
-from launcher.proxy.upstream.scraper import Instance, PageFetcher
-from launcher.telemetry.merge import Merger, Page
+from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.upstream.scraper import Instance, fetch_pages
 
-METRICS_AGE_S = 1.0  # instances' pages are fetched at most this often
-MODELS_AGE_S = 1.0
+MODELS_AGE_S = 1.0  # an instance is asked at most this often
 
 Entry = dict[str, object]
-Instances = Callable[[], Sequence[Instance]]
 Clock = Callable[[], float]
-
-
-class MetricsPages:
-    """What the instances' own metrics pages say, asked at most once a second, however many want to know."""
-
-    def __init__(self, fetcher: PageFetcher, instances: Instances, clock: Clock) -> None:
-        self._fetcher = fetcher
-        self._instances = instances
-        self._clock = clock
-        self._lock = asyncio.Lock()
-        self._fetched: float | None = None
-        self._pages: list[tuple[Instance, str]] = []
-        self._merger = Merger()
-        self._merged = ""
-        self._merged_of: float | None = None  # which fetch
-
-    async def latest(self) -> list[tuple[Instance, str]]:
-        """The pages of those that answered in time."""
-        async with self._lock:
-            return await self._latest()
-
-    async def merged(self) -> str:
-        """One page of all. Of an instance that is gone, or does not answer in time, the counters stand still and the
-        gauges are missing."""
-        async with self._lock:
-            pages = await self._latest()
-            if self._merged_of != self._fetched:
-                await self._merge(pages)
-                self._merged_of = self._fetched
-            return self._merged
-
-    async def _latest(self) -> list[tuple[Instance, str]]:
-        if self._fetched is None or self._clock() - self._fetched >= METRICS_AGE_S:
-            instances = self._instances()
-            bodies = await self._fetcher.fetch(instances, "/metrics")
-            self._pages = [
-                (instance, body.decode("utf-8", "replace"))
-                for instance, body in zip(instances, bodies, strict=True)
-                if body is not None
-            ]
-            self._fetched = self._clock()
-        return self._pages
-
-    async def _merge(self, pages: Sequence[tuple[Instance, str]]) -> None:
-        self._merger.begin()
-        for instance, text in pages:
-            self._merger.add(Page(text, _labels(instance), instance.slot, instance.generation))
-            await asyncio.sleep(0)  # tokens that came meanwhile go first
-        self._merged = self._merger.end()
-
-
-def _labels(instance: Instance) -> dict[str, str]:
-    labels = {"slot": str(instance.slot), "model": instance.model}
-    if instance.numa_node:
-        labels["numa_node"] = instance.numa_node
-    return labels
 
 
 class ModelList:
@@ -83,44 +24,31 @@ class ModelList:
     the model gets an honest 503 with Retry-After. One that was never ready is not listed.
     """
 
-    def __init__(
-        self, models: Sequence[Model], adapters: Mapping[str, str], fetcher: PageFetcher, clock: Clock
-    ) -> None:
+    def __init__(self, names: ModelNames, adapters: Mapping[str, str], clock: Clock) -> None:
         """`adapters`: models by the names of their adapters; it may grow."""
+        self._names = names
         self._adapters = adapters
-        self._fetcher = fetcher
         self._clock = clock
-        self._aliases: dict[str, tuple[str, ...]] = {}
-        for model in models:
-            self._aliases[model.name] = tuple(
-                dict.fromkeys((*self._aliases.get(model.name, ()), *model.aliases))
-            )
         self._lock = asyncio.Lock()
-        self._asked: dict[str, tuple[float, tuple[int, int]]] = {}  # when, and which life it was
+        self._asked: dict[str, tuple[float, tuple[int, int]]] = {}  # when, and which slot and generation
         self._failed: dict[str, float] = {}  # when an instance did not answer
         self._known: dict[str, Entry] = {}
 
     def names_of(self, wanted: str) -> tuple[str, ...]:
-        """A model's own name and its aliases, by any of them; an adapter's own; () when none of ours is called so."""
-        for name, aliases in self._aliases.items():
-            if wanted == name or wanted in aliases:
-                return (name, *aliases)
+        """A model's own name and its aliases, by any of them; an adapter's own; () when nothing is called so."""
+        own = wanted if wanted in self._names.names else self._names.aliases.get(wanted)
+        if own is not None:
+            return self._names.all_of(own)
         return (wanted,) if wanted in self._adapters else ()
-
-    def own_name(self, wanted: str | None) -> str | None:
-        """A model's own name by any of its names; the only model's by none."""
-        if wanted is None:
-            return next(iter(self._aliases)) if len(self._aliases) == 1 else None
-        return next(iter(self.names_of(wanted)), None)
 
     async def entries(self, instances: Sequence[Instance]) -> list[Entry]:
         """The entries, in the order of the configuration, a model's aliases and adapters after it."""
         async with self._lock:
-            await asyncio.gather(*(self._refresh(name, instances) for name in self._aliases))
+            await asyncio.gather(*(self._refresh(name, instances) for name in self._names.names))
         found: list[Entry] = []
-        for name, aliases in self._aliases.items():
+        for name in self._names.names:
             if (entry := self._known.get(name)) is not None:
-                found += (entry, *({**entry, "id": alias} for alias in aliases))
+                found += ({**entry, "id": own} for own in self._names.all_of(name))
                 found += (self._known[other] for other in self._adapters_of(name) if other in self._known)
         return found
 
@@ -135,14 +63,14 @@ class ModelList:
         for instance in instances:
             if instance.model != name or not instance.ready:
                 continue
-            life = (instance.slot, instance.generation)
+            instance_key = (instance.slot, instance.generation)
             if (
                 (asked := self._asked.get(name)) is not None
-                and asked[1] == life
+                and asked[1] == instance_key
                 and now - asked[0] < MODELS_AGE_S
             ):
                 return
-            (body,) = await self._fetcher.fetch((instance,), "/v1/models")
+            (body,) = await fetch_pages((instance,), "/v1/models")
             listed = [] if body is None else read_list(body)
             entry = describe(name, listed)
             if entry is not None:
@@ -150,7 +78,7 @@ class ModelList:
                 self._known |= {
                     other: own for other in self._adapters_of(name) if (own := _own(other, listed))
                 }
-                self._asked[name] = (now, life)
+                self._asked[name] = (now, instance_key)
                 return
             self._failed[name] = self._clock()
 

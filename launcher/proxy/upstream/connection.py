@@ -49,6 +49,7 @@ class Owner(Protocol):
     """The pool that a connection belongs to."""
 
     closed: bool
+    resend: bool
 
     def connect(self, call: Call) -> None:
         """Send the call on a new connection."""
@@ -283,7 +284,8 @@ class UpstreamConnection(asyncio.Protocol):
         if call is None:
             return
         call.connection = None
-        if not call.fresh and self._bytes_in == 0 and call.sink is not None and not self._pool.closed:
+        stale = not call.fresh and self._bytes_in == 0
+        if stale and self._pool.resend and call.sink is not None and not self._pool.closed:
             self._pool.connect(call)  # it closed an idle connection as we wrote: it has read nothing
             return
         call.broken("the connection was reset" if exc is not None else "it closed the connection")

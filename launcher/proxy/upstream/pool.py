@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import assert_never
 
-from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.proxy.upstream.connection import Call, Sink, UpstreamConnection
+from launcher.proxy.upstream.endpoint import Endpoint
 
 REUSE_S = 2.0  # uvicorn closes a connection that was idle for 5 s; a younger one is alive but for a crash
 
-Connect = Callable[[Callable[[], UpstreamConnection]], Awaitable[object]]
-
-
-def connector(address: Address) -> Connect:
-    """How to connect to an address."""
-    loop = asyncio.get_running_loop()
-    match address:
-        case UnixAddress(path):
-            return lambda make: loop.create_unix_connection(make, path)
-        case TcpAddress(host, port):
-            return lambda make: loop.create_connection(make, host, port)
-    assert_never(address)
-
 
 class ConnectionPool:
-    """How to talk to one upstream; owner of its connections."""
+    """Owner of the connections to one upstream."""
 
-    def __init__(self, connect: Connect, connect_timeout_s: float) -> None:
-        self._connect = connect
+    def __init__(self, endpoint: Endpoint, connect_timeout_s: float) -> None:
+        self.endpoint = endpoint
+        self.resend = endpoint.resend
         self._connect_timeout_s = connect_timeout_s
         self.closed = False
         self._clock = asyncio.get_running_loop().time
@@ -64,16 +50,15 @@ class ConnectionPool:
             return made[0]
 
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await self._connect(make)
+            await self.endpoint.connect(make, self._connect_timeout_s)
         except TimeoutError:
             call.broken(f"no connection within {self._connect_timeout_s:g} s")
-        except OSError as error:
-            call.broken(f"cannot connect: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no domain name
+            call.broken(f"cannot connect: {getattr(error, 'strerror', None) or error}")
         else:
             if call.sink is None or self.closed:
                 made[0].abort()
-                call.broken("the instance is gone")
+                call.broken("the upstream was removed")
             else:
                 made[0].send(call)
 

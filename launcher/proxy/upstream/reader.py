@@ -25,6 +25,7 @@ from launcher.proxy.openai.whole_json import is_json, not_json, promises_json
 from launcher.proxy.routes import Kind
 from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker, aborted
+from launcher.proxy.upstream.endpoint import HeaderPolicy
 
 if TYPE_CHECKING:
     from launcher.proxy.dispatch.fleet import Target
@@ -53,13 +54,16 @@ class Attempt:
     """One asking of one instance."""
 
     __slots__ = (
-        "_asked_at", "_call", "_held", "_hold", "_reads", "_relay", "_seen", "delivering", "fast", "head", "moved_at",
-        "quick", "reached", "spoke", "target", "tracker",
+        "_asked_at", "_call", "_held", "_hold", "_policy", "_reads", "_relay", "_seen", "delivering", "fast", "head",
+        "moved_at", "quick", "reached", "spoke", "target", "tracker",
     )  # fmt: skip
 
-    def __init__(self, relay: Relay, target: Target | None, now: float) -> None:
+    def __init__(
+        self, relay: Relay, target: Target | None, now: float, policy: HeaderPolicy | None = None
+    ) -> None:
         self._relay = relay
-        self.target = target  # None: the endpoint that takes what overflows
+        self.target = target  # None: the overflow endpoint
+        self._policy = policy
         self._call: Call | None = None
         self.head: ResponseHead | None = None
         self.tracker: EventTracker | None = None  # of an event stream
@@ -114,6 +118,12 @@ class Attempt:
 
     def on_head(self, head: ResponseHead) -> None:
         """Its answer begins."""
+        if self._policy is not None:
+            reason = self._policy.unusable(head)
+            if reason is not None:
+                self.broken(reason)
+                return
+            head = self._policy.response(head)
         self.head = head
         self._reads += 1
         if self._relay.delivery.full:

@@ -30,20 +30,18 @@ class Instance:
     """NUMA nodes of its cores, a list such as "0"; empty: not known."""
 
 
-class PageFetcher:
-    """Fetches pages of instances, all at once."""
+async def fetch_pages(instances: Sequence[Instance], path: str) -> list[bytes | None]:
+    """`path` of each instance, in order; None where it does not answer 200 in time."""
+    return list(await asyncio.gather(*(_fetch(instance, path) for instance in instances)))
 
-    async def fetch(self, instances: Sequence[Instance], path: str) -> list[bytes | None]:
-        """`path` of each instance, in order; None where it does not answer 200 in time."""
-        return list(await asyncio.gather(*(self._fetch(instance, path) for instance in instances)))
 
-    async def _fetch(self, instance: Instance, path: str) -> bytes | None:
-        why = ""
-        try:
-            page = await fetch(instance.address, path, FETCH_TIMEOUT_S)
-        except OSError as error:
-            page, why = None, f": {reason(error)}"
-        if page is None:
-            slot = instance.slot
-            _LOG.debug("slot %d: no answer to GET %s%s", slot, path, why, extra={"slot": slot})
-        return page
+async def _fetch(instance: Instance, path: str) -> bytes | None:
+    why = ""
+    try:
+        page = await fetch(instance.address, path, FETCH_TIMEOUT_S)
+    except OSError as error:
+        page, why = None, f": {reason(error)}"
+    if page is None:
+        slot = instance.slot
+        _LOG.debug("slot %d: no answer to GET %s%s", slot, path, why, extra={"slot": slot})
+    return page

@@ -8,7 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.auth.test_api_keys import make, put
 
 from launcher.config import schema
-from launcher.config.schema import Proxy
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.auth.rate_limits import Limit
 from launcher.proxy.observability import values
@@ -49,8 +48,8 @@ def test_keys(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_overflow() -> None:
-    overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), Proxy(), lambda _: "m")
+async def test_overflow() -> None:
+    overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), 1.0)
     overflow.sent["m"], overflow.in_flight = 4, 1
     overflow.ended["m", Ending.COMPLETED] = 3
     found = rows(values.of_overflow(overflow))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -12,12 +15,14 @@ from pathlib import Path
 import pytest
 from fakes import SOON_S
 from proxy.auth.test_api_keys import make, put
-from proxy.pages.test_application import Backroom, Open, let_in, open_room  # noqa: F401 - a fixture
+from proxy.proxy_under_test import Build, ProxyUnderTest, until
 
+from launcher.address import TcpAddress
 from launcher.config import schema
-from launcher.config.schema import Model, Proxy
 from launcher.errors import LauncherError
-from launcher.proxy.upstream.overflow import Ending, Overflow
+from launcher.proxy.errors import HttpError
+from launcher.proxy.upstream.endpoint import Endpoint
+from launcher.proxy.upstream.overflow import POLICY, Ending, Overflow
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
@@ -33,8 +38,10 @@ class Cloud:
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     """While clear, it answers up to the last piece."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while True:
                 top = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -80,35 +87,63 @@ async def cloud() -> AsyncIterator[Cloud]:
         made.hold.set()
 
 
-Make = Callable[..., Awaitable[Backroom]]
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def send(proxy: ProxyUnderTest, method: str, target: str, *lines: str, body: bytes = b"") -> Answer:
+    """One request over a connection of its own, which is closed then."""
+    head = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *lines]
+    head += [f"Content-Length: {len(body)}"] if body else []
+    reader, writer = await proxy.raw("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+    async with asyncio.timeout(SOON_S):
+        raw = await reader.read()
+    writer.close()
+    top, _, rest = raw.partition(b"\r\n\r\n")
+    first, *fields = top.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)}
+    return Answer(int(first.split()[1]), headers, rest)
+
+
+def streamed() -> bytes:
+    """A request for a stream."""
+    sent = body(model="m", stream=True)
+    return f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent
+
+
+Make = Callable[..., Awaitable[ProxyUnderTest]]
 
 
 @pytest.fixture
-def room_with(open_room: Open, cloud: Cloud) -> Make:  # noqa: F811
-    async def make_room(
-        keys: str | None = None, *, proxy: dict[str, object] | None = None, **more: object
-    ) -> Backroom:
-        model = Model(name="m", path="/m", aliases=("gpt-4o",))
-        return await open_room(model, keys=keys, overflow=cloud.settings(**more), **(proxy or {}))
+def proxy_with(build: Build, cloud: Cloud) -> Make:
+    """A proxy without an instance: all that may overflow does."""
 
-    return make_room
+    async def make_proxy(*, proxy: dict[str, object] | None = None, **more: object) -> ProxyUnderTest:
+        return await build(aliases={"m": ("gpt-4o",)}, overflow=cloud.settings(**more), **(proxy or {}))
+
+    return make_proxy
 
 
-def overflow(room: Backroom) -> Overflow:
-    assert room.application.overflow is not None
-    return room.application.overflow
+def overflow(proxy: ProxyUnderTest) -> Overflow:
+    assert proxy.server.desk.overflow is not None
+    return proxy.server.desk.overflow
 
 
 def body(**fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "é"}], **fields}).encode()
 
 
-async def test_a_request_goes_there_and_back(room_with: Make, cloud: Cloud, tmp_path: Path) -> None:
+async def test_a_request_goes_there_and_back(proxy_with: Make, cloud: Cloud, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("sk-there\n")
-    room = await room_with(api_key_file=str(key_file))
+    proxy = await proxy_with(api_key_file=str(key_file))
     sent = b'{"model": "gpt-4o", "temperature": 0.30000000000000004, "messages": [{"a":  1}], "stream":false}'
-    answer = await room.send(
+    answer = await send(proxy,
         "POST", CHAT, "Authorization: Bearer nl-secret", "X-Api-Key: nl-secret", "Cookie: c=d", "X-Request-Id: r-1",
         "traceparent: 00-aa-bb-01", "Content-Type: application/json", "X-Forwarded-For: 10.0.0.1", body=sent,
     )  # fmt: skip
@@ -126,81 +161,78 @@ async def test_a_request_goes_there_and_back(room_with: Make, cloud: Cloud, tmp_
         got
         == b'{"model":"big-model","temperature":0.30000000000000004,"messages":[{"a":  1}],"stream":false}'
     )
-    assert overflow(room).sent == {"m": 1}
-    assert overflow(room).ended == {("m", Ending.COMPLETED): 1}
-    assert overflow(room).in_flight == 0
+    assert overflow(proxy).sent == {"m": 1}
+    assert overflow(proxy).ended == {("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).in_flight == 0
 
 
-async def test_no_key_of_ours_no_authorization(room_with: Make, cloud: Cloud) -> None:
-    room = await room_with()
-    await room.send("POST", CHAT, "Authorization: Bearer mine", body=body())  # the only model needs no name
+async def test_no_key_of_ours_no_authorization(proxy_with: Make, cloud: Cloud) -> None:
+    proxy = await proxy_with()
+    await send(proxy, "POST", CHAT, "Authorization: Bearer mine", body=body())  # the only model needs no name
     assert "authorization" not in cloud.got[0][1]
 
 
-async def test_a_stream_comes_as_it_is_made(room_with: Make, cloud: Cloud) -> None:
+async def test_a_stream_comes_as_it_is_made(proxy_with: Make, cloud: Cloud) -> None:
     cloud.script = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n",
         b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n",
     ]
     cloud.hold.clear()
-    room = await room_with()
-    reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
-    sent = body(model="m", stream=True)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    proxy = await proxy_with()
+    reader, writer = await proxy.raw(streamed())
     async with asyncio.timeout(SOON_S):
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"text/event-stream" in head
         assert b"X-Served-By: overflow" in head
         assert b"data: 1" in await reader.readuntil(b"\n\n")
-        assert overflow(room).in_flight == 1
+        assert overflow(proxy).in_flight == 1
         cloud.hold.set()
         assert (await reader.readuntil(b"0\r\n\r\n")).count(b"[DONE]") == 1
     writer.close()
-    assert overflow(room).ended == {("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).ended == {("m", Ending.COMPLETED): 1}
 
 
-async def test_a_client_that_leaves_ends_it(room_with: Make, cloud: Cloud) -> None:
+async def test_a_client_that_leaves_ends_it(proxy_with: Make, cloud: Cloud) -> None:
     cloud.script = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n", b""]
     cloud.hold.clear()
-    room = await room_with()
-    reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
-    sent = body(model="m", stream=True)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    proxy = await proxy_with()
+    reader, writer = await proxy.raw(streamed())
     async with asyncio.timeout(SOON_S):
         await reader.readuntil(b"data: 1")
         writer.close()
         await cloud.left.wait()
-    assert overflow(room).ended == {("m", Ending.CLIENT_ABORTED): 1}
-    assert overflow(room).in_flight == 0
+    assert overflow(proxy).ended == {("m", Ending.CLIENT_ABORTED): 1}
+    assert overflow(proxy).in_flight == 0
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", b"5\r\nab"],
-        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", b"zz\r\n"],
-        [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ndata: 1\n\n", b"rest"],
+        [STREAM + b"Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", b"5\r\nab"],
+        [STREAM + b"Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", b"zz\r\n"],
+        [STREAM + b"Content-Length: 100\r\n\r\ndata: 1\n\n", b"rest"],
     ],
 )
 async def test_an_answer_that_breaks_is_broken_off(
-    room_with: Make, cloud: Cloud, script: list[bytes]
+    proxy_with: Make, cloud: Cloud, script: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     cloud.script = script
     cloud.hold.clear()
-    room = await room_with(proxy={"idle_timeout_s": 0.2})
-    reader, writer = await asyncio.open_unix_connection(sock=await room.inside.connect())
-    sent = body(model="m", stream=True)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    proxy = await proxy_with(proxy={"idle_timeout_s": 0.2})
+    reader, writer = await proxy.raw(streamed())
     async with asyncio.timeout(SOON_S):
         await reader.readuntil(b"data: 1\n\n")
         cloud.hold.set()
-        try:
-            rest = await reader.read()
-        except ConnectionResetError:
-            rest = b""
-    assert b"0\r\n\r\n" not in rest  # nobody takes it for whole
+        rest = await reader.readuntil(b"0\r\n\r\n")
+    assert b'data: {"error":' in rest  # nobody takes it for whole
+    assert b"[DONE]" not in rest
     writer.close()
-    assert overflow(room).ended == {("m", Ending.FAILED): 1}
+    assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
+    assert proxy.sums()["failed"] == 1
+    assert [record for record in caplog.records if "overflow endpoint broke a response off" in record.message]
 
 
 @pytest.mark.parametrize(
@@ -209,104 +241,168 @@ async def test_an_answer_that_breaks_is_broken_off(
         (b"401 Unauthorized", 502),  # our key is wrong, not the client's
         (b"403 Forbidden", 502),
         (b"302 Found\r\nLocation: http://10.0.0.1/", 502),
+        (b"200 OK\r\nContent-Encoding: gzip", 502),  # not asked for
         (b"400 Bad Request", 400),
         (b"429 Too Many\r\nRetry-After: 9", 429),
         (b"500 Oh", 500),
     ],
 )
-async def test_its_errors(room_with: Make, cloud: Cloud, first: bytes, status: int) -> None:
+async def test_its_errors(proxy_with: Make, cloud: Cloud, first: bytes, status: int) -> None:
     cloud.script = [b"HTTP/1.1 " + first + b"\r\nContent-Length: 2\r\n\r\n{}"]
-    room = await room_with()
-    answer = await room.send("POST", CHAT, body=body(model="m"))
+    proxy = await proxy_with()
+    answer = await send(proxy, "POST", CHAT, body=body(model="m"))
     assert answer.status == status
     assert ("retry-after" in answer.headers) == (status == 429)
     if status == 502:
         assert b'"code":"overflow_failed"' in answer.body
-        assert overflow(room).ended == {("m", Ending.FAILED): 1}
+        assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
 
 
 @pytest.mark.parametrize(
     "script", [[b""], [b"garbage\r\n\r\n"], [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", b""]]
 )
-async def test_nobody_there(room_with: Make, cloud: Cloud, script: list[bytes]) -> None:
+async def test_nobody_there(proxy_with: Make, cloud: Cloud, script: list[bytes]) -> None:
     cloud.script = script
     if len(script) == 2:
         cloud.hold.clear()  # a head and then silence
-    room = await room_with(proxy={"answer_timeout_s": 0.2})
-    assert (await room.send("POST", CHAT, body=body(model="m"))).status == 502
+    proxy = await proxy_with(proxy={"answer_timeout_s": 0.2})
+    assert (await send(proxy, "POST", CHAT, body=body(model="m"))).status == 502
 
 
-async def test_nothing_listens_there(open_room: Open) -> None:  # noqa: F811
-    settings = schema.Overflow(url="http://127.0.0.1:1/v1", models={"m": "x"})
-    room = await open_room(overflow=settings)
-    assert (await room.send("POST", CHAT, body=body(model="m"))).status == 502
+async def test_nothing_listens_there(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    proxy = await build(overflow=schema.Overflow(url="http://127.0.0.1:1/v1", models={"m": "x"}))
+    answer = await send(proxy, "POST", CHAT, body=body(model="m"))
+    assert (answer.status, b"refused" in answer.body) == (502, False)
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "overflow endpoint failed: cannot connect" in said.message
 
 
-async def test_the_cap(room_with: Make, cloud: Cloud) -> None:
+async def test_every_address_of_a_name_is_tried(
+    build: Build, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one refuses, the second one drops what comes, the third one answers."""
+    loop = asyncio.get_running_loop()
+    port = int(cloud.url.split(":")[2].split("/")[0])
+    deaf = socket.socket()
+    deaf.bind(("127.0.0.3", port))
+    deaf.listen(0)
+    full = [socket.socket() for _ in range(3)]  # its queue of connections: the kernel answers no further one
+    for filler in full:
+        filler.setblocking(False)
+        filler.connect_ex(("127.0.0.3", port))
+
+    async def addresses(*_: object, **__: object) -> list[object]:
+        return [(0, 0, 0, "", (f"127.0.0.{last}", port)) for last in (2, 3, 1)]
+
+    def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    made = Endpoint(TcpAddress("somewhere.example", port), policy=POLICY)
+    monkeypatch.setattr(type(loop), "getaddrinfo", addresses, raising=False)
+    connected = asyncio.StreamReader()
+    await made.connect(lambda: asyncio.StreamReaderProtocol(connected, closed), 0.6)
+    with pytest.raises(TimeoutError):
+        await made.connect(asyncio.Protocol, 0.0)
+    for each in (deaf, *full):
+        each.close()
+
+
+async def test_the_cap(proxy_with: Make, cloud: Cloud) -> None:
     cloud.hold.clear()
-    room = await room_with(max_requests=1)
-    first = asyncio.create_task(room.send("POST", CHAT, body=body(model="m")))
-    while overflow(room).in_flight == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
-    assert not overflow(room).takes(CHAT, "m", local_only=False)
-    answer = await room.send("POST", CHAT, body=body(model="m"))
-    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    proxy = await proxy_with(max_requests=1)
+    first = asyncio.create_task(send(proxy, "POST", CHAT, body=body(model="m")))
+    await until(lambda: overflow(proxy).in_flight == 1)
+    answer = await send(proxy, "POST", CHAT, body=body(model="m"))
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")  # as without an overflow endpoint
     cloud.hold.set()
     assert (await first).status == 200
-    assert overflow(room).ended == {("m", Ending.REJECTED): 1, ("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).ended == {("m", Ending.REJECTED): 1, ("m", Ending.COMPLETED): 1}
+    assert proxy.sums()["rejected"] == 1
 
 
-async def test_what_may_go_there(room_with: Make) -> None:
-    there = overflow(await room_with())
+async def test_what_may_go_there(proxy_with: Make) -> None:
+    there = overflow(await proxy_with())
     assert there.takes(CHAT, "m", local_only=False)
     assert not there.takes(CHAT, "m", local_only=True)
     assert not there.takes(CHAT, "other", local_only=False)
     assert not there.takes(CHAT, None, local_only=False)
     assert not there.takes("/v1/responses", "m", local_only=False)
+    assert not there.ended
 
 
-async def test_a_local_only_key_stays_here_whoever_asks(
-    room_with: Make, cloud: Cloud, tmp_path: Path
-) -> None:
+async def test_a_local_only_key_stays_here(proxy_with: Make, cloud: Cloud, tmp_path: Path) -> None:
     ann, record = make("ann", local_only=True)
     bob, bob_record = make("bob")
     put(tmp_path / "keys", record, bob_record)
-    room = await room_with(str(tmp_path / "keys"))
-    assert (await room.send("POST", CHAT, let_in(ann), body=body(model="m"))).status == 403
+    proxy = await proxy_with(proxy={"api_keys_file": str(tmp_path / "keys")})
+    assert (await send(proxy, "POST", CHAT, f"X-Api-Key: {ann}", body=body(model="m"))).status == 503
     assert not cloud.got
-    assert (await room.send("POST", CHAT, let_in(bob), body=body(model="m"))).status == 200
+    assert (await send(proxy, "POST", CHAT, f"X-Api-Key: {bob}", body=body(model="m"))).status == 200
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[]", b'{"model": 5}', b"\xff", b"[" * 100_000])
-async def test_no_json(room_with: Make, cloud: Cloud, sent: bytes) -> None:
-    room = await room_with()
-    assert (await room.send("POST", CHAT, body=sent)).status == 400
+async def test_no_json(proxy_with: Make, cloud: Cloud, sent: bytes) -> None:
+    proxy = await proxy_with()
+    assert (await send(proxy, "POST", CHAT, body=sent)).status == 400
+    assert not cloud.got
+    with pytest.raises(HttpError, match="cannot read the request"):
+        overflow(proxy).body(sent if sent[1:2] != b'"' else b"{]", "m")
+
+
+async def test_other_models_and_routes_do_not_overflow(proxy_with: Make, cloud: Cloud) -> None:
+    proxy = await proxy_with()
+    assert (await send(proxy, "POST", CHAT, body=body(model="other"))).status == 404
+    assert (await send(proxy, "POST", "/v1/messages", body=body(model="m"))).status == 503
+    assert (await send(proxy, "POST", "/v1/load_lora_adapter", body=body(model="m"))).status == 404
     assert not cloud.got
 
 
-async def test_other_models_and_routes_do_not_overflow(room_with: Make, cloud: Cloud) -> None:
-    room = await room_with()
-    assert (await room.send("POST", CHAT, body=body(model="other"))).status == 404
-    assert (await room.send("POST", "/v1/messages", body=body(model="m"))).status == 404
-    assert (await room.send("POST", "/v1/load_lora_adapter", body=body(model="m"))).status == 404
-    assert not cloud.got
+async def test_a_kept_connection_that_was_closed_is_no_reason_to_send_twice(
+    proxy_with: Make, cloud: Cloud
+) -> None:
+    """Somebody else's API may have got the request."""
+    proxy = await proxy_with()
+    assert (await send(proxy, "POST", CHAT, body=body(model="m"))).status == 200
+    cloud.script = [b""]
+    assert (await send(proxy, "POST", CHAT, body=body(model="m"))).status == 502
+    assert len(cloud.got) == 2
+    assert cloud.connections == 1
 
 
-async def test_a_body_that_is_too_large(room_with: Make, cloud: Cloud) -> None:
-    room = await room_with(proxy={"max_body_bytes": 1000})
-    assert (await room.send("POST", CHAT, body=b" " * 2000)).status == 413
+async def test_tls(build: Build, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint's certificate is checked, for its name; connections are kept."""
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    command = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} "
+        "-subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
+    )
+    await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    async with await asyncio.start_server(cloud.serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        statuses = []
+        for host, trusted in (("localhost", True), ("127.0.0.1", True), ("localhost", False)):
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate) if trusted else "/dev/null")
+            there = schema.Overflow(url=f"https://{host}:{port}/v1", models={"m": "x"})
+            proxy = await build(overflow=there)
+            statuses += [(await send(proxy, "POST", CHAT, body=body(model="m"))).status for _ in range(2)]
+            await proxy.server.stop(0.0)
+    assert statuses == [200, 200, 502, 502, 502, 502]
+    assert cloud.connections == 1
+    assert cloud.got[0][1]["host"] == f"localhost:{port}"
 
 
 async def test_a_new_key_is_read(
-    room_with: Make, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy_with: Make, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.proxy.auth.watched_file.LOOK_EVERY_S", 0.0)
     key_file = tmp_path / "key"
     key_file.write_text("one")
-    room = await room_with(api_key_file=str(key_file))
+    proxy = await proxy_with(api_key_file=str(key_file))
     for text in ("one", "three", ""):  # the last one is no key: the one before stays
         key_file.write_text(text)
-        await room.send("POST", CHAT, body=body(model="m"))
+        await send(proxy, "POST", CHAT, body=body(model="m"))
     assert [headers["authorization"] for _, headers, _ in cloud.got] == [
         "Bearer one",
         "Bearer three",
@@ -319,7 +415,7 @@ def test_bad_keys_are_errors_at_start(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     settings = schema.Overflow(url="http://x/v1", models={"m": "x"}, api_key_file=str(path))
     with pytest.raises(LauncherError, match="no such file"):
-        Overflow(settings, Proxy(), lambda _: "m")
+        Overflow(settings, 1.0)
     path.write_text(text)
     with pytest.raises(LauncherError, match=r"cannot (read|use) the overflow endpoint's key"):
-        Overflow(settings, Proxy(), lambda _: "m")
+        Overflow(settings, 1.0)

@@ -1,0 +1,134 @@
+"""Renders the proxy's own pages: `/health` at once, those that need the instances' pages in one task per request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from launcher.proxy.auth.api_keys import KeyEntry
+from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.pages import pages
+from launcher.proxy.pages.merged_metrics import MergedMetrics
+from launcher.proxy.pages.models import ModelList
+from launcher.proxy.pages.pages import Page
+from launcher.proxy.routes import Kind, Match
+from launcher.proxy.upstream.scraper import Instance
+from launcher.telemetry import metrics
+from launcher.telemetry.vllm_metrics import EngineMetrics, parse
+
+PAGE_TIMEOUT_S: Final = 30.0
+
+Deliver = Callable[[Page | BaseException], None]
+"""Gets the page, the error response in its place (HttpError), or what went wrong in rendering it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The values that pages show, read when one is rendered."""
+
+    instances: Callable[[], Sequence[Instance]]
+    """Those that live, ready or draining, ordered by slot."""
+    values: Callable[[], metrics.Values]
+    """The values of telemetry.metrics.TABLE."""
+    timings: metrics.Timings
+    stopping: Callable[[], bool]
+    retry_after_s: Callable[[], int]
+    """How long a client that finds no instance ready should wait."""
+
+
+class PageRenderer:
+    """Owner of the tasks that render pages. `close` ends them."""
+
+    def __init__(self, names: ModelNames, adapters: Mapping[str, str], sources: Sources) -> None:
+        """`adapters`: models by the names of their LoRA adapters; it grows as instances bring them."""
+        clock = asyncio.get_running_loop().time
+        self._sources = sources
+        self._models = ModelList(names, adapters, clock)
+        self._merged = MergedMetrics(sources.instances, clock)
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Page]] = set()
+
+    def begin(self, found: Match, key: KeyEntry | None, deliver: Deliver) -> asyncio.Task[Page] | None:
+        """Render a page for the request's API key, now (None) or in the task that is returned.
+
+        `deliver` is called once, unless the task is cancelled.
+        """
+        if found.route.kind is Kind.HEALTH:
+            try:
+                deliver(self.health())
+            except HttpError as error:
+                deliver(error)
+            return None
+
+        def rendered(task: asyncio.Task[Page]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                error = task.exception()
+                deliver(task.result() if error is None else error)
+
+        task = asyncio.get_running_loop().create_task(
+            self._in_time(found, key), name=f"render {found.route.path}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(rendered)
+        return task
+
+    async def _in_time(self, found: Match, key: KeyEntry | None) -> Page:
+        try:
+            async with asyncio.timeout(PAGE_TIMEOUT_S):
+                return await self.page(found, key)
+        except TimeoutError:
+            raise unavailable(
+                "the page was not ready in time: instances do not answer", self._sources.retry_after_s()
+            ) from None
+
+    async def page(self, found: Match, key: KeyEntry | None) -> Page:
+        """The page of a route. Raises HttpError."""
+
+        def visible(name: str) -> bool:
+            names = self._models.names_of(name)
+            return bool(names) and (key is None or key.limits.allows(*names))
+
+        match found.route.kind:
+            case Kind.METRICS:
+                return await self.metrics_page()
+            case Kind.MODELS:
+                return pages.models(await self._models.entries(self._sources.instances()), visible)
+            case Kind.MODEL:
+                entries = await self._models.entries(self._sources.instances())
+                return pages.model(entries, found.item, visible, self._sources.retry_after_s)
+            case _:
+                raise AssertionError(f"{found.route.path} is no page of the proxy's own")
+
+    def health(self) -> Page:
+        """`GET /health`. Raises HttpError."""
+        ready = sum(instance.ready for instance in self._sources.instances())
+        return pages.health(
+            ready, stopping=self._sources.stopping(), retry_after_s=self._sources.retry_after_s()
+        )
+
+    async def metrics_page(self) -> Page:
+        """`GET /metrics`."""
+        async with self._one_at_a_time:  # one in each turn of the loop, however many want it
+            merged = await self._merged.page()
+            await asyncio.sleep(0)
+            return pages.metrics(metrics.render(self._sources.values(), self._sources.timings), merged)
+
+    async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
+        """What the ready instances' metrics say, by slot and generation; without those that say nothing."""
+        found = (
+            ((instance.slot, instance.generation), parse(page))
+            for instance, page in await self._merged.latest()
+            if instance.ready
+        )
+        return {key: load for key, load in found if load is not None}
+
+    async def close(self) -> None:
+        """Cancel the pages that are being rendered."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
