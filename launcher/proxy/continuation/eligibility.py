@@ -1,8 +1,7 @@
-"""Which requests have an answer that another instance may go on with.
+"""Which requests have an answer that another instance can continue.
 
-Judged by a list of what is known to be harmless: a field we have never heard of forbids it. Before the first
-word of an answer there is nothing to go on with but the beginning, and only what makes several answers of
-one request counts.
+Judged by a list of fields that are known to be harmless: an unknown field forbids it. Before the first word of an
+answer it is simply asked for again, and only fields that make several answers of one request count.
 """
 
 from __future__ import annotations
@@ -12,48 +11,36 @@ from typing import Any, Final
 
 import msgspec
 
-Raws = dict[str, msgspec.Raw]
+Fields = dict[str, msgspec.Raw]
 """A request's fields, their values as they were sent."""
 
 
-def _falsy(value: object) -> bool:
-    return not value
-
-
-def _one(value: object) -> bool:
-    return value == 1
-
-
-def _true(value: object) -> bool:
-    return value is True
-
-
-_FREE = frozenset(
+_FREE: Final = frozenset(
     (
         *("model", "messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "min_tokens"),
-        # Sampling that looks at the whole context, or at nothing.
+        # Sampling that depends on the whole context, or on nothing.
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids"),
         *("stop", "stop_token_ids", "ignore_eos", "seed"),
-        # How the prompt is made of the messages.
+        # How the prompt is rendered from the messages.
         *("add_generation_prompt", "continue_final_message", "add_special_tokens", "documents"),
         *("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs"),
         "spaces_between_special_tokens",
-        # Words to the service, not to the model.
+        # For the service, not for the model.
         *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
         *("safety_identifier", "session_id", "request_id", "priority", "cache_salt", "parallel_tool_calls"),
     )
 )
-"""Fields that are harmless whatever they say (but for _UNSURE, and a list in `prompt`: see below)."""
+"""Fields that are harmless whatever their value (but for _UNSURE, and a list in `prompt`: see below)."""
 
-_UNSURE = ("seed", "chat_template", "chat_template_kwargs")
-"""Those that are not where no word is said again: a seeded sampler has no way back to its state, and of another chat
-template nobody knows whether it goes on with a partial answer (template_check.py asks for the model's own)."""
+_UNSURE: Final = ("seed", "chat_template", "chat_template_kwargs")
+"""Those that are not, where no text is repeated: a seeded sampler's state can't be restored, and it is not known whether
+another chat template continues a partial answer (upstream/template_probe.py tries the model's own)."""
 
-_DEFAULTED = frozenset({"temperature", "frequency_penalty", "presence_penalty"})
-"""Of what a server may apply by itself (vLLM's --generation-config), what decides here. Both penalties count output
-tokens only (vLLM's model_executor/layers/utils.py, apply_penalties): where output becomes prompt they are lost."""
+_DEFAULTED: Final = frozenset({"temperature", "frequency_penalty", "presence_penalty"})
+"""Defaults of the server (vLLM's --generation-config) that decide here. Both penalties count output tokens only (vLLM's
+model_executor/layers/utils.py, apply_penalties): where output becomes prompt they are lost."""
 
-_JUDGED: Mapping[str, Callable[[Any], bool]] = {
+_JUDGED: Final[Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         (
             *("frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "tools", "functions"),
@@ -61,10 +48,10 @@ _JUDGED: Mapping[str, Callable[[Any], bool]] = {
             *("return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
             *("include_stop_str_in_output", "watermarking"),
         ),
-        _falsy,
+        lambda value: not value,
     ),
-    **dict.fromkeys(("n", "best_of", "length_penalty", "stream_interval"), _one),
-    **dict.fromkeys(("skip_special_tokens", "include_reasoning"), _true),
+    **dict.fromkeys(("n", "best_of", "length_penalty", "stream_interval"), lambda value: value == 1),
+    **dict.fromkeys(("skip_special_tokens", "include_reasoning"), lambda value: value is True),
     "tool_choice": lambda value: str(value) in {"none", "auto"},
     "function_call": lambda value: str(value) in {"none", "auto"},
     "response_format": lambda value: value == {"type": "text"},
@@ -80,9 +67,9 @@ ASK_IDS: Final = b'{"return_token_ids":true,'
 MOST_ASKING_BYTES: Final = 256 * 1024
 """Instances are not asked for the ids of larger requests: the first event would bring hundreds of thousands."""
 
-_LONG = frozenset({"messages", "prompt", "documents", "metadata", "logit_bias", "allowed_token_ids"})
-LONG_BYTES = 65536
-"""Other fields say what they say in less; a longer value may take seconds to decode."""
+_LONG: Final = frozenset({"messages", "prompt", "documents", "metadata", "logit_bias", "allowed_token_ids"})
+LONG_BYTES: Final = 65536
+"""Of any other field; a longer value may take seconds to decode."""
 
 
 def may_ask_ids(body: bytes | bytearray) -> bool:
@@ -90,13 +77,13 @@ def may_ask_ids(body: bytes | bytearray) -> bool:
     return len(body) <= MOST_ASKING_BYTES and _ASKS_IDS not in body
 
 
-def field_value(request: Raws, key: str) -> Any:
-    """A field's value; None where there is none."""
+def field_value(request: Fields, key: str) -> Any:
+    """A field's value; None without one."""
     return msgspec.json.decode(request[key]) if key in request else None
 
 
-def with_defaults(request: Raws, defaults: Mapping[str, float]) -> Raws:
-    """What an instance takes the request for: `defaults` are its own for sampling, by vLLM's names."""
+def with_defaults(request: Fields, defaults: Mapping[str, float]) -> Fields:
+    """With the sampling defaults that the server applies, by vLLM's names."""
     filled = dict(request)
     for name in _DEFAULTED & defaults.keys():
         if field_value(request, name) is None:
@@ -105,28 +92,42 @@ def with_defaults(request: Raws, defaults: Mapping[str, float]) -> Raws:
 
 
 def why_not(
-    request: Raws, *, spoken: bool, by_ids: bool = False, sent: Container[str] | None = None
+    request: Fields, *, begun: bool, by_ids: bool = False, sent: Container[str] | None = None
 ) -> str | None:
-    """What of a request forbids to go on with its answer; `spoken`: some of its text has been delivered.
+    """What in a request forbids continuing its answer; None: nothing. `begun`: some of its text was delivered.
 
-    `by_ids`: the next instance is given tokens, so no template and no tokenizer has a say. `sent`: the fields of the
-    client's own request, where `request` has the server's defaults, too (`with_defaults`).
+    `by_ids`: the next instance is given tokens, so no template or tokenizer matters. `sent`: the fields of the client's
+    own request, where `request` has the server's defaults, too (`with_defaults`).
     """
-    for key in request.keys() - _LONG if spoken else ():
+    for key in request.keys() - _LONG if begun else ():
         if memoryview(request[key]).nbytes > LONG_BYTES:
             return f"a long `{key}` in the request"
     prompt = field_value(request, "prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return "several prompts"
-    for key in request.keys() - _FREE if spoken else request.keys() & {"n", "best_of"}:
+    for key in request.keys() - _FREE if begun else request.keys() & {"n", "best_of"}:
         value = field_value(request, key)
         if value is not None and (key not in _JUDGED or not _JUDGED[key](value)):
             whose = (
                 "in the request" if sent is None or key in sent else "among the server's sampling defaults"
             )
             return f"`{key}` {whose}"
-    if spoken and field_value(request, "temperature") != 0:
+    if begun and field_value(request, "temperature") != 0:
         for key in _UNSURE[:1] if by_ids else _UNSURE:
             if field_value(request, key) not in (None, "", {}):
                 return f"`{key}` in the request"
     return None
+
+
+def texts_only(request: Fields) -> bool:
+    """Whether every part of every message is text: vLLM renders other parts whatever token ids it is given."""
+    messages = msgspec.json.decode(request["messages"])
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return all(isinstance(part, str) or part.get("type") == "text" for part in parts)
+
+
+def held_back(request: Fields) -> int:
+    """Characters that an instance may hold back: they might begin a stop string (vLLM's v1/engine/detokenizer.py)."""
+    stop = field_value(request, "stop") or []
+    return max(len(text) for text in ([stop] if isinstance(stop, str) else stop)) - 1 if stop else 0

@@ -1,59 +1,76 @@
-"""Going on with a cut stream on another instance: may it, with which request.
+"""Continuing a cut stream on another instance: whether that is possible, and with which request. Pure.
 
 A plain answer is a function of its prompt, so a second instance that is given the prompt and the answer so far
-says what the first would have said. What an answer depends on besides (tools, grammars, log probabilities, several
-choices, penalties that count output tokens only, a seeded sampler) can't be handed over, and such a stream ends in
-an honest error (handover.py).
+generates what the first would have generated. What an answer depends on besides (tools, grammars, log probabilities,
+several choices, penalties that count output tokens only, a seeded sampler) can't be handed over: such a stream ends in
+an honest error (eligibility.py).
 
-vLLM's instances are asked for token ids (token_ids.py), and the next one is given the same tokens: exact, and counted
-exactly (by_ids.py). Of other engines only the text is known: chat goes on by vLLM's `continue_final_message`
+vLLM's instances are asked for token ids (transcript.py), and the next one is given the same tokens: exact, and counted
+exactly. Of other engines only the text is known: chat continues by vLLM's `continue_final_message`
 (chat_completion/protocol.py, 0.32), completions by a longer prompt.
 
-Text is not tokens. A text may be cut into other tokens than the engine had chosen, and chat templates trim
-white space. So at temperature 0 the text that is handed over stops some words before the cut: `eat` is what
-the next instance must say again first, word for word, and what the client does not get twice. An instance
-that says something else is on another way (Diverged), and the answer is repeated from its beginning. At
-other temperatures only white space that a template may trim has to come again: a sampled word would differ.
-There a chat template that makes another prompt of a partial answer would not be noticed, so it must be known
-not to (template_check.py). Nor does a text tell how many tokens it was: an instance on a busy machine puts several
-into one event (vLLM's v1/engine/output_processor.py, RequestOutputCollector), and the next one may make more of the
-text, or fewer. So where a client asks for its usage, its answer is repeated from the beginning, or ends in an error.
+The text of a stream lags behind its tokens: half a character waits for its other half, and what might begin a stop
+string waits until it does not (vLLM 0.32, v1/engine/detokenizer.py). The tokens that are handed over end with one whose
+text is complete, so that the next instance's text begins where that one ends.
+
+Text is not tokens. A text may be cut into other tokens than the engine had chosen, and chat templates trim white space.
+So at temperature 0 the text that is handed over stops some words before the cut: `eat` is what the next instance must
+repeat first, word for word, and what the client does not get twice. An instance that generates something else has
+diverged (splicer.Diverged), and the answer is repeated from its beginning. At other temperatures only white space that a
+template may trim is repeated: a sampled word would differ. There a chat template that makes another prompt of a partial
+answer would not be noticed, so it must be known not to (upstream/template_probe.py). Nor does a text tell how many
+tokens it was: an instance on a busy machine puts several into one event (vLLM's v1/engine/output_processor.py,
+RequestOutputCollector), and the next one may make more of the text, or fewer. So where a client asks for its usage, its
+answer is repeated from the beginning, or ends in an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 import msgspec
 
-from launcher.proxy.continuation.by_ids import ByIds, hand_over, held_back, texts_only, usage_event
-from launcher.proxy.continuation.eligibility import Raws, field_value, why_not, with_defaults
+from launcher.proxy.continuation.eligibility import (
+    Fields,
+    field_value,
+    held_back,
+    texts_only,
+    why_not,
+    with_defaults,
+)  # fmt: skip
+from launcher.proxy.continuation.next_request import (
+    CHAT,
+    COMPLETIONS,
+    LIMITS,
+    asking_ids,
+    one_token,
+    shortened,
+    with_limit,
+    with_prompt_ids,
+    with_text,
+)  # fmt: skip
 from launcher.proxy.continuation.transcript import UNREADABLE, Tokens, Transcript, part_of, text_of
 
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
-COMPLETION_MAX_TOKENS = (
-    16  # what vLLM assumes without `max_tokens`, or with null (completion/protocol.py, as OpenAI's API)
-)
-_LIMITS = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}  # and the least that each may be
-_RETURN_IDS: Final = "return_token_ids"
-_TRUE: Final = msgspec.Raw(b"true")
-REPEAT_EVENTS = 8  # an answer that had come no further begins again: as fast, and exact in any case
-# Tokens that must come again where there is no chance. Measured with vLLM 0.32 and a random model, whose
-# choices no tokenizer would make: of 120 cut streams the text alone went on otherwise in 65 cases; 10 of them
-# were not noticed by one word that came again, 1 of about 100 by four tokens. `repeat` was exact every time.
-UNCOUNTED = "its tokens can't be counted: the engine tells no token ids"
-REWIND_LEAST = 6
-REWIND_EVENTS = 16  # no more than so many; languages without spaces have no word to begin with
+__all__ = ["CHAT", "COMPLETIONS", "Complete", "Continuation", "NotExact", "Server", "plan_continuation"]
+
+REPEAT_EVENTS: Final = 8  # a shorter answer is repeated from the beginning: as fast, and exact in any case
+# Tokens that are repeated at temperature 0. Measured with vLLM 0.32 and a random model, whose choices no tokenizer
+# would make: of 120 cut streams the text alone continued otherwise in 65 cases; 10 of them were not noticed by one
+# repeated word, 1 of about 100 by four tokens. Repeating from the beginning was exact every time.
+REWIND_LEAST: Final = 6
+REWIND_EVENTS: Final = 16  # no more than so many; languages without spaces have no word to begin with
+UNCOUNTED: Final = "its tokens can't be counted: the engine tells no token ids"
+_DONE: Final = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """What is known of a model's instances."""
 
-    template_fits: bool = True  # False: the chat template is known not to go on with a partial answer
+    template_fits: bool = True  # False: the chat template is known not to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
@@ -62,21 +79,24 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The request that goes to the next instance, and how its answer joins what the client has."""
+    """The request for the next instance, and how its answer joins what the client has."""
 
     body: bytes
     base_tokens: int  # tokens of the answer that are part of the new prompt
     eat: str = ""  # the text that the next instance repeats first
     prompt_tokens: int | None = None  # of the client's own request, where they are known
-    by_ids: ByIds | None = None  # the prompt is given by token ids
-    asks_ids: bool = False  # for those of its answer
-    only_usage: bool = False  # the text is whole: one token is asked for, just to learn the prompt's length
+    prompt_ids: list[int] | None = (
+        None  # the prompt is given by these token ids, which the next instance must confirm
+    )
+    repeated_ids: tuple[int, ...] = ()  # tokens that the next instance repeats first
+    asks_ids: bool = False  # for token ids of its answer
+    only_usage: bool = False  # the text is complete: one token is generated, to learn the prompt's length
     finish_reason: str | None = None  # with only_usage: the end that the client has not been told yet
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Nothing is missing but these bytes; nobody needs to be asked."""
+    """Only these bytes are missing; no instance is asked."""
 
     tail: bytes
 
@@ -93,8 +113,8 @@ def plan_continuation(
 ) -> Continuation | Complete | NotExact:
     """What to do about a stream that was cut after what `transcript` holds.
 
-    `body` is the client's own request, also at a second cut. `repeat` has the next instance say everything
-    again: for a second attempt after `Diverged`, and only where there is no chance in the answer.
+    `body` is the client's own request, also at a second cut. `repeat`: the next instance generates the whole answer
+    again, after a first attempt diverged; only where sampling is deterministic.
     """
     reason = transcript.odd if path in {CHAT, COMPLETIONS} else f"{path} is no plain stream"
     if reason is not None:
@@ -102,7 +122,7 @@ def plan_continuation(
     if transcript.done:
         return Complete(b"")
     try:
-        request = _limited(path, msgspec.json.decode(body, type=Raws), server.sampling_defaults)
+        request = with_limit(path, msgspec.json.decode(body, type=Fields), server.sampling_defaults)
         return _Planner(path, request, transcript, server).plan(repeat=repeat)
     except UNREADABLE:
         return NotExact("a request or a text that can't be read")
@@ -111,7 +131,7 @@ def plan_continuation(
 class _Planner:
     """One decision."""
 
-    def __init__(self, path: str, request: Raws, transcript: Transcript, server: Server) -> None:
+    def __init__(self, path: str, request: Fields, transcript: Transcript, server: Server) -> None:
         self._path = path
         self._request = request
         self._transcript = transcript
@@ -122,7 +142,7 @@ class _Planner:
         can_take = server.takes_ids and (path != CHAT or texts_only(request))
         self._given = self._tokens if can_take else None  # to the next instance, as its prompt
         self._judged = judged = with_defaults(request, server.sampling_defaults)
-        self._going_on = any(self._pieces) and transcript.finish_reason is None
+        self._begun = any(self._pieces) and transcript.finish_reason is None
         self._certain = field_value(judged, "temperature") == 0
         self._usage = bool((field_value(request, "stream_options") or {}).get("include_usage"))
 
@@ -132,7 +152,7 @@ class _Planner:
             return NotExact(reason)
         if self._transcript.finish_reason is not None:
             return self._end()
-        if not self._going_on:
+        if not self._begun:
             return self._from_start(asks_ids=self._transcript.asks_ids)
         if repeat:
             return self._repeat() if self._certain else NotExact("`temperature` in the request")
@@ -140,54 +160,83 @@ class _Planner:
         return self._by_text() if found is None else found
 
     def _why_not(self, *, by_ids: bool) -> str | None:
-        return why_not(self._judged, spoken=self._going_on, by_ids=by_ids, sent=self._request.keys())
+        reason = why_not(self._judged, begun=self._begun, by_ids=by_ids, sent=self._request.keys())
+        if reason is not None or by_ids or not self._begun or self._certain or self._server.template_fits:
+            return reason
+        return "the model's chat template does not continue a partial answer" if self._path == CHAT else None
 
     def _from_start(self, eat: str = "", *, asks_ids: bool = False) -> Continuation:
-        request = self._request | ({_RETURN_IDS: _TRUE} if asks_ids else {})
+        request = asking_ids(self._request) if asks_ids else self._request
         return Continuation(msgspec.json.encode(request), 0, eat, asks_ids=asks_ids)
 
     def _repeat(self) -> Continuation:
         return self._from_start(text_of(self._pieces))
 
     def _end(self) -> Continuation | Complete | NotExact:
-        """The text is whole, and so the end was told."""
+        """The text is complete, and the client was told so."""
         if not self._usage or self._transcript.usage_seen:
-            return Complete(b"data: [DONE]\n\n")
+            return Complete(_DONE)
         if self._tokens is not None:
-            return Complete(usage_event(self._transcript, self._tokens) + b"data: [DONE]\n\n")
+            return Complete(_usage_event(self._transcript, self._tokens) + _DONE)
         if not self._server.one_token_events:
             return NotExact(UNCOUNTED)
-        return _usage(self._request, len(self._pieces), None)
+        return self._only_usage(len(self._pieces), None)
+
+    def _only_usage(self, tokens: int, finish_reason: str | None) -> Continuation:
+        body = msgspec.json.encode(one_token(self._request))
+        return Continuation(body, tokens, only_usage=True, finish_reason=finish_reason)
+
+    # --- by token ids ------------------------------------------------------------------------------
 
     def _by_ids(self, tokens: Tokens) -> Continuation | None:
         """None where no token is known to end where a text does."""
-        handed = hand_over(self._pieces, tokens, held_back(self._request), certain=self._certain)
-        new = dict(self._request)
-        if handed is None or not _shorten(self._path, new, handed.count):
+        pieces, held = self._pieces, held_back(self._request)
+        count = self._boundary(tokens.events, held)
+        if count is None and not self._certain:
             return None
-        new[_RETURN_IDS] = _TRUE
-        ids = msgspec.Raw(msgspec.json.encode(handed.plan.prompt))
-        if self._path == CHAT:  # vllm#48145; vllm#55771 proposes a field of its own for it
-            new["kv_transfer_params"] = msgspec.Raw(msgspec.json.encode({"prompt_token_ids": ids}))
-        else:
-            new["prompt"] = ids
-        body = msgspec.json.encode(new)
+        count = count or 0
+        handed = [*chain(*tokens.events[:count])]
+        request = shortened(self._path, self._request, len(handed))
+        if request is None:
+            return None
+        prompt = tokens.prompt + handed
+        request = asking_ids(with_prompt_ids(self._path, request, prompt))
+        length = sum(len(part_of(piece)) for piece in pieces[:count]) + held if count else 0
+        # Tokens after the last event with text are forgotten (Transcript.forget_silent).
+        last = max(number for number, piece in enumerate(pieces, 1) if piece)
         return Continuation(
-            body, handed.count, handed.eat,
-            prompt_tokens=len(tokens.prompt), by_ids=handed.plan, asks_ids=True,
+            msgspec.json.encode(request), len(handed), text_of(pieces)[length:], prompt_tokens=len(tokens.prompt),
+            prompt_ids=prompt, repeated_ids=(*chain(*tokens.events[count:last]),), asks_ids=True,
         )  # fmt: skip
+
+    def _boundary(self, events: list[list[int]], held: int) -> int | None:
+        """How many events the next instance is given by their tokens; None: there is no such number.
+
+        The last of them must bring one token and text: then all text up to that token has come but `held` characters,
+        and no half character. At temperature 0 some text after it is repeated, so that a divergence is noticed; else
+        none may be.
+        """
+        lengths = [len(part_of(piece)) for piece in self._pieces]
+        told = end = sum(lengths)
+        for index in range(len(lengths) - 1, -1, -1):
+            reached = told + held
+            fits = reached < end if self._certain else reached == end
+            if lengths[index] and len(events[index]) == 1 and fits:
+                return index + 1
+            told -= lengths[index]
+        return None
+
+    # --- by text -----------------------------------------------------------------------------------
 
     def _by_text(self) -> Continuation | NotExact:
         if self._certain and len(self._pieces) <= REPEAT_EVENTS:
             return self._repeat()
-        reason = self._why_not_by_text()
+        reason = self._why_not(by_ids=False)
         if reason is not None:
             return NotExact(reason)
-        handed = _hand_over(self._path, self._request, self._pieces, certain=self._certain)
-        counted = self._counted(handed.tokens)
-        if counted is not None:
-            handed = replace(handed, tokens=counted)
-        plan = _go_on(self._path, self._request, handed)
+        text, eat, events = self._cut()
+        counted = self._counted(events)
+        plan = self._after_text(text, eat, events if counted is None else counted)
         if not isinstance(plan, Continuation):
             return plan
         if counted is not None and self._tokens is not None:
@@ -196,92 +245,57 @@ class _Planner:
             return self._repeat() if self._certain else NotExact(UNCOUNTED)
         return plan
 
-    def _why_not_by_text(self) -> str | None:
-        if self._path == CHAT and not self._server.template_fits and not self._certain:
-            return "the chat template of the model does not go on with a partial answer"
-        return self._why_not(by_ids=False)
+    def _after_text(self, text: str, eat: str, tokens: int) -> Continuation | NotExact:
+        if not text:
+            return self._from_start(eat)
+        if "<think>" in text or "</think>" in text:  # templates leave an assistant's thoughts out
+            return NotExact("thoughts in the text")
+        request = shortened(self._path, self._request, tokens)
+        if request is None:
+            return self._only_usage(tokens, "length")
+        longer = with_text(self._path, request, text)
+        return (
+            NotExact(longer)
+            if isinstance(longer, str)
+            else Continuation(msgspec.json.encode(longer), tokens, eat)
+        )
+
+    def _cut(self) -> tuple[str, str, int]:
+        """The text for the next instance's prompt, the text that it repeats, and the events of the first."""
+        pieces = self._pieces
+        if self._certain:
+            cut = _word_start(pieces)
+            text, eat = text_of(pieces[:cut]), text_of(pieces[cut:])
+        else:
+            whole = text_of(pieces)
+            text = whole.rstrip() if self._path == CHAT else whole
+            eat = whole[len(text) :]
+            cut, left = len(pieces), len(eat)
+            while left and len(part_of(pieces[cut - 1])) <= left:
+                cut -= 1
+                left -= len(part_of(pieces[cut]))
+        held = 0  # tokens whose text had not come yet: half a character, or what may become a stop string
+        while held < cut and not pieces[cut - held - 1]:
+            held += 1
+        if field_value(self._request, "stop"):
+            held = max(held, next(index for index, piece in enumerate(pieces) if piece))
+        return text, eat, max(cut - held, 0)
 
     def _counted(self, events: int) -> int | None:
         """The tokens of so many events; None where they are not known, or may be more than their text's."""
         if self._tokens is None or not events or held_back(self._request):
             return None
         told = self._tokens.events[:events]
-        return sum(len(event) for event in told) if len(told[-1]) == 1 else None
+        return sum(map(len, told)) if len(told[-1]) == 1 else None
 
     def _miscounts(self, plan: Continuation) -> bool:
         """Whether the number of tokens that were delivered matters, and is not known."""
         if not plan.base_tokens or plan.only_usage:
             return plan.only_usage and not self._server.one_token_events
         limited = self._path == COMPLETIONS or any(
-            field_value(self._request, key) is not None for key in _LIMITS
+            field_value(self._request, key) is not None for key in LIMITS
         )
         return self._usage or (limited and not self._server.one_token_events)
-
-
-def _limited(path: str, request: Raws, defaults: Mapping[str, float]) -> Raws:
-    """The request with the limits that the server would set, written out (vLLM's get_max_tokens)."""
-    governing = "max_tokens"
-    if path == CHAT and field_value(request, "max_completion_tokens") is not None:
-        governing = "max_completion_tokens"
-    limit = field_value(request, governing)
-    if limit is None:
-        limit = defaults.get("max_tokens") if path == CHAT else COMPLETION_MAX_TOKENS
-    most = defaults.get("most_tokens")
-    limits = [value for value in (limit, most) if value is not None]
-    if not limits or (path == COMPLETIONS and most is None):
-        return request
-    return request | {governing: msgspec.Raw(b"%d" % min(limits))}
-
-
-@dataclass(frozen=True, slots=True)
-class _Handed:
-    text: str  # for the next instance's prompt
-    eat: str
-    tokens: int  # in text
-
-
-def _go_on(path: str, request: Raws, handed: _Handed) -> Continuation | NotExact:
-    if not handed.text:
-        return Continuation(msgspec.json.encode(request), 0, handed.eat)
-    if "<think>" in handed.text or "</think>" in handed.text:  # templates leave an assistant's thoughts out
-        return NotExact("thoughts in the text")
-    tokens = handed.tokens
-    new = dict(request)
-    if not _shorten(path, new, tokens):
-        return _usage(request, tokens, "length")
-    reason = _extend_messages(new, handed.text) if path == CHAT else _extend_prompt(new, handed.text)
-    return Continuation(msgspec.json.encode(new), tokens, handed.eat) if reason is None else NotExact(reason)
-
-
-def _usage(request: Raws, tokens: int, finish_reason: str | None) -> Continuation:
-    """The client's own request for one token: its usage tells the prompt's length."""
-    new = dict(request)
-    for key in ("max_tokens", "max_completion_tokens"):
-        if key in new:
-            new[key] = msgspec.Raw(b"1")
-    new["max_tokens"] = msgspec.Raw(b"1")
-    new["min_tokens"] = msgspec.Raw(b"0")
-    return Continuation(msgspec.json.encode(new), tokens, only_usage=True, finish_reason=finish_reason)
-
-
-def _hand_over(path: str, request: Raws, pieces: list[bytes], *, certain: bool) -> _Handed:
-    if certain:
-        cut = _word_start(pieces)
-        text, eat = text_of(pieces[:cut]), text_of(pieces[cut:])
-    else:
-        whole = text_of(pieces)
-        text = whole.rstrip() if path == CHAT else whole
-        eat = whole[len(text) :]
-        cut, left = len(pieces), len(eat)
-        while left and len(part_of(pieces[cut - 1])) <= left:
-            cut -= 1
-            left -= len(part_of(pieces[cut]))
-    held = 0  # tokens whose text had not come yet: half a character, or what may become a stop string
-    while held < cut and not pieces[cut - held - 1]:
-        held += 1
-    if field_value(request, "stop"):
-        held = max(held, next(index for index, piece in enumerate(pieces) if piece))
-    return _Handed(text, eat, max(cut - held, 0))
 
 
 def _word_start(pieces: list[bytes]) -> int:
@@ -291,62 +305,20 @@ def _word_start(pieces: list[bytes]) -> int:
     """
     texts = [part_of(piece) for piece in pieces[-REWIND_EVENTS:]]
     skipped = len(pieces) - len(texts)
-    for index in range(len(texts) - REWIND_LEAST, 0, -1):
+    candidates = range(len(texts) - REWIND_LEAST, 0, -1)
+    for index in candidates:
         if texts[index][:1].isspace() and not "".join(texts[:index])[-1:].isspace():
             return skipped + index
-    for index in range(len(texts) - REWIND_LEAST, 0, -1):
+    for index in candidates:
         if texts[index - 1] and not texts[index - 1][-1:].isspace():
             return skipped + index
     return skipped
 
 
-def _shorten(path: str, request: Raws, tokens: int) -> bool:
-    """Take what was delivered off the limits; False when nothing is left to say."""
-    if path == COMPLETIONS and field_value(request, "max_tokens") is None:
-        request["max_tokens"] = msgspec.Raw(b"%d" % COMPLETION_MAX_TOKENS)
-    # The one that vLLM goes by (chat_completion/serving.py); the other says nothing, whatever it says.
-    chat = path == CHAT and field_value(request, "max_completion_tokens") is not None
-    governing = "max_completion_tokens" if chat else "max_tokens"
-    for key, least in _LIMITS.items():
-        limit = field_value(request, key)
-        if limit is None:
-            continue
-        if key == governing and limit <= tokens:
-            return False
-        request[key] = msgspec.Raw(b"%d" % max(limit - tokens, least))
-    return True
-
-
-def _extend_messages(request: Raws, text: str) -> str | None:
-    """Put the text into an assistant's turn that is to be continued. Returns why that can't be."""
-    messages = msgspec.json.decode(request["messages"], type=list[msgspec.Raw])
-    going_on = field_value(request, "continue_final_message") is True
-    if not going_on and field_value(request, "add_generation_prompt") is False:
-        return "`add_generation_prompt` in the request"
-    if going_on:
-        last = msgspec.json.decode(messages.pop(), type=dict[str, Any])
-        content = last.get("content")
-        if isinstance(content, str):
-            last["content"] = content + text
-        elif isinstance(content, list) and content and content[-1].get("type") == "text":
-            content[-1]["text"] += text
-        else:
-            return "a last message that is no text"
-    else:
-        last = {"role": "assistant", "content": text}
-    messages.append(msgspec.Raw(msgspec.json.encode(last)))
-    request["messages"] = msgspec.Raw(msgspec.json.encode(messages))
-    request["continue_final_message"] = msgspec.Raw(b"true")
-    request["add_generation_prompt"] = msgspec.Raw(b"false")
-    return None
-
-
-def _extend_prompt(request: Raws, text: str) -> str | None:
-    """Put the text behind the prompt. Returns why that can't be."""
-    prompt = field_value(request, "prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
-    if not isinstance(prompt, str):
-        return "a prompt that is not one text"
-    request["prompt"] = msgspec.Raw(msgspec.json.encode(prompt + text))
-    return None
+def _usage_event(transcript: Transcript, tokens: Tokens) -> bytes:
+    """As vLLM's last event but one."""
+    prompt, completion = len(tokens.prompt), tokens.count
+    usage = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+    head = {"id": transcript.id, "object": transcript.object, "created": transcript.created}
+    chunk: dict[str, object] = {**head, "model": transcript.model, "choices": [], "usage": usage}
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"

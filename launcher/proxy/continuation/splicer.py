@@ -1,13 +1,12 @@
-"""The next instance's events as if the first had gone on: same id, no second beginning, the sums of both."""
+"""The next instance's events as if the first had continued: same id, no second beginning, the sums of both."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from launcher.proxy.continuation.plan import Continuation
+from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
 from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, event_data
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END
@@ -15,41 +14,32 @@ from launcher.proxy.sse.tracker import EVENT_END
 _PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
 
 
-class Diverged(Exception):  # noqa: N818 - it is a finding, not a fault
-    """The next instance did not repeat the end of what the client has; the stream must end in an error."""
+class Diverged(Exception):  # noqa: N818 - a finding about the instance
+    """The next instance did not repeat the end of what the client has."""
 
 
 class IdsIgnored(Diverged):
-    """The next instance made a prompt of its own where token ids were given: an engine that does not know them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """The rest of a cut stream: what the next instance is asked, and how its answer joins what was said."""
-
-    body: bytes
-    rewriter: Splicer
+    """The next instance rendered a prompt of its own where token ids were given: its engine does not know them."""
 
 
 class Splicer:
     """One continued answer. `feed` takes whole events and returns what may pass, possibly nothing.
 
-    What it returns still has to be fed to the transcript, as everything that passes; the transcript and
-    the client's request are then all that a further cut needs.
+    What it returns must be fed to the transcript, as everything that passes; the transcript and the client's request
+    are then all that a further cut needs.
     """
 
     def __init__(self, plan: Continuation, transcript: Transcript) -> None:
+        self.body = plan.body  # of the next instance's request
+        self.from_start = plan.base_tokens == 0  # the next instance generates the whole answer again
         self._plan = plan
-        self.from_start = plan.base_tokens == 0  # the next instance says the whole answer again
         self._transcript = transcript
         self._theirs = EventPattern()  # of the next instance's events
         self._around_ids: tuple[bytes, bytes] | None = None  # of those that bring token ids
         self._ours = transcript.pattern  # of the events as the client knows them
         self._eat = plan.eat
-        self._prompt = (
-            None if plan.by_ids is None else plan.by_ids.prompt
-        )  # until the instance has confirmed it
-        self._again = [] if plan.by_ids is None else list(plan.by_ids.again)
+        self._prompt = plan.prompt_ids  # until the instance has confirmed it
+        self._again = list(plan.repeated_ids)
         self._held = (
             0  # tokens without text (half a character) at the end of what the client has: they come again
         )
@@ -59,7 +49,7 @@ class Splicer:
             self._held += 1
 
     def feed(self, payload: bytes) -> bytes:
-        """Raises Diverged: what comes is not the continuation of what was said."""
+        """Raises Diverged."""
         out = bytearray()
         start = 0
         for end in EVENT_END.finditer(payload):
@@ -84,7 +74,7 @@ class Splicer:
             return event
         try:
             chunk = msgspec.json.decode(data, type=dict[str, Any])
-            # Without choices it is an error event: it passes, and ends the stream.
+            # Without choices it is an error event, which ends the stream.
             return self._rewrite_chunk(event, chunk) if "choices" in chunk else event
         except UNREADABLE as error:
             raise Diverged(f"cannot go on: an event that is no chunk ({error})") from None
@@ -98,7 +88,7 @@ class Splicer:
         if chunk.get("usage"):
             self._add_up(chunk["usage"])
         choices = chunk["choices"]
-        if choices and self._plan.by_ids is not None:
+        if choices and self._plan.prompt_ids is not None:
             self._take_ids(chunk, choices[0])
         if choices and not self._passes(choices[0]):
             return b""
@@ -127,7 +117,7 @@ class Splicer:
             del self._again[:count]
 
     def _plain(self, choice: dict[str, Any]) -> bool:
-        """Alike events may pass unparsed from here on."""
+        """Whether events like this may pass unparsed from now on."""
         return (
             not self._eat
             and not self._held
@@ -158,7 +148,7 @@ class Splicer:
         return event.startswith(until, ids - len(until)) and event[event.find(b"]", ids) :] == after
 
     def _passes(self, choice: dict[str, Any]) -> bool:
-        """Take out of a choice what the client has already; False when nothing is left."""
+        """Take out of a choice what the client has already. False: nothing is left."""
         delta = choice.get("delta", {})
         opening = delta.get("role") is not None and self._transcript.role_sent
         if opening:
@@ -207,7 +197,7 @@ class Splicer:
         if prompt is not None:
             usage["prompt_tokens"] = prompt
             usage["completion_tokens"] += base
-        elif self._plan.only_usage:  # the client's own prompt, and one token that nobody gets
+        elif self._plan.only_usage:  # the client's own prompt, and one token that it does not get
             usage["completion_tokens"] = base
         else:
             usage["prompt_tokens"] = max(usage["prompt_tokens"] - base, 0)
@@ -216,3 +206,22 @@ class Splicer:
         details = usage.get("prompt_tokens_details")
         if details and details.get("cached_tokens"):
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+
+
+def continue_stream(
+    path: str, body: bytes, transcript: Transcript, server: Server, *, repeat: bool = False
+) -> Splicer | Complete | NotExact:
+    """See plan_continuation. A Splicer: send its `body` to another instance, and feed it that instance's events.
+
+    `transcript` is changed: what the next instance repeats, and token ids that it is not asked for, are forgotten.
+    """
+    if repeat:
+        transcript.forget_ids()
+    plan = plan_continuation(path, body, transcript, server, repeat=repeat)
+    if not isinstance(plan, Continuation):
+        return plan
+    if plan.asks_ids:
+        transcript.forget_silent()
+    else:
+        transcript.forget_ids()
+    return Splicer(plan, transcript)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, assert_never
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.demand import FullError
 from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
-from launcher.proxy.continuation.splicer import Rest, Splicer
+from launcher.proxy.continuation.plan import Complete, NotExact, Server
+from launcher.proxy.continuation.splicer import Splicer, continue_stream
 from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.exchange import Counters, Outcome
 from launcher.proxy.upstream.overflow import Overflow
@@ -224,9 +224,7 @@ class Moves:
             return False
         if exchange.continued >= MAX_CONTINUED or len(relay.body) > MAX_REWRITTEN_BYTES:
             return False
-        if repeat:
-            transcript.forget_ids()
-        plan = plan_continuation(
+        plan = continue_stream(
             exchange.path, bytes(relay.body), transcript, self._server(exchange.model), repeat=repeat
         )
         match plan:
@@ -241,13 +239,9 @@ class Moves:
                 exchange.continued += 1
                 relay.finish(plan.tail)
                 return True
-            case Continuation():
+            case Splicer():
                 exchange.continued += 1
-                if not plan.asks_ids:
-                    transcript.forget_ids()
-                else:
-                    transcript.forget_silent()
-                relay.rest = Rest(plan.body, Splicer(plan, transcript))
+                relay.rest = plan
                 self._next(relay, ticket, reason)
                 return True
         assert_never(plan)

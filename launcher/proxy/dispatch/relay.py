@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.continuation.eligibility import ASK_IDS
-from launcher.proxy.continuation.splicer import Diverged, IdsIgnored, Rest
+from launcher.proxy.continuation.splicer import Diverged, IdsIgnored, Splicer
 from launcher.proxy.downstream.response import Client, ResponseWriter, own_head
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, upstream_head
@@ -97,7 +97,7 @@ class Relay:
         self.attempt: Attempt | None = None  # the instance that is being asked
         self.committed = False  # an instance's first byte went to the client
         self.transcript: Transcript | None = None  # of a stream that could go on elsewhere
-        self.rest: Rest | None = None  # of a cut stream, asked for elsewhere
+        self.rest: Splicer | None = None  # of a cut stream, asked for elsewhere
         self.events = 0  # of its stream, from the instances that were left
         self.usage: tuple[int, int, int | None] | None = None  # tokens, as an instance says
         self.setbacks: Setbacks | None = None
@@ -277,10 +277,10 @@ class Relay:
             self.transcript.arm(fast, self._client.write)
         attempt.quick = fast.data_received if fast.armed else None
 
-    def _joined(self, rest: Rest, passed: bytes) -> bytes:
+    def _joined(self, rest: Splicer, passed: bytes) -> bytes:
         """What of a continuation the client does not have yet."""
         try:
-            return rest.rewriter.feed(passed)
+            return rest.feed(passed)
         except IdsIgnored as ignored:
             self._leave(Ending.LEFT)
             self._desk.moves.ignores_ids.add(self.exchange.model or "")
@@ -398,7 +398,7 @@ class Relay:
 
     def _from_the_start(self, reason: str) -> None:
         """The rest can't be had by itself: the whole answer again, unless that is what was asked for."""
-        begun_again = self.rest is not None and self.rest.rewriter.from_start
+        begun_again = self.rest is not None and self.rest.from_start
         if begun_again or not self._desk.moves.resume(self, reason, repeat=True):
             self.fail(reason)
 

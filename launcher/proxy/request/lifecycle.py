@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import Complete, NotExact, Server, plan_continuation
-from launcher.proxy.continuation.splicer import Rest, Splicer
+from launcher.proxy.continuation.plan import Complete, NotExact, Server
+from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import HttpError
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import Failures, RetryPolicy
@@ -277,7 +277,7 @@ class Lifecycle:
 
     def _from_start(self, request: Request, reason: str, now: float) -> Actions:
         """The rest cannot be had by itself: ask for the whole response again, unless that is what was asked for."""
-        if request.splice is not None and request.splice.rewriter.from_start:
+        if request.splice is not None and request.splice.from_start:
             return self._fail(request, reason)
         return self._continue(request, reason, now, repeat=True)
 
@@ -291,10 +291,8 @@ class Lifecycle:
             or len(request.body) > MAX_REWRITTEN_BYTES
         ):
             return self._fail(request, reason)
-        if repeat:
-            transcript.forget_ids()
         server = self._facts.server(request.model)
-        plan = plan_continuation(request.path, bytes(request.body), transcript, server, repeat=repeat)
+        plan = continue_stream(request.path, bytes(request.body), transcript, server, repeat=repeat)
         if isinstance(plan, NotExact):
             request.cut, request.splice = "unfit", None
             request.reason = f"{reason}; not continued: {plan.reason}"
@@ -304,11 +302,7 @@ class Lifecycle:
             request.cut, request.tail = "continued", plan.tail
             request.state, request.outcome = State.DONE, Outcome.COMPLETED
             return _FINISH
-        if not plan.asks_ids:
-            transcript.forget_ids()
-        else:
-            transcript.forget_silent()
-        request.splice = Rest(plan.body, Splicer(plan, transcript))
+        request.splice = plan
         return self._next(request, reason, now, counted=False)
 
     # --- the end -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.auth.rate_limits import Grant
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.continuation.splicer import Rest
+from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
@@ -94,7 +94,7 @@ class Request:
         # The response.
         self.committed = False  # an upstream's first byte went to the client
         self.transcript: Transcript | None = None  # of a stream that could continue elsewhere
-        self.splice: Rest | None = None  # of a cut stream, asked for elsewhere
+        self.splice: Splicer | None = None  # of a cut stream, asked for elsewhere
         self.continued = 0  # how often
         self.cut: str | None = None  # what became of a stream that was cut
         self.events = 0  # of its stream, from the attempts before

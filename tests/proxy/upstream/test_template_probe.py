@@ -270,7 +270,7 @@ async def test_a_cut_chat_of_an_unfit_template_ends_honestly(
     assert whole.count(b'"error"') == 1
     assert sent == 1
     (access,) = [record for record in caplog.records if record.name == "launcher.access"]
-    assert "the chat template of the model does not go on with a partial answer" in access.__dict__["reason"]
+    assert "the model's chat template does not continue a partial answer" in access.__dict__["reason"]
     told = [record for record in caplog.records if record.name == "launcher.proxy.upstream.template_probe"]
     assert len(told) == 1  # of two instances of one model
 
