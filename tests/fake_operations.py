@@ -68,7 +68,7 @@ class FakeOperations:
         return Status(
             slots=tuple(self.slots.values()),
             ready=sum(slot.state == "ready" for slot in self.slots.values()),
-            endpoint="http://127.0.0.1:8000", version="0", pid=1, since=0.0, binding="membind",
+            endpoint="http://127.0.0.1:8000", version="0", build="python", pid=1, since=0.0, binding="membind",
             stack={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": None, "tcmalloc": "/lib/tcmalloc.so"},
             requests={"accepted": 3, "completed": 2, "in_flight": 1}, warnings=("mind the gap",),
         )  # fmt: skip

@@ -40,13 +40,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"errors", "printable", "redaction"},
     "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
-    "doctor": {"config", "topology", "plan", "planning", "engines", "host", *LEAVES},
+    "doctor": {"build", "config", "topology", "plan", "planning", "engines", "host", *LEAVES},
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
     },
     "daemon": {
-        "background", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan", "planning",
-        "proxy", "rollout", "telemetry", "topology", *LEAVES,
+        "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
+        "planning", "proxy", "rollout", "telemetry", "topology", *LEAVES,
     },
     "daemon.deployment": {"config.schema", "engines", "host", "plan", "planning", "topology", *LEAVES},
     # Verbs talk through control.client, except the offline ones and serve.

@@ -66,6 +66,8 @@ def head(status: Status, now: float) -> list[str]:
         status["endpoint"] or "no endpoint yet",
         f"memory {status['binding']}",
         *versions,
+        # A daemon from before an upgrade may not send it.
+        *([f"{status['build']} build"] if "build" in status else []),
         f"up {duration(now - status['since'])}",
     ]
     requests = status["requests"]

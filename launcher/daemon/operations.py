@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import launcher
+from launcher.build import build
 from launcher.config.schema import Config
 from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
@@ -95,6 +96,7 @@ class Operations:
             ready=self.ready,
             endpoint=next(iter(self._proxy.endpoints), ""),
             version=launcher.__version__,
+            build=build(),
             pid=os.getpid(),
             since=self._since,
             binding=self.deployment.binding.policy.value,

@@ -128,6 +128,9 @@ class Status:
     """URL of the first listener; empty while there is none."""
     version: str
     """numa-launcher's."""
+    build: str
+    """Which code runs: python (the sources), compiled (libraries of scripts/compile), or stale (libraries of other
+    sources are present and ignored; the sources run)."""
     pid: int
     """The daemon's."""
     since: float

@@ -1,4 +1,4 @@
-"""How many compilers may run at once when vLLM is built from source. Standard library only.
+"""Number of parallel compilers for a build of vLLM. Standard library only.
 
 python -m launcher.doctor.build_jobs     prints the number for this machine now
 """
@@ -9,13 +9,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-# Peak of one compiler on vLLM's kernels (templates over types and block sizes); more of them than memory
-# holds end with "Killed signal terminated program cc1plus".
+# Peak of one compiler on vLLM's kernels. Too many of them end with "Killed signal terminated program cc1plus".
 JOB_BYTES: Final = 2 * 1024**3
 
 
 def build_jobs(cpus: int, available_bytes: int) -> int:
-    """One per cpu, as far as memory goes; at least one."""
+    """One per cpu, limited by memory; at least one."""
     return max(1, min(cpus, available_bytes // JOB_BYTES))
 
 
@@ -29,7 +28,6 @@ def available_bytes(meminfo: str) -> int:
 
 
 def main() -> None:
-    """Print it."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     print(build_jobs(len(os.sched_getaffinity(0)), available_bytes(text)))
 

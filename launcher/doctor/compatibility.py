@@ -1,4 +1,4 @@
-"""Which versions of vLLM, torch and zentorch belong together: compatibility.toml, and what follows. No effects."""
+"""Versions of vLLM, torch and zentorch that match, from compatibility.toml. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.engines.software_versions import Version, parse_release, zentorch_
 
 @dataclass(frozen=True, slots=True)
 class VersionSet:
-    """Versions that were published for each other."""
+    """Versions published for each other."""
 
     vllm: tuple[str, ...]
     torch: str
@@ -22,7 +22,7 @@ class VersionSet:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The whole file."""
+    """The content of compatibility.toml."""
 
     sets: tuple[VersionSet, ...]
     plugin_from: Version
@@ -30,7 +30,7 @@ class Matrix:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for a file that is not whole: every set names its source."""
+        """Raises ValueError for a set without a known source."""
         raw: Mapping[str, Any] = tomllib.loads(text)
         sources = raw["sources"]
         for entry in (*raw["set"], raw["plugin"]):
@@ -43,13 +43,13 @@ class Matrix:
         )
 
     def set_for(self, vllm: str) -> VersionSet | None:
-        """The set that a vLLM belongs to; None for one that is not in the table."""
+        """The set of a vLLM version; None when the table does not have it."""
         release = parse_release(vllm)
         return next((one for one in self.sets if release in map(parse_release, one.vllm)), None)
 
 
 def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | None) -> Row:
-    """Whether what is installed was made for each other."""
+    """Whether the installed versions match."""
     installed = ", ".join(
         f"{name} {version}"
         for name, version in (("vLLM", vllm), ("torch", torch), ("zentorch", zentorch))
@@ -60,7 +60,7 @@ def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | N
             "versions",
             Verdict.FAIL,
             f"{installed}: no torch",
-            "install vLLM anew, with its torch",
+            "reinstall vLLM with its torch",
             Tier.FALLBACK,
         )
     known = matrix.set_for(vllm)
@@ -69,7 +69,7 @@ def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | N
         remedy = (
             f"pip install zentorch=={known.zentorch}"
             if known
-            else "install the zentorch whose number is torch's"
+            else "install the zentorch with torch's version number"
         )
         return Row("versions", Verdict.WARN, mismatch, remedy, Tier.DEGRADED)
     if known is None:
@@ -84,7 +84,7 @@ def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | N
             "versions", Verdict.WARN, f"{installed}: published together with zentorch {known.zentorch}",
             f"pip install zentorch=={known.zentorch}",
         )  # fmt: skip
-    return Row("versions", Verdict.OK, f"{installed}: they belong together")
+    return Row("versions", Verdict.OK, f"{installed}: compatible")
 
 
 def _unknown(matrix: Matrix, installed: str, vllm: str, zentorch: str | None) -> Row:
@@ -92,10 +92,10 @@ def _unknown(matrix: Matrix, installed: str, vllm: str, zentorch: str | None) ->
     if zentorch is not None and matrix.plugin_from <= parse_release(vllm)[:2] <= matrix.plugin_to:
         return Row(
             "versions", Verdict.WARN,
-            f"{installed}: zentorch is a plugin of this old vLLM, and takes the versions it names at its start",
+            f"{installed}: zentorch is a plugin of this old vLLM and lists its supported versions at start",
             f"read the instance's log for 'Plugin supports versions', or use vLLM {newest.vllm[-1]}",
         )  # fmt: skip
     return Row(
-        "versions", Verdict.WARN, f"{installed}: not among the versions that are known to belong together",
+        "versions", Verdict.WARN, f"{installed}: not a known combination",
         f"if it does not start, use vLLM {newest.vllm[-1]} with torch {newest.torch} and zentorch {newest.zentorch}",
     )  # fmt: skip

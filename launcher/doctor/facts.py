@@ -1,9 +1,10 @@
-"""What `gather` found: frozen values, and nothing about what they mean. No effects."""
+"""The facts that `gather` collects: frozen values without judgement. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.build import Build
 from launcher.engines.numa_binding import Binding
 from launcher.host.cpu import HostFacts
 from launcher.topology.model import Topology
@@ -11,7 +12,7 @@ from launcher.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that could not be found or started: message and remedy of a LauncherError."""
+    """A failed probe: message and remedy of a LauncherError."""
 
     message: str
     remedy: str
@@ -27,31 +28,31 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Settings of the kernel and of the box that this process is in. None where it does not say."""
+    """Settings of the kernel and of this process's container. None where unknown."""
 
     hugepages: str | None = None
     """The mode of transparent huge pages: always, madvise or never."""
     numa_balancing: bool | None = None
     governors: frozenset[str] | None = None
-    """cpufreq governors in use; None where firmware or hypervisor rule."""
+    """cpufreq governors in use; None where firmware or hypervisor control the frequency."""
     seccomp: bool | None = None
-    """A system call filter is on."""
+    """A system call filter is active."""
     sys_nice: bool | None = None
     """CAP_SYS_NICE is effective."""
     container: str | None = None
-    """The kind of container; None outside."""
+    """Kind of container; None outside of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """The engine's."""
+    """Software of the engine."""
 
     is_vllm: bool = True
-    """False for a command of the operator's own."""
+    """False for a custom command."""
     command: str | None = None
-    """What starts it; None where it was not found."""
+    """The command that starts it; None when not found."""
     trouble: Trouble | None = None
-    """Why it can't be started."""
+    """Why it cannot be started."""
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None
@@ -64,13 +65,13 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything."""
-
     host: HostFacts
     topology: Topology
     binding: Binding | None
-    """What numactl may do; None where there is none."""
+    """Permissions of numactl; None without numactl."""
     binding_trouble: Trouble | None
     software: Software
     compiler: Compiler | None
     kernel: Kernel
+    build: Build = "python"
+    """Which code of numa-launcher itself runs."""

@@ -1,4 +1,4 @@
-"""Looks at the live host and the engine's software. Starts nothing but short probes; about a second, side by side."""
+"""Collects facts about the host and the engine's software with short parallel probes; takes about a second."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from launcher.build import build
 from launcher.config.schema import Engine, EngineKind
 from launcher.cpuset import CpuSet
 from launcher.doctor.compatibility import Matrix
@@ -33,11 +34,7 @@ _OPENMP_DIRS: Final = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
 
 
 def gather(engine: Engine, root: Path = Path("/")) -> Facts:
-    """Everything that the rules ask for.
-
-    Raises LauncherError when the topology can't be read, TimedOutError when a probe does not answer: no row then
-    says that something is missing.
-    """
+    """All facts. Raises LauncherError when the topology cannot be read, TimedOutError when a probe does not end."""
     with ThreadPoolExecutor(thread_name_prefix="doctor") as side:
         host = side.submit(read_host)  # the slowest
         software = side.submit(find_software, engine)
@@ -52,11 +49,12 @@ def gather(engine: Engine, root: Path = Path("/")) -> Facts:
             software=software.result(),
             compiler=compiler.result(),
             kernel=read_kernel(root),
+            build=build(),
         )
 
 
 def read_matrix() -> Matrix:
-    """The table inside the package."""
+    """The table in the package."""
     return Matrix.parse(
         (resources.files("launcher.doctor") / "compatibility.toml").read_text(encoding="utf-8")
     )
@@ -73,7 +71,7 @@ def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
 
 
 def find_software(engine: Engine) -> Software:
-    """What `serve` would start, or why it can't."""
+    """The engine that `serve` would start, or why it cannot."""
     is_vllm = engine.kind is EngineKind.VLLM
     try:
         stack = probe_stack(engine)
@@ -98,7 +96,7 @@ def find_software(engine: Engine) -> Software:
 
 
 def _own_openmp(stack: Stack) -> tuple[str, ...]:
-    """Those in the engine's environment: torch's, and what pip or conda put into lib."""
+    """In the engine's Python environment: torch's, and those of pip or conda in lib."""
     if stack.python is None:
         return ()
     prefix = Path(stack.python).parent.parent
@@ -118,7 +116,7 @@ def _openmp_in(base: Path, places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def find_compiler(names: tuple[str, ...]) -> Compiler | None:
-    """The first that runs and says its version. Raises TimedOutError when one does not answer."""
+    """The first that prints its version. Raises TimedOutError when one does not end."""
     for name in names:
         path = shutil.which(name)
         if path is None:
@@ -153,7 +151,7 @@ def read_kernel(root: Path) -> Kernel:
 
 
 def _container(root: Path) -> str | None:
-    """systemd's and the engines' own marks (systemd-detect-virt(1); the files are theirs)."""
+    """From the marker files of systemd and container engines (systemd-detect-virt(1))."""
     named = _text(root / "run/systemd/container").strip()
     if named:
         return named

@@ -1,4 +1,4 @@
-"""The findings of `doctor` and what follows from them. No effects."""
+"""The rows of `doctor` and the resulting performance tier. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any, Final
 
 
 class Verdict(StrEnum):
-    """Of one row."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 class Tier(StrEnum):
-    """What performance to expect, best first."""
+    """Expected performance, best first."""
 
     OPTIMISED = "optimised"
     DEGRADED = "degraded"
@@ -26,52 +24,52 @@ class Tier(StrEnum):
 _TIERS: Final = tuple(Tier)
 
 EXPECTATION: Final = {
-    Tier.OPTIMISED: "the engine's best kernels for this processor, and every instance's memory on its own node: "
-    "what the published multi-instance measurements had",
-    Tier.DEGRADED: "it serves, slower than this machine can: see the rows that say so",
-    Tier.FALLBACK: "good for a trial at most: see the rows that say so",
+    Tier.OPTIMISED: "the engine's best kernels for this processor, and each instance's memory on its own node, "
+    "as in the published multi-instance measurements",
+    Tier.DEGRADED: "works, but more slowly than this machine allows: see the listed checks",
+    Tier.FALLBACK: "suitable for trials only: see the listed checks",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
-    """Stable kebab-case name, for machines and docs."""
+    """Stable name in kebab case."""
     verdict: Verdict
     fact: str
     remedy: str = ""
-    """One line; empty when there is nothing to do."""
+    """One line; empty when no action is needed."""
     tier: Tier = Tier.OPTIMISED
-    """The best that is still possible with this."""
+    """The best tier that is possible with this result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All rows, and the tier that they leave."""
+    """All rows."""
 
     rows: tuple[Row, ...]
 
     @property
     def tier(self) -> Tier:
-        """That of the worst row."""
+        """The worst row's tier."""
         return max((row.tier for row in self.rows), key=_TIERS.index, default=Tier.OPTIMISED)
 
     @property
     def failed(self) -> bool:
-        """Whether something has to be changed before `serve` can work."""
+        """Whether `serve` cannot work without a change."""
         return any(row.verdict is Verdict.FAIL for row in self.rows)
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """The checks that keep the tier from being better."""
+        """The checks that determine a tier below optimised."""
         best = self.tier
         return tuple(row.check for row in self.rows if row.tier is best and best is not Tier.OPTIMISED)
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """`doctor --json`."""
+    """The output of `doctor --json`."""
     return {
         "tier": report.tier.value,
         "expect": EXPECTATION[report.tier],
@@ -91,7 +89,7 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def to_text(report: Report) -> str:
-    """For a person: one line for each row, remedies below theirs."""
+    """One line per row, with its remedy below."""
     width = max((len(row.check) for row in report.rows), default=0)
     lines = []
     for row in report.rows:

@@ -1,10 +1,11 @@
-"""What was found against what vLLM on a many-core machine needs: one small rule for each row. No effects."""
+"""Compares the facts with what vLLM needs on a many-core machine: one rule per row. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from launcher.build import REMEDY
 from launcher.doctor.build_jobs import JOB_BYTES, build_jobs
 from launcher.doctor.compatibility import Matrix, versions_row
 from launcher.doctor.facts import Facts
@@ -16,7 +17,7 @@ from launcher.text_table import counted
 
 # vLLM's documentation, "CPU - build wheel from source": gcc/g++ >= 12.3.0.
 COMPILER_SINCE: Final = (12, 3)
-# Nodes whose memory differs by more have uneven channels: the slowest sets the pace of equal instances.
+# A larger difference between nodes means unevenly populated channels; the slowest node then limits equal instances.
 UNEVEN_MEMORY: Final = 0.10
 
 _X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})
@@ -25,7 +26,7 @@ Rule = Callable[[Facts, Matrix], Iterator[Row]]
 
 
 def examine(facts: Facts, matrix: Matrix) -> Report:
-    """All rows, in the order of the table."""
+    """All rows, in the order of RULES."""
     return Report(tuple(row for rule in RULES for row in rule(facts, matrix)))
 
 
@@ -52,45 +53,44 @@ def cpu(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 
 def vector_units(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """vLLM's x86 wheel carries an AVX-512 and an AVX2 build; without either it dies of SIGILL."""
+    """vLLM's x86 wheel has an AVX-512 and an AVX2 build; without either it crashes with SIGILL."""
     flags = facts.host.flags
     if facts.host.vendor not in _X86:
-        yield _ok("avx512", "not an x86 processor: vLLM runs its build for this one")
+        yield _ok("avx512", "not an x86 processor: vLLM uses its build for this architecture")
     elif "avx512f" in flags:
-        yield _ok("avx512", "AVX-512 is there")
+        yield _ok("avx512", "AVX-512 available")
     elif "avx2" in flags:
         yield _warn(
             "avx512", "no AVX-512: vLLM runs its AVX2 build, about half as fast, without ZenTorch",
-            "use AMD Zen 4 or later, or pass AVX-512 on to the virtual machine", Tier.FALLBACK,
+            "use AMD Zen 4 or later, or enable AVX-512 for the virtual machine", Tier.FALLBACK,
         )  # fmt: skip
     else:
         yield _fail(
-            "avx512", "neither AVX-512 nor AVX2: vLLM dies of SIGILL here",
-            "use another machine, or pass the processor's instruction sets on to the virtual machine",
+            "avx512", "neither AVX-512 nor AVX2: vLLM crashes with SIGILL",
+            "use another machine, or enable the processor's instruction sets for the virtual machine",
         )  # fmt: skip
 
 
 def bfloat16(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """What models are served in."""
     flags = facts.host.flags
     if "avx512_bf16" in flags or "bf16" in flags:
-        yield _ok("bf16", "bfloat16 instructions are there")
+        yield _ok("bf16", "bfloat16 instructions available")
     else:
         yield _warn(
-            "bf16", "no bfloat16 instructions: bfloat16 models are computed through float32",
+            "bf16", "no bfloat16 instructions: bfloat16 models are computed in float32",
             "use AMD Zen 4, Intel Cooper Lake or later", Tier.DEGRADED,
         )  # fmt: skip
 
 
 def amx(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Intel's; on some, bfloat16 with --enforce-eager dies of SIGILL on a short first prompt (vLLM 0.32)."""
+    """Intel only; on some processors, bfloat16 with --enforce-eager crashes on a short first prompt (vLLM 0.32)."""
     if "amx_bf16" in facts.host.flags:
         yield _ok(
-            "amx", "AMX with bfloat16 is there",
-            'with --enforce-eager set dtype = "float32": vLLM 0.32 dies of SIGILL in bfloat16 there',
+            "amx", "AMX with bfloat16 available",
+            'with --enforce-eager set dtype = "float32": vLLM 0.32 crashes with SIGILL in bfloat16',
         )  # fmt: skip
     else:
-        yield _ok("amx", "no AMX, which AMD does not have" if facts.host.zen else "no AMX")
+        yield _ok("amx", "no AMX (Intel only)" if facts.host.zen else "no AMX")
 
 
 def numa(facts: Facts, _: Matrix) -> Iterator[Row]:
@@ -98,7 +98,7 @@ def numa(facts: Facts, _: Matrix) -> Iterator[Row]:
     topology = facts.topology
     if not topology.has_numa:
         yield _warn(
-            "numa", "the kernel has no NUMA support: memory can't be bound", "boot a kernel with CONFIG_NUMA",
+            "numa", "the kernel has no NUMA support: memory cannot be bound", "boot a kernel with CONFIG_NUMA",
             Tier.DEGRADED,
         )  # fmt: skip
         return
@@ -108,28 +108,27 @@ def numa(facts: Facts, _: Matrix) -> Iterator[Row]:
     shape = f"{counted(sockets, 'socket')}, {counted(len(nodes), 'node')} with cpus"
     bare = len(topology.numa_nodes) - len(nodes)
     if bare:
-        shape += f", {bare} without (no instance is put there)"
+        shape += f", {bare} without cpus (these get no instance)"
     if each <= 1:
-        advice = "an instance may use all memory channels of its socket; cut sockets of more than 64 cores into several"
+        advice = "an instance can use all memory channels of its socket; over 64 cores, run several instances per socket"
     else:
         smallest = min(node.memory_bytes for node in nodes)
         advice = (
-            f"NPS{each:g}: plan at least one instance per node (strategy per-node), each of which must fit "
-            f"{format_size(smallest)}; a model that does not needs NPS1 in the firmware"
+            f"NPS{each:g}: plan at least one instance per node (strategy per-node); each instance must fit into "
+            f"{format_size(smallest)}; a larger model needs NPS1 in the firmware"
         )
     yield _ok("numa", shape, advice)
 
 
 def smt(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Two threads of a core share its vector units; the planner takes one cpu of each core."""
+    """Two cpus of a core share its vector units; the planner uses one cpu of each core."""
     if any(len(core.cpus) > 1 for core in facts.topology.cores):
-        yield _ok("smt", "on: one cpu of each core is used, unless layout.use_smt says otherwise")
+        yield _ok("smt", "on: one cpu of each core is used, unless layout.use_smt is true")
     else:
-        yield _ok("smt", "off, or not there")
+        yield _ok("smt", "off or not supported")
 
 
 def allowed(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Affinity and cgroup cpuset."""
     topology = facts.topology
     if topology.allowed == topology.online:
         yield _ok("cpus", f"all {len(topology.online)} online cpus may be used")
@@ -137,12 +136,11 @@ def allowed(facts: Facts, _: Matrix) -> Iterator[Row]:
         kept = topology.online - topology.allowed
         yield _warn(
             "cpus", f"{len(topology.allowed)} of {len(topology.online)} online cpus may be used, {kept} may not",
-            "if that is not meant: widen the affinity (taskset -p) or the cgroup's cpuset (AllowedCPUs=, --cpuset-cpus)",
+            "if this is unintended: widen the affinity (taskset -p) or the cgroup's cpuset (AllowedCPUs=, --cpuset-cpus)",
         )  # fmt: skip
 
 
 def memory(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Of each node: that is what an instance gets."""
     nodes = facts.topology.numa_nodes
     fact = ", ".join(
         f"node {node.id}: {format_size(node.available_bytes)} free of {format_size(node.memory_bytes)}"
@@ -154,16 +152,16 @@ def memory(facts: Facts, _: Matrix) -> Iterator[Row]:
     if empty:
         yield _warn(
             "memory", f"{fact}; no memory of its own on node {', '.join(empty)}",
-            "populate that node's channels: its instances read every weight from another node", Tier.DEGRADED,
+            "populate that node's memory channels: its instances read every weight from another node", Tier.DEGRADED,
         )  # fmt: skip
     elif sizes and max(sizes) - min(sizes) > UNEVEN_MEMORY * max(sizes):
-        yield _warn("memory", f"{fact}; nodes differ", "populate the channels of all nodes alike")
+        yield _warn("memory", f"{fact}; nodes differ", "populate the memory channels of all nodes equally")
     else:
         yield _ok("memory", fact)
 
 
 def memory_limit(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """The cgroup's: the node's meminfo does not know it, and the OOM killer does."""
+    """The cgroup's limit, which a node's meminfo does not show."""
     limit = facts.topology.memory_limit_bytes
     total = sum(node.memory_bytes for node in facts.topology.numa_nodes)
     if limit is None or limit >= total:
@@ -171,21 +169,21 @@ def memory_limit(facts: Facts, _: Matrix) -> Iterator[Row]:
     else:
         yield _warn(
             "memory-limit", f"the cgroup allows {format_size(limit)} of {format_size(total)}",
-            "the plan counts with it; raise it (MemoryMax=, docker --memory) to use the rest",
+            "the plan respects it; raise it (MemoryMax=, docker --memory) to use the rest",
         )  # fmt: skip
 
 
 def numactl(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Found by trying: what it may do decides how much memory is local."""
+    """Found by trying. Its permissions decide how much memory is local."""
     binding, trouble = facts.binding, facts.binding_trouble
     if binding is None:
-        message, remedy = (trouble.message, trouble.remedy) if trouble else ("not looked for", "")
+        message, remedy = (trouble.message, trouble.remedy) if trouble else ("not searched for", "")
         yield _fail("numactl", message, remedy)
         return
     if binding.numactl is None:
         what = "taskset pins the cores" if binding.taskset else "nothing pins cores or memory"
         yield _warn(
-            "numactl", f"not used: {binding.warning or what}", 'set engine.numactl = "auto", and see container below',
+            "numactl", f"not used: {binding.warning or what}", 'set engine.numactl = "auto"; see the row container',
             Tier.FALLBACK,
         )  # fmt: skip
         return
@@ -195,14 +193,14 @@ def numactl(facts: Facts, _: Matrix) -> Iterator[Row]:
     else:
         has_numa = facts.topology.has_numa
         yield _warn(
-            "memory-policy", binding.warning or "not bound: there are no NUMA nodes",
+            "memory-policy", binding.warning or "not bound: no NUMA nodes",
             "in a container add CAP_SYS_NICE (docker run --cap-add SYS_NICE)" if has_numa else "",
             Tier.DEGRADED,
         )  # fmt: skip
 
 
 def container(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Docker's default filter refuses mbind and set_mempolicy without CAP_SYS_NICE."""
+    """Docker's default seccomp filter denies mbind and set_mempolicy without CAP_SYS_NICE."""
     kernel = facts.kernel
     where = f"in a container ({kernel.container})" if kernel.container else "not in a container"
     seccomp = {
@@ -215,14 +213,13 @@ def container(facts: Facts, _: Matrix) -> Iterator[Row]:
     if kernel.seccomp and kernel.sys_nice is False:
         yield _warn(
             "container", fact,
-            "if memory-policy is refused: --cap-add SYS_NICE, or a seccomp profile with mbind and set_mempolicy",
+            "if memory-policy is denied: use --cap-add SYS_NICE, or a seccomp profile with mbind and set_mempolicy",
         )  # fmt: skip
     else:
         yield _ok("container", fact)
 
 
 def tcmalloc(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """vLLM only warns about it."""
     software = facts.software
     if software.tcmalloc is not None:
         yield _ok("tcmalloc", software.tcmalloc)
@@ -236,11 +233,11 @@ def tcmalloc(facts: Facts, _: Matrix) -> Iterator[Row]:
             "apt-get install libtcmalloc-minimal4 (Debian, Ubuntu) or dnf install gperftools-libs", Tier.DEGRADED,
         )  # fmt: skip
     else:
-        yield _ok("tcmalloc", "not forced on a command of your own")
+        yield _ok("tcmalloc", "not set for a custom command")
 
 
 def openmp(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """torch brings its own libgomp, which vLLM preloads."""
+    """torch includes its own libgomp, which vLLM preloads."""
     software = facts.software
     if software.openmp:
         yield _ok("openmp", ", ".join(software.openmp))
@@ -248,24 +245,24 @@ def openmp(facts: Facts, _: Matrix) -> Iterator[Row]:
         yield _warn(
             "openmp",
             "no OpenMP runtime found",
-            "apt-get install libgomp1, or install torch anew",
+            "apt-get install libgomp1, or reinstall torch",
             Tier.DEGRADED,
         )
 
 
 def engine(facts: Facts, matrix: Matrix) -> Iterator[Row]:
-    """What an instance runs, and whether its parts belong together."""
+    """The engine, and whether the versions of its parts match."""
     software = facts.software
     check = "vllm" if software.is_vllm else "engine"
     if software.trouble is not None:
         yield _fail(check, software.trouble.message, software.trouble.remedy)
         return
     if not software.is_vllm:
-        yield _ok(check, f"a command of your own: {software.command}")
+        yield _ok(check, f"custom command: {software.command}")
     elif software.vllm is None:
         yield _warn(
-            check, f"{software.command}: its version can't be told without starting it",
-            "let engine.command be a script of a Python environment, or its Python",
+            check, f"{software.command}: unknown version",
+            "set engine.command to a script of a Python environment, or to its Python",
         )  # fmt: skip
     else:
         yield _ok(check, f"{software.vllm} ({software.command})")
@@ -273,7 +270,7 @@ def engine(facts: Facts, matrix: Matrix) -> Iterator[Row]:
 
 
 def zentorch(facts: Facts, matrix: Matrix) -> Iterator[Row]:
-    """vLLM looks for it on AMD processors with AVX-512 only (platforms/__init__.py)."""
+    """vLLM uses it on AMD processors with AVX-512 only (platforms/__init__.py)."""
     software = facts.software
     if not software.is_vllm:
         return
@@ -294,18 +291,18 @@ def zentorch(facts: Facts, matrix: Matrix) -> Iterator[Row]:
 
 
 def compiler(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """torch.compile needs some C++ compiler at each start; building vLLM from source needs 12.3 or newer."""
+    """torch.compile needs a C++ compiler at each start; building vLLM from source needs 12.3 or newer."""
     found = facts.compiler
     if found is None:
         yield _warn(
             "compiler",
-            "no C++ compiler: vLLM compiles the model at its start",
+            "no C++ compiler: vLLM needs one at each start to compile the model",
             "apt-get install g++",
             Tier.DEGRADED,
         )
     elif parse_release(found.version) < COMPILER_SINCE:
         yield _ok(
-            "compiler", f"{found.command} {found.version}: enough to serve",
+            "compiler", f"{found.command} {found.version}: sufficient to serve",
             "to build vLLM from source install 12.3 or newer (apt-get install g++-12)",
         )  # fmt: skip
     else:
@@ -313,7 +310,7 @@ def compiler(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 
 def jobs(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """For who builds vLLM from source: a compiler takes about 2 GB."""
+    """For building vLLM from source: one compiler takes about 2 GB."""
     host, cpus = facts.host, len(facts.topology.allowed)
     available = min(
         host.memory_available_bytes, facts.topology.memory_limit_bytes or host.memory_available_bytes
@@ -321,16 +318,16 @@ def jobs(facts: Facts, _: Matrix) -> Iterator[Row]:
     count = build_jobs(cpus, available)
     yield _ok(
         "build-jobs",
-        f"{count} at once, if vLLM is built here (scripts/build-vllm-cpu): {cpus} cpus, {format_size(available)} free, "
+        f"{count} parallel jobs to build vLLM here (scripts/build-vllm-cpu): {cpus} cpus, {format_size(available)} free, "
         f"{format_size(JOB_BYTES)} each",
     )  # fmt: skip
 
 
 def hugepages(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Weights and KV cache are GiB of anonymous memory: with 4 KiB pages every access misses the TLB."""
+    """Weights and KV cache are GiB of anonymous memory; with 4 KiB pages nearly every access misses the TLB."""
     match facts.kernel.hugepages:
         case None:
-            yield _ok("hugepages", "the kernel does not say")
+            yield _ok("hugepages", "unknown")
         case "always":
             yield _ok("hugepages", "transparent huge pages: always")
         case mode:
@@ -341,30 +338,43 @@ def hugepages(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 
 def numa_balancing(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Bound memory has nowhere to go, so its page faults are for nothing (Documentation/admin-guide/sysctl/kernel.rst)."""
+    """Bound memory cannot move, so the page faults are wasted (Documentation/admin-guide/sysctl/kernel.rst)."""
     if facts.kernel.numa_balancing:
         yield _warn(
-            "numa-balancing", "on: it unmaps pages to watch them, and the instances' memory is bound anyway",
+            "numa-balancing", "on: it unmaps pages to sample accesses, without benefit for the instances' bound memory",
             "sysctl kernel.numa_balancing=0 (and the same in /etc/sysctl.d)",
         )  # fmt: skip
     else:
         yield _ok(
-            "numa-balancing", "off" if facts.kernel.numa_balancing is False else "the kernel does not have it"
+            "numa-balancing", "off" if facts.kernel.numa_balancing is False else "not supported by the kernel"
         )
 
 
 def governor(facts: Facts, _: Matrix) -> Iterator[Row]:
-    """Token generation sleeps and wakes all the time: a governor that follows the load is always late."""
+    """Token generation sleeps and wakes constantly; a governor that follows the load reacts too late."""
     governors = facts.kernel.governors
     if governors is None:
-        yield _ok("governor", "frequency is up to firmware or hypervisor")
+        yield _ok("governor", "frequency controlled by firmware or hypervisor")
     elif governors == {"performance"}:
         yield _ok("governor", "performance")
     else:
         yield _warn("governor", ", ".join(sorted(governors)), "cpupower frequency-set --governor performance")
 
 
+def launcher_build(facts: Facts, _: Matrix) -> Iterator[Row]:
+    match facts.build:
+        case "stale":
+            yield _warn(
+                "build", "compiled libraries do not match the sources: the Python sources run", REMEDY
+            )
+        case "compiled":
+            yield _ok("build", "numa-launcher runs compiled libraries")
+        case "python":
+            yield _ok("build", "numa-launcher runs Python sources")
+
+
 RULES: Final[tuple[Rule, ...]] = (
     cpu, vector_units, bfloat16, amx, numa, smt, allowed, memory, memory_limit, numactl, container, hugepages,
     numa_balancing, governor, tcmalloc, openmp, engine, zentorch, compiler, jobs,
+    launcher_build,
 )  # fmt: skip

@@ -225,7 +225,8 @@ def test_the_head(operations: FakeOperations) -> None:
     lines = shown(operations).splitlines()
     assert lines[0] == "OK 2/2 ready; 1 in flight, 0 waiting"
     assert (
-        lines[1] == "model m · http://127.0.0.1:8000 · memory membind · vllm 0.32.0 · torch 2.13.0 · up 2m40s"
+        lines[1]
+        == "model m · http://127.0.0.1:8000 · memory membind · vllm 0.32.0 · torch 2.13.0 · python build · up 2m40s"
     )
     assert lines[2] == "requests: accepted 3 · completed 2"
 

@@ -33,17 +33,17 @@ def test_set_for(vllm: str) -> None:
 @pytest.mark.parametrize(
     ("installed", "verdict", "tier", "says", "remedy"),
     [
-        (("0.32.0", "2.13.0+cpu", "2.13.0.1"), Verdict.OK, Tier.OPTIMISED, "belong together", ""),
-        (("0.32.0", "2.13.0+cpu", None), Verdict.OK, Tier.OPTIMISED, "belong together", ""),
-        (("0.26.0", "2.11.0", "2.11.0.0"), Verdict.OK, Tier.OPTIMISED, "belong together", ""),
+        (("0.32.0", "2.13.0+cpu", "2.13.0.1"), Verdict.OK, Tier.OPTIMISED, "compatible", ""),
+        (("0.32.0", "2.13.0+cpu", None), Verdict.OK, Tier.OPTIMISED, "compatible", ""),
+        (("0.26.0", "2.11.0", "2.11.0.0"), Verdict.OK, Tier.OPTIMISED, "compatible", ""),
         (("0.32.0", "2.13.0", "2.13.0.0"), Verdict.WARN, Tier.OPTIMISED, "published together with", "zentorch==2.13.0.1"),
         (("0.32.0", "2.13.0", "2.11.0.0"), Verdict.WARN, Tier.DEGRADED, "without ZenTorch", "zentorch==2.13.0.1"),
-        (("9.9", "2.13.0", "2.11.0.0"), Verdict.WARN, Tier.DEGRADED, "without ZenTorch", "whose number is torch's"),
+        (("9.9", "2.13.0", "2.11.0.0"), Verdict.WARN, Tier.DEGRADED, "without ZenTorch", "torch's version number"),
         (("0.32.0", "2.11.0", None), Verdict.WARN, Tier.DEGRADED, "built against torch 2.13.0", "torch==2.13.0"),
-        (("0.32.0", None, None), Verdict.FAIL, Tier.FALLBACK, "no torch", "anew"),
-        (("9.9", "2.13.0", None), Verdict.WARN, Tier.OPTIMISED, "not among", "use vLLM 0.33.0"),
+        (("0.32.0", None, None), Verdict.FAIL, Tier.FALLBACK, "no torch", "reinstall"),
+        (("9.9", "2.13.0", None), Verdict.WARN, Tier.OPTIMISED, "not a known combination", "use vLLM 0.33.0"),
         (("0.12.1", "2.9.0", "2.9.0.0"), Verdict.WARN, Tier.OPTIMISED, "plugin", "Plugin supports versions"),
-        (("0.12.1", "2.9.0", None), Verdict.WARN, Tier.OPTIMISED, "not among", "use vLLM"),
+        (("0.12.1", "2.9.0", None), Verdict.WARN, Tier.OPTIMISED, "not a known combination", "use vLLM"),
     ],
 )  # fmt: skip
 def test_versions(

@@ -157,4 +157,4 @@ def test_the_verb(tmp_path: Path) -> None:
     config.write_text(text.format("true"))
     fine = doctor("-c", str(config))
     assert "\nperformance: " in fine.stdout
-    assert "a command of your own: " in fine.stdout
+    assert "custom command: " in fine.stdout

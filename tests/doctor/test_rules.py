@@ -90,19 +90,21 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
 @pytest.mark.parametrize(
     ("changes", "check", "verdict", "tier", "says"),
     [
+        ({"build": "stale"}, "build", WARN, BEST, "do not match the sources"),
+        ({"build": "compiled"}, "build", OK, BEST, "compiled libraries"),
         (host(brand="", vendor=""), "cpu", OK, BEST, "unknown"),
         (host(vendor="ARM", flags=frozenset({"bf16"})), "avx512", OK, BEST, "not an x86"),
-        (host(vendor="ARM", flags=frozenset({"bf16"})), "bf16", OK, BEST, "are there"),
+        (host(vendor="ARM", flags=frozenset({"bf16"})), "bf16", OK, BEST, "available"),
         (host(flags=frozenset({"avx2"})), "avx512", WARN, LEAST, "AVX2 build"),
         (host(flags=frozenset()), "avx512", FAIL, LEAST, "SIGILL"),
         (host(flags=frozenset({"avx512f"})), "bf16", WARN, LESS, "float32"),
-        (host(vendor="GenuineIntel", flags=INTEL), "amx", OK, BEST, "is there"),
+        (host(vendor="GenuineIntel", flags=INTEL), "amx", OK, BEST, "available"),
         (host(vendor="GenuineIntel", flags=INTEL - {"amx_bf16"}), "amx", OK, BEST, "no AMX"),
         (host(vendor="GenuineIntel", flags=INTEL), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
         (host(flags=frozenset({"avx2"})), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
         (topology(has_numa=False), "numa", WARN, LESS, "no NUMA support"),
         (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7"))), "numa", OK, BEST, "1 socket, 2 nodes with cpus"),
-        (topology(numa_nodes=(node(0, "0-7"), node(1, ""))), "numa", OK, BEST, "1 without (no instance"),
+        (topology(numa_nodes=(node(0, "0-7"), node(1, ""))), "numa", OK, BEST, "1 without cpus (these get no"),
         (topology(cores=(Core(CoreKey(0, 0, 0), CpuSet([0, 1]), 0),)), "smt", OK, BEST, "on: one cpu"),
         (topology(allowed=CpuSet.parse("0-3")), "cpus", WARN, BEST, "4 of 8 online cpus may be used, 4-7 may not"),
         (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7", 0))), "memory", WARN, LESS, "of its own on node 1"),
@@ -110,9 +112,9 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (topology(numa_nodes=(node(0, "0-7", 0, memory_known=False),)), "memory", OK, BEST, "node 0"),
         (topology(memory_limit_bytes=8 * GIB), "memory-limit", WARN, BEST, "allows 8 GiB of 64 GiB"),
         (topology(memory_limit_bytes=80 * GIB), "memory-limit", OK, BEST, "no cgroup limit"),
-        (topology(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 at once"),
+        (topology(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
         ({"binding": None, "binding_trouble": Trouble("no numactl", "install")}, "numactl", FAIL, LEAST, "no numactl"),
-        ({"binding": None}, "numactl", FAIL, LEAST, "not looked for"),
+        ({"binding": None}, "numactl", FAIL, LEAST, "not searched for"),
         ({"binding": Binding(MemPolicy.NONE, taskset="taskset")}, "numactl", WARN, LEAST, "taskset pins the cores"),
         ({"binding": Binding(MemPolicy.NONE)}, "numactl", WARN, LEAST, "nothing pins"),
         ({"binding": Binding(MemPolicy.NONE, warning="refused")}, "numactl", WARN, LEAST, "refused"),
@@ -121,25 +123,25 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (kernel(container="docker", seccomp=True, sys_nice=False), "container", WARN, BEST, "docker"),
         (kernel(container="docker", seccomp=True, sys_nice=True), "container", OK, BEST, "filtered"),
         (kernel(seccomp=None, sys_nice=None), "container", OK, BEST, "filter unknown, capabilities unknown"),
-        (kernel(hugepages=None), "hugepages", OK, BEST, "does not say"),
+        (kernel(hugepages=None), "hugepages", OK, BEST, "unknown"),
         (kernel(hugepages="never"), "hugepages", WARN, BEST, "never"),
         (kernel(numa_balancing=True), "numa-balancing", WARN, BEST, "on:"),
-        (kernel(numa_balancing=None), "numa-balancing", OK, BEST, "does not have it"),
+        (kernel(numa_balancing=None), "numa-balancing", OK, BEST, "not supported"),
         (kernel(governors=None), "governor", OK, BEST, "hypervisor"),
         (kernel(governors=frozenset({"powersave", "performance"})), "governor", WARN, BEST, "performance, powersave"),
         (software(tcmalloc=None), "tcmalloc", WARN, LESS, "not found"),
         (software(tcmalloc=None, tcmalloc_off=True), "tcmalloc", WARN, LESS, "switched off"),
-        (software(tcmalloc=None, is_vllm=False), "tcmalloc", OK, BEST, "not forced"),
+        (software(tcmalloc=None, is_vllm=False), "tcmalloc", OK, BEST, "not set"),
         (software(openmp=()), "openmp", WARN, LESS, "no OpenMP"),
         (software(trouble=Trouble("cannot find vLLM", "install it")), "vllm", FAIL, LEAST, "cannot find vLLM"),
-        (software(vllm=None), "vllm", WARN, BEST, "can't be told"),
-        (software(is_vllm=False), "engine", OK, BEST, "a command of your own: /venv/bin/vllm"),
+        (software(vllm=None), "vllm", WARN, BEST, "unknown version"),
+        (software(is_vllm=False), "engine", OK, BEST, "custom command: /venv/bin/vllm"),
         (software(torch="2.11.0", zentorch=None), "versions", WARN, LESS, "built against"),
         (software(zentorch=None), "zentorch", WARN, LESS, "not installed"),
         (software(zentorch=None, vllm="9.9"), "zentorch", WARN, LESS, "not installed"),
         (software(zentorch=None, vllm=None), "zentorch", WARN, LESS, "not installed"),
         ({"compiler": None}, "compiler", WARN, LESS, "no C++ compiler"),
-        ({"compiler": Compiler("g++", "12.2.0")}, "compiler", OK, BEST, "enough to serve"),
+        ({"compiler": Compiler("g++", "12.2.0")}, "compiler", OK, BEST, "sufficient to serve"),
     ],
 )  # fmt: skip
 def test_one_thing_is_different(
@@ -148,7 +150,7 @@ def test_one_thing_is_different(
     row = next(row for row in look(**changes).rows if row.check == check)
     assert (row.verdict, row.tier) == (verdict, tier), row
     assert says in row.fact
-    if verdict is FAIL and row.fact != "not looked for":
+    if verdict is FAIL and row.fact != "not searched for":
         assert row.remedy
 
 
