@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from launcher.config.values import NonNegativeInt, Policy, PositiveInt, Seconds, Section, doc
+from launcher.config.values import (
+    REMOVED_POLICIES,
+    NonNegativeInt,
+    Policy,
+    PositiveInt,
+    Seconds,
+    Section,
+    doc,
+)
 
 _MIB = 1024 * 1024
 
@@ -66,15 +74,13 @@ class Proxy(Section, frozen=True):
     policy: Annotated[
         Policy,
         doc(
-            "How an instance is chosen for a request: prefix-aware, least-tokens, least-requests, round-robin or session."
+            "How an instance is chosen for a request: prefix-aware, least-requests or round-robin. "
+            "least-tokens and session, of earlier versions, mean prefix-aware."
         ),
     ] = Policy.PREFIX_AWARE
-    session_header: Annotated[
-        str,
-        doc(
-            "Header that identifies a session. Without it, prompt_cache_key is used, then user.", min_length=1
-        ),
-    ] = "X-Session-Id"
+    session_header: Annotated[str, doc("Ignored. Belonged to the policy session.", min_length=1)] = (
+        "X-Session-Id"
+    )
     queue_max_requests: Annotated[
         NonNegativeInt, doc("Requests that may wait for an instance. Further requests get 429.")
     ] = 4096
@@ -178,3 +184,11 @@ class Proxy(Section, frozen=True):
         bool, doc("Also log request bodies, at level debug. They contain users' texts.")
     ] = False
     overflow: Annotated[Overflow | None, doc("External endpoint for overload. Default: none.")] = None
+
+    @property
+    def outdated(self) -> tuple[str, ...]:
+        """A warning for settings of earlier versions that have no effect."""
+        if self.policy not in REMOVED_POLICIES:
+            return ()
+        was = f'[proxy] policy = "{self.policy}" is no longer available'
+        return (f"{was}: prefix-aware is used, which was never slower in simulation",)

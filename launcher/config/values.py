@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from msgspec import Meta, Struct
 
@@ -37,10 +37,14 @@ class Policy(StrEnum):
     """How the proxy chooses an instance for a request."""
 
     PREFIX_AWARE = "prefix-aware"
-    LEAST_TOKENS = "least-tokens"
     LEAST_REQUESTS = "least-requests"
     ROUND_ROBIN = "round-robin"
+    # Of earlier versions: they are read, and mean prefix-aware.
+    LEAST_TOKENS = "least-tokens"
     SESSION = "session"
+
+
+REMOVED_POLICIES: Final = frozenset({Policy.LEAST_TOKENS, Policy.SESSION})
 
 
 class SpawnerKind(StrEnum):

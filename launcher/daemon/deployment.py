@@ -59,7 +59,7 @@ class Deployment:
         """Everything worth saying once, loudly."""
         found = [f"{finding.message} ({finding.remedy})" for finding in self.plan.warnings]
         found += [self.binding.warning] if self.binding.warning else []
-        return (*found, *self.stack.warnings, *self.topology.notes)
+        return (*found, *self.config.proxy.outdated, *self.stack.warnings, *self.topology.notes)
 
     @property
     def headline(self) -> str:

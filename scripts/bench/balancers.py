@@ -48,14 +48,12 @@ class Ours:
         """See sim.Balancer."""
         begin = body.index(b'"messages":') + 11
         raw = body[begin : body.rindex(b'],"max_tokens"')]
-        session = None if request.conversation is None else str(request.conversation)
         demand = Demand(
             "m",
             self.scheduler.prompt_tokens(len(raw)),
             self.scheduler.output_tokens(request.max_tokens),
             fingerprint(raw),
             len(body),
-            session=session,
             max_tokens=request.max_tokens,
         )
         ticket = Ticket(demand, now, now + 1e9)

@@ -22,6 +22,7 @@ from bench.engine_model import Shape
 from bench.sim import Balancer, quantile, simulate
 from bench.workloads import WORKLOADS, Mix, workload
 from launcher.config.schema import Policy
+from launcher.config.values import REMOVED_POLICIES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "balancing.md"
@@ -183,7 +184,7 @@ def run(argv: Sequence[str]) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--policies", default=",".join(policy.value for policy in Policy))
+    parser.add_argument("--policies", default=",".join(p.value for p in Policy if p not in REMOVED_POLICIES))
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--load", type=float, default=0.85, help="of saturation")

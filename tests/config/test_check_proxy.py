@@ -15,6 +15,16 @@ def parse(proxy: dict[str, Any], *models: dict[str, Any]) -> None:
     parse_config({"models": [{"path": "/x", **model} for model in plain], "proxy": proxy}, origin="f")
 
 
+@pytest.mark.parametrize(("policy", "lines"), [("prefix-aware", 0), ("session", 1), ("least-tokens", 1)])
+def test_removed_policies_are_read_with_a_warning(policy: str, lines: int) -> None:
+    config = parse_config(
+        {"models": [{"path": "/x", "name": "m"}], "proxy": {"policy": policy, "session_header": "X-S"}},
+        origin="f",
+    )
+    assert len(config.proxy.outdated) == lines
+    assert all(f'policy = "{policy}"' in line for line in config.proxy.outdated)
+
+
 OVERFLOW = {"url": "https://api.example.org/v1", "models": {"m": "big"}}
 
 

@@ -17,7 +17,6 @@ from launcher.proxy.balancing.demand import Ending, FullError, Key
 from launcher.proxy.balancing.estimators import Arrivals
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.policies import Pick, Policy, make_policy
-from launcher.proxy.balancing.prefix_cache import PrefixCache
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
@@ -182,8 +181,6 @@ class Balancer:
 
     def progress(self, ticket: Ticket, tokens: int) -> None:
         """That many more tokens (or events) of its answer came. May be called rarely, with sums."""
-        if ticket.upstream is not None:
-            ticket.upstream.load.produced(min(_output_left(ticket), tokens))
         ticket.tokens += tokens
 
     def usage(
@@ -220,7 +217,7 @@ class Balancer:
             ending is not Ending.REFUSED and number not in load.pending
         )
         upstream.in_flight -= 1
-        load.leave(number, _output_left(ticket), now)
+        load.leave(number, now)
         outliers.left(number)
         self._drained.add(now)
         if ending is Ending.WHOLE:
@@ -259,7 +256,6 @@ class Balancer:
         if known is upstream:
             upstream.added_at = now
             upstream.fit = self.costs.fit(upstream.model)
-            upstream.prefixes = PrefixCache(ghosts=self.costs.ghosts(upstream.model))
             # Slow start, where others can carry the load meanwhile.
             if any(now - other.added_at >= self._slow_start_s for other in self.table.of(upstream.model)):
                 upstream.outliers.begin_slow_start(now)
@@ -423,14 +419,9 @@ class Balancer:
         ticket.upstream = upstream
         ticket.bound_at = now
         ticket.uncached = uncached
-        load.bind(number, uncached, demand.output_tokens, now, stream=demand.stream)
+        load.bind(number, uncached, now, stream=demand.stream)
         if demand.prompt_tokens:
             # Requests without a prompt are no typical prefill, and no prefill delays them.
             costs.seen_bound(upstream, uncached, now)
         upstream.in_flight += 1
         upstream.outliers.bound(number)
-
-
-def _output_left(ticket: Ticket) -> int:
-    """Tokens still expected of its answer."""
-    return max(0, ticket.demand.output_tokens - ticket.tokens)

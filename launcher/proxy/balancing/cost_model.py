@@ -6,7 +6,7 @@ from math import expm1, log
 from typing import Final
 
 from launcher.proxy.balancing.estimators import PREFILL, TYPICAL_PROMPT, LinearFit, Mean
-from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES, GhostList
+from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
@@ -32,7 +32,6 @@ class CostModel:
 
     def __init__(self) -> None:
         self._fits: dict[str, LinearFit] = {}
-        self._ghosts: dict[str, GhostList] = {}
         self._step: Mean = Mean(TOKEN_S, 500)
         self._output: Mean = Mean(OUTPUT, 500)
         # The share of max_tokens that is produced.
@@ -51,10 +50,6 @@ class CostModel:
             fit = self._fits[model] = LinearFit(PREFILL, TYPICAL_PROMPT, 200)
         return fit
 
-    def ghosts(self, model: str) -> GhostList:
-        """The blocks that the instances of a model have evicted."""
-        return self._ghosts.setdefault(model, GhostList())
-
     def token_s(self, upstream: Upstream) -> float:
         """Seconds of prefill per prompt token on this instance."""
         return upstream.fit.slope * upstream.lag
@@ -63,10 +58,6 @@ class CostModel:
         """Seconds until what is bound to it is prefilled."""
         load = upstream.load
         return load.remaining_s(now, upstream.fit.slope * upstream.lag) if load.pending else 0.0
-
-    def decode_s(self, upstream: Upstream) -> float:
-        """Seconds of decode left on it, as if it ran as many requests as it can."""
-        return upstream.load.decode * self._step.value / upstream.max_num_seqs
 
     def next_end_s(self, upstream: Upstream) -> float:
         """Seconds until one of its requests ends, when it runs as many as it can."""

@@ -26,7 +26,7 @@ class Demand:
 
     __slots__ = (
         "body_bytes", "key", "max_tokens", "model", "output_tokens", "pinned", "prefix", "priority", "prompt_tokens",
-        "session", "stream",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -37,7 +37,6 @@ class Demand:
         prefix: tuple[int, ...] = (),
         body_bytes: int = 0,
         *,
-        session: str | None = None,
         key: str | None = None,
         priority: int = 0,
         pinned: Key | None = None,
@@ -50,7 +49,6 @@ class Demand:
         # prefix_cache.fingerprint of the prompt's raw bytes.
         self.prefix = prefix
         self.body_bytes = body_bytes
-        self.session = session
         # The API key's name: keys share fairly.
         self.key = key
         # Smaller first, as in vLLM.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Load:
-    """Outstanding prefill and decode of one instance. Tokens; seconds where the name ends in `_s`."""
+    """Outstanding prefill of one instance, and who waits for it. Tokens; seconds where the name ends in `_s`."""
 
     __slots__ = (
-        "_beyond", "ahead", "ahead_s", "decode", "full", "head_since", "pending", "prefill", "surplus", "waiting",
+        "_beyond", "ahead", "ahead_s", "full", "head_since", "pending", "prefill", "surplus", "waiting",
         "waiting_s",
     )  # fmt: skip
 
@@ -17,8 +17,6 @@ class Load:
         # The sum of their uncached tokens, and when the prefill of the first of them began.
         self.prefill: float = 0.0
         self.head_since: float = 0.0
-        # Tokens still to be produced.
-        self.decode: float = 0.0
         # Queued requests that wait for just this instance, and how many of them this pass over the queue has left waiting.
         self.waiting: int = 0
         self.waiting_s: float = 0.0
@@ -30,13 +28,12 @@ class Load:
         # The instance reports that its KV cache has no room for the requests it has.
         self.full: bool = False
 
-    def bind(self, number: int, uncached: float, output_tokens: int, now: float, *, stream: bool) -> None:
+    def bind(self, number: int, uncached: float, now: float, *, stream: bool) -> None:
         """A request starts."""
         if not self.pending:
             self.head_since = now
         self.pending[number] = (uncached, stream)
         self.prefill += uncached
-        self.decode += output_tokens
 
     def first_token(self, number: int, now: float) -> bool:
         """Its prefill is done, and so is that of all bound before it. False: that was known."""
@@ -47,17 +44,12 @@ class Load:
         self.head_since = now
         return True
 
-    def produced(self, tokens: int) -> None:
-        """That many of the expected tokens were produced, or are expected no longer."""
-        self.decode = max(0.0, self.decode - tokens)
-
-    def leave(self, number: int, output_left: int, now: float) -> None:
-        """The request has left, for whatever reason, with that many of its expected tokens not produced."""
+    def leave(self, number: int, now: float) -> None:
+        """The request has left, for whatever reason."""
         if number in self.pending:
             if next(iter(self.pending)) == number:
                 self.head_since = now
             self._remove(number)
-        self.decode = max(0.0, self.decode - output_left)
         self.full = False
 
     def remaining_s(self, now: float, token_s: float) -> float:

@@ -8,8 +8,6 @@ one). It returns one candidate. If that one is not open, the ticket waits for it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
-from math import ceil
 from operator import itemgetter
 from typing import Final, Protocol, assert_never
 
@@ -22,12 +20,6 @@ from launcher.proxy.balancing.upstreams import Upstream
 Pick = Callable[[int], int]
 
 _HIT: Final = itemgetter(0)
-# Part by which a wait may turn out longer than it seems: an open instance is certain.
-UNSURE: Final = 0.1
-# Times the mean load that a session's instance may have.
-SESSION_LOAD: Final = 1.25
-# What a block costs whose oldest evicted copy another instance still holds.
-HELD_ELSEWHERE: Final = 0.25
 
 
 class Policy(Protocol):
@@ -72,24 +64,10 @@ class RoundRobin:
         return chosen
 
 
-class LeastTokens:
-    """The instance with the least work: seconds of prefill, plus seconds of decode."""
-
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
-
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
-        """See Policy."""
-        costs = self._costs
-        return min(opened, key=lambda u: costs.prefill_s(u, now) + costs.decode_s(u))
-
-
 class PrefixAware:
     """The instance where the first token comes soonest and costs other requests least; it may have to be waited for.
 
-    cost = wait for its turn there + own prefill + what a copy of the prompt costs (time, cache, others' waits).
+    cost = wait for its turn there + own prefill + what a copy of the prompt costs (time, others' waits).
     """
 
     def __init__(self, costs: CostModel, sharing: Mapping[int | None, int]) -> None:
@@ -105,7 +83,6 @@ class PrefixAware:
         if not prefix:
             return self._soonest(ticket, opened, now)
         costs = self._costs
-        length = len(prefix)
         hits = [u.prefixes.match(prefix) for u in candidates]
         most = max(hits)
         found: Iterable[tuple[int, Upstream]] = zip(hits, candidates, strict=True)
@@ -122,19 +99,14 @@ class PrefixAware:
             here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
         best, least = candidates[0], float("inf")
         for hit, upstream in found:
-            waits = upstream not in opened
-            if waits and hit <= here:
+            if hit <= here and upstream not in opened:
                 continue  # no reason to wait: an open one has as much of the prompt
             token_s = upstream.fit.slope * upstream.lag
             start = self._start_s(upstream, token_s, now)
-            if waits:
-                start *= 1.0 + UNSURE
             full = upstream.in_flight / upstream.max_num_seqs
             cost = start + (shortest + typical * full * full) * token_s
-            if hit < length and cost < least:
-                blocks = most - hit + self._regretted(upstream, candidates, length - hit)
-                if blocks:
-                    cost += self._copy_s(ticket, upstream, blocks * block * token_s, now) / sharing
+            if hit < most and cost < least:
+                cost += self._copy_s(ticket, upstream, (most - hit) * block * token_s, now) / sharing
             if cost < least:
                 best, least = upstream, cost
         return best
@@ -167,58 +139,14 @@ class PrefixAware:
         backlog_s = load.waiting_s + self._costs.prefill_s(upstream, now)
         return more_s * (1.0 + others + self._costs.delayed(upstream, backlog_s, more_s, now))
 
-    @staticmethod
-    def _regretted(upstream: Upstream, candidates: Sequence[Upstream], new: int) -> float:
-        """How many of the blocks that its cache evicts for `new` ones will be computed again."""
-        cache = upstream.prefixes
-        evicted = cache.overflow(new)
-        if not evicted:
-            return 0.0
-        oldest = cache.oldest()
-        if oldest is not None and any(u is not upstream and u.prefixes.holds(oldest) for u in candidates):
-            return HELD_ELSEWHERE * evicted * cache.ghosts.regret
-        return evicted * cache.ghosts.regret
-
-
-class Session:
-    """Rendezvous hashing of the session with bounded load; without a session, least tokens.
-
-    The instance is the highest hash(session, slot) among those whose load is at most SESSION_LOAD times the mean
-    (Mirrokni, Thorup, Zadimoghaddam 2016), so a session moves only when its instance is overloaded or gone.
-    """
-
-    def __init__(self, costs: CostModel) -> None:
-        self._otherwise = LeastTokens(costs)
-
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
-        """See Policy."""
-        session = ticket.demand.session
-        if session is None:
-            return self._otherwise.choose(ticket, candidates, opened, now)
-        bound = ceil(SESSION_LOAD * (sum(u.in_flight for u in candidates) + 1) / len(candidates))
-        # The least loaded one always fits.
-        fitting = [u for u in candidates if u.in_flight + 1 <= bound]
-        return max(fitting, key=lambda u: _score(session, u.slot))
-
-
-def _score(session: str, slot: int) -> bytes:
-    """A session's hash for a slot; the same after every restart."""
-    return blake2b(f"{slot}/{session}".encode(errors="surrogateescape"), digest_size=8).digest()
-
 
 def make_policy(name: PolicyName, pick: Pick, costs: CostModel, sharing: Mapping[int | None, int]) -> Policy:
     """The policy of that name."""
     match name:
-        case PolicyName.PREFIX_AWARE:
+        case PolicyName.PREFIX_AWARE | PolicyName.LEAST_TOKENS | PolicyName.SESSION:
             return PrefixAware(costs, sharing)
-        case PolicyName.LEAST_TOKENS:
-            return LeastTokens(costs)
         case PolicyName.LEAST_REQUESTS:
             return LeastRequests(pick)
         case PolicyName.ROUND_ROBIN:
             return RoundRobin()
-        case PolicyName.SESSION:
-            return Session(costs)
     assert_never(name)

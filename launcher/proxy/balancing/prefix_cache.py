@@ -38,40 +38,6 @@ def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int
     return tuple(hashes)
 
 
-class GhostList:
-    """Blocks evicted not long ago, from any instance of a model: were they wanted again?"""
-
-    __slots__ = ("_blocks", "_evicted", "_limit", "_regretted")
-
-    def __init__(self, limit: int = 8192) -> None:
-        self._limit: int = limit
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._evicted: float = 0.0
-        self._regretted: float = 0.0
-
-    def evicted(self, block: int) -> None:
-        """An instance evicted it."""
-        self._blocks[block] = None
-        self._evicted += 1.0
-        if len(self._blocks) > self._limit:
-            self._blocks.popitem(last=False)
-        if self._evicted > self._limit:
-            # Halving both makes the share follow a changing workload.
-            self._evicted *= 0.5
-            self._regretted *= 0.5
-
-    def computed(self, block: int) -> None:
-        """An instance computes it, perhaps again."""
-        if block in self._blocks:
-            del self._blocks[block]
-            self._regretted += 1.0
-
-    @property
-    def regret(self) -> float:
-        """The share of evicted blocks that are soon computed again, 0 to 1; a half until enough was seen."""
-        return min(1.0, (self._regretted + 64.0) / (self._evicted + 128.0))
-
-
 class PrefixCache:
     """The blocks that one instance is believed to hold, least recently used first.
 
@@ -79,12 +45,11 @@ class PrefixCache:
     first, and what is held of a chain is always its beginning.
     """
 
-    __slots__ = ("_blocks", "capacity", "ghosts")
+    __slots__ = ("_blocks", "capacity")
 
-    def __init__(self, capacity: int = 512, ghosts: GhostList | None = None) -> None:
-        """`capacity`: in blocks. `ghosts`: shared by the instances of a model."""
+    def __init__(self, capacity: int = 512) -> None:
+        """`capacity`: in blocks."""
         self.capacity: int = max(1, capacity)
-        self.ghosts: GhostList = GhostList() if ghosts is None else ghosts
         # Block -> the ticket number of the last request that used it.
         self._blocks: OrderedDict[int, int] = OrderedDict()
 
@@ -108,29 +73,14 @@ class PrefixCache:
                 high = middle
         return low
 
-    def overflow(self, new: int) -> int:
-        """How many blocks must be evicted for `new` ones."""
-        return max(0, min(len(self._blocks), len(self._blocks) + new - self.capacity))
-
-    def oldest(self) -> int | None:
-        """The block that would be evicted first."""
-        return next(iter(self._blocks), None)
-
-    def holds(self, block: int) -> bool:
-        """Whether this block is held, and so all before it in its chain."""
-        return block in self._blocks
-
     def use(self, prefix: tuple[int, ...], by: int = 0) -> None:
         """The instance computes, and so holds, all of `prefix` for the request `by`; the least recently used are evicted."""
-        blocks, ghosts = self._blocks, self.ghosts
+        blocks = self._blocks
         for block in reversed(prefix):
-            if block in blocks:
-                blocks.move_to_end(block)
-            else:
-                ghosts.computed(block)
             blocks[block] = by
+            blocks.move_to_end(block)
         while len(blocks) > self.capacity:
-            ghosts.evicted(blocks.popitem(last=False)[0])
+            blocks.popitem(last=False)
 
     def forget(self, new: tuple[int, ...], by: int) -> None:
         """`by` did not compute these last blocks of its prefix; what others have used since stays."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.config.schema import Policy, Proxy
+from launcher.config.schema import Proxy
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket
@@ -75,8 +75,6 @@ class Intake:
         self._moves = moves
         self.pages: PageRenderer | None = None
         self._clock = asyncio.get_running_loop().time
-        by_session = proxy.policy is Policy.SESSION
-        self._session_header = proxy.session_header.lower().encode() if by_session else None
 
     def admit(self, relay: Relay, found: Match) -> None:
         """Find out what is asked, and queue it. Raises HttpError."""
@@ -195,18 +193,11 @@ class Intake:
             max_tokens=peek.max_tokens,
             prefix=fingerprint(prompt.text, salt) if size else (),
             body_bytes=len(relay.body),
-            session=self._session(relay, peek),
             key=relay.exchange.key,
             priority=_priority(relay.head, peek),
             pinned=self._fleet.keeper(stored),
             stream=streamed,
         )
-
-    def _session(self, relay: Relay, peek: RequestBody) -> str | None:
-        """What its policy goes by; no other asks."""
-        if self._session_header is None:
-            return None
-        return relay.head.get(self._session_header) or peek.cache_key
 
 
 def _priority(head: RequestHead, peek: RequestBody) -> int:

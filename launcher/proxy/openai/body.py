@@ -12,8 +12,6 @@ from launcher.proxy.openai.body_schema import ABSENT, RequestBody, decoder
 
 # Priorities are clamped to this, positive and negative.
 MAX_PRIORITY: Final = 1000
-# Of a session's name.
-_NAME_BYTES: Final = 4096
 
 
 def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) -> RequestBody:
@@ -30,7 +28,7 @@ def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) 
         raise invalid_json(str(error)) from None
     except RecursionError:
         raise invalid_json("nested too deeply") from None
-    stream, n, priority, cache_key = raw.stream, raw.n, raw.priority, raw.prompt_cache_key or raw.user
+    stream, n, priority = raw.stream, raw.n, raw.priority
     fields = {}
     for name in prompt:
         value = getattr(raw, name)
@@ -44,7 +42,6 @@ def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) 
         _integer(raw.max_completion_tokens) or _integer(raw.max_tokens) or _integer(raw.max_output_tokens),
         fields,
         b"" if raw.tools is ABSENT else memoryview(raw.tools),
-        None if cache_key is ABSENT else _string(raw.prompt_cache_key) or _string(raw.user) or None,
         0 if priority is ABSENT else _priority(priority),
     )
 
@@ -62,12 +59,6 @@ def _priority(raw: Raw) -> int:
     negative = text[:1] == b"-"
     value = min(MAX_PRIORITY, _integer(Raw(text[negative:])) or 0)
     return -value if negative else value
-
-
-def _string(raw: Raw) -> str | None:
-    """None unless it is a string, no longer than a name may be."""
-    text = bytes(raw)
-    return msgspec.json.decode(text, type=str) if text[:1] == b'"' and len(text) < _NAME_BYTES else None
 
 
 def invalid_json(why: str) -> HttpError:

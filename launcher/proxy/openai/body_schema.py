@@ -25,8 +25,6 @@ class RequestBody(msgspec.Struct):
     prompt: dict[str, memoryview] = {}
     # Raw JSON; chat templates put it before the messages.
     tools: memoryview | bytes = b""
-    # `prompt_cache_key`, else `user`.
-    cache_key: str | None = None
     priority: int = 0
     # Where each prompt field has images and sounds; None: not looked for yet.
     media: dict[str, list[tuple[int, int]]] | None = None
@@ -43,8 +41,6 @@ class RawBody(msgspec.Struct):
     max_completion_tokens: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
     tools: Raw = ABSENT
-    prompt_cache_key: Raw = ABSENT
-    user: Raw = ABSENT
     priority: Raw = ABSENT
 
 

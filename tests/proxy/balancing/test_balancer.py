@@ -443,7 +443,7 @@ class Play:
     def offer(self, number: int) -> None:
         one = ticket(
             self.now, tokens=1 + number * 100, prefix=tuple(range(number)), key=str(number % 3),
-            priority=number % 2, session=str(number), stream=number != 5, model=None if number == 7 else "m",
+            priority=number % 2, stream=number != 5, model=None if number == 7 else "m",
         )  # fmt: skip
         try:
             (self.waiting if self.made.offer(one, self.now) is None else self.bound).append(one)

@@ -9,7 +9,7 @@ from launcher.proxy.balancing.load import Load
 
 
 def bind(load: Load, number: int, uncached: float, now: float = 0.0, *, stream: bool = True) -> None:
-    load.bind(number, uncached, 10, now, stream=stream)
+    load.bind(number, uncached, now, stream=stream)
 
 
 def test_prefill_is_done_in_order_and_elapsed_time_counts_for_the_first() -> None:
@@ -29,13 +29,13 @@ def test_a_request_that_leaves_early_takes_its_work_away() -> None:
     load = Load()
     for number in (1, 2, 3):
         bind(load, number, 100.0)
-    load.leave(2, 10, 0.5)
+    load.leave(2, 0.5)
     assert load.remaining_s(0.5, 0.01) == 1.5
-    load.leave(1, 10, 0.6)
+    load.leave(1, 0.6)
     assert load.remaining_s(0.6, 0.01) == 1.0
-    load.leave(3, 10, 0.7)
-    load.leave(3, 10, 0.7)
-    assert (load.prefill, load.decode) == (0.0, 0.0)
+    load.leave(3, 0.7)
+    load.leave(3, 0.7)
+    assert load.prefill == 0.0
 
 
 def test_the_prefill_of_an_answer_that_is_not_streamed_ends_by_time() -> None:
@@ -58,20 +58,15 @@ def test_a_single_report_of_the_instance_changes_nothing() -> None:
     assert load.surplus == 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers(0, 80), st.booleans())))
-def test_nothing_is_left_when_all_have_left(works: list[tuple[int, int, int, bool]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 500), st.booleans())))
+def test_nothing_is_left_when_all_have_left(works: list[tuple[int, bool]]) -> None:
     load = Load()
-    left: list[int] = []
-    for number, (tokens, output, produced, begins) in enumerate(works):
-        load.bind(number, float(tokens), output, 0.0, stream=True)
-        left.append(output)
+    for number, (tokens, begins) in enumerate(works):
+        bind(load, number, float(tokens))
         if begins:
             load.first_token(number, 1.0)
-            load.produced(min(output, produced))
-            left[-1] -= min(output, produced)
-        assert load.decode >= 0.0
         assert load.remaining_s(2.0, 0.001) >= -1e-9
-    for number, output in enumerate(left):
-        load.leave(number, output, 3.0)
+    for number in range(len(works)):
+        load.leave(number, 3.0)
     assert not load.pending
-    assert load.prefill == load.decode == 0.0
+    assert load.prefill == 0.0

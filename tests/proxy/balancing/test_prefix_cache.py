@@ -10,7 +10,6 @@ from launcher.proxy.balancing.prefix_cache import (
     LEAST_CAPACITY,
     MAX_BLOCKS,
     MOST_CAPACITY,
-    GhostList,
     PrefixCache,
     fingerprint,
 )
@@ -48,12 +47,6 @@ def test_the_end_of_the_least_recent_chain_goes_first() -> None:
     assert store.match((7, 8)) == 2
     assert store.match((7, 8, 9)) == 2
     assert store.match((5,)) == store.match(()) == 0
-    assert store.overflow(0) == 0
-    assert store.overflow(3) == 3
-    assert store.overflow(9) == 4
-    assert store.oldest() == 2
-    assert store.holds(2)
-    assert PrefixCache(1).oldest() is None
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=30), st.integers(1, 20))
@@ -68,32 +61,9 @@ def test_what_is_held_of_a_chain_is_its_beginning_and_capacity_holds(
         store.use(chain)
         assert len(store) <= capacity
     for chain in chains:
-        held = [store.holds(block) for block in chain]
+        held = [block in store._blocks for block in chain]
         assert held == sorted(held, reverse=True)
         assert store.match(chain) == sum(held)
-
-
-def test_regret_is_the_share_that_is_computed_again() -> None:
-    store = PrefixCache(2)
-    store.ghosts = GhostList(1000)
-    assert store.ghosts.regret == 0.5
-    for n in range(900):
-        store.use((n,))
-    assert store.ghosts.regret < 0.1
-    for n in range(2000):
-        store.use((-1 - n % 3,))
-    assert store.ghosts.regret > 0.5
-
-
-def test_old_ghosts_are_forgotten() -> None:
-    ghosts = GhostList(2)
-    for block in (1, 2, 3):
-        ghosts.evicted(block)
-    before = ghosts.regret
-    ghosts.computed(1)
-    assert ghosts.regret == before
-    ghosts.computed(3)
-    assert ghosts.regret > before
 
 
 def test_capacity_is_learned_within_bounds() -> None:

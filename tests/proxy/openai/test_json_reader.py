@@ -50,7 +50,7 @@ def outcome(read: Any) -> object:
     raws = {name: json.loads(bytes(raw)) for name, raw in found.prompt.items()}
     tools = json.loads(bytes(found.tools)) if found.tools else None
     return (found.model, found.previous_response_id, found.stream, found.n, found.max_tokens, raws, tools,
-            found.cache_key, found.priority)  # fmt: skip
+            found.priority)  # fmt: skip
 
 
 def in_pieces(body: bytes, sizes: list[int]) -> RequestBody:
