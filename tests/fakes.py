@@ -137,7 +137,7 @@ class FakeProber:
     completions: int = 0
     canaries: int = 0
 
-    async def healthy(self, address: Address) -> bool | None:
+    async def healthy(self, address: Address, timeout_s: float) -> bool | None:
         self.asked += 1
         return self.health
 
@@ -149,7 +149,7 @@ class FakeProber:
         self.canaries += 1
         return self.token
 
-    async def counters(self, address: Address) -> EngineMetrics | None:
+    async def counters(self, address: Address, timeout_s: float) -> EngineMetrics | None:
         return self.counted
 
 

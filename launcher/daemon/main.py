@@ -24,17 +24,19 @@ from launcher.engines.sampling_defaults import sampling_defaults
 from launcher.errors import LauncherError
 from launcher.host import activation, gc_tuning, notify, open_files
 from launcher.host.events import EventRing
+from launcher.instances.backoff import Limits
 from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.health import HttpProber
 from launcher.instances.held_file import HeldFile
-from launcher.instances.lifecycle import State
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import State
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import Placement
 from launcher.proxy.downstream.listener import unused
 from launcher.proxy.server import ProxyServer
-from launcher.rollout.reload import Reread, limits_of, probing_of, refuse_violations
+from launcher.rollout.reload import Reread, refuse_violations
 from launcher.telemetry import metrics
 
 log = logging.getLogger("launcher.daemon")
@@ -54,7 +56,7 @@ class Daemon:
 
     def __init__(self, deployment: Deployment, reread: Reread | None = None) -> None:
         config = deployment.config
-        self.prober = HttpProber(deployment.engine.health_path, config.supervision.probe_timeout_s)
+        self.prober = HttpProber(deployment.engine.health_path)
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._stop_asked = asyncio.Event()
@@ -83,8 +85,8 @@ class Daemon:
             engine=deployment.engine,
             spawner=self.spawner,
             prober=self.prober,
-            limits=limits_of(config),
-            probing=probing_of(config),
+            limits=Limits.of(config.supervision),
+            probing=ProbeSettings.of(config),
             strict_binding=deployment.binding.policy is MemPolicy.MEMBIND,
             announce=self._apply,
             traffic=self,

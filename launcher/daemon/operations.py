@@ -19,8 +19,8 @@ from launcher.daemon.status import Status, slot_status
 from launcher.errors import RefusedError
 from launcher.host.events import EventRing
 from launcher.instances.health import HttpProber
-from launcher.instances.lifecycle import State
 from launcher.instances.logtail import LogLine
+from launcher.instances.slot_state import State
 from launcher.instances.supervisor import Supervisor
 from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
@@ -48,7 +48,6 @@ class Operations:
         self.deployment = deployment
         """In force: the last that was gone to."""
         self._supervisor = supervisor
-        self._prober = prober
         self._proxy = proxy
         self._ring = ring
         self._stopping = stopping
@@ -73,7 +72,6 @@ class Operations:
 
     def _on_reloaded(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self._prober.timeout_s = deployment.config.supervision.probe_timeout_s
 
     async def end(self) -> None:
         """A rollout that is under way stops where it is."""

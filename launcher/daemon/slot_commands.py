@@ -8,7 +8,8 @@ from typing import Final
 from launcher.control.messages import DISRUPTIVE, Request, SlotCommand
 from launcher.errors import RefusedError
 from launcher.instances.disruption import Standing, check
-from launcher.instances.lifecycle import (
+from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
@@ -21,7 +22,6 @@ from launcher.instances.lifecycle import (
     State,
     StopRequested,
 )
-from launcher.instances.slot_controller import SlotController
 
 _EVENTS: Final[dict[SlotCommand, Event]] = {
     SlotCommand.RESTART: RestartRequested(),

@@ -10,8 +10,8 @@ from launcher.cpuset import CpuSet
 from launcher.engines.software_versions import Stack
 from launcher.instances.causes import Cause
 from launcher.instances.eta import eta
-from launcher.instances.lifecycle import State
 from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import State
 from launcher.instances.verify import Verification
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
@@ -174,7 +174,7 @@ def slot_status(
         address=str(instance.address) if instance.address is not None else None,
         responsive=instance.responsive,
         unwatched=controller.unwatched,
-        looked_at=instance.looked_at + offset if instance.looked_at is not None else None,
+        looked_at=instance.probed_at + offset if instance.probed_at is not None else None,
         next_start=deadline if slot_state.state is State.BACKOFF else None,
         last_cause=None if slot_state.last_cause is None else slot_state.last_cause.of_slot(slot.id),
         verified=instance.verification,

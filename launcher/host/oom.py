@@ -32,7 +32,7 @@ class NodeMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelWord:
+class KernelReport:
     """What the kernel says of one life's end."""
 
     cgroup_kills: int = 0
@@ -47,7 +47,7 @@ class KernelWord:
     """As last seen while it lived."""
 
 
-SILENCE: Final = KernelWord()
+NO_REPORT: Final = KernelReport()
 
 
 class OomWatch:
@@ -61,10 +61,10 @@ class OomWatch:
             self._log = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
-    def word(self, pids: Iterable[int], nodes: tuple[NodeMemory, ...] = ()) -> KernelWord:
+    def report(self, pids: Iterable[int], nodes: tuple[NodeMemory, ...] = ()) -> KernelReport:
         """What was said since. `pids`: processes of the family that were seen alive."""
         now = self._count()
-        return KernelWord(
+        return KernelReport(
             cgroup_kills=max(0, now - self._before) if now is not None and self._before is not None else 0,
             cgroup_file=str(self._file or ""),
             oom_lines=tuple(victims(self._lines(), frozenset(pids))),
@@ -109,8 +109,8 @@ def victims(lines: Iterable[str], pids: frozenset[int]) -> Iterable[str]:
             yield line
 
 
-def family(pid: int, root: Path = ROOT) -> frozenset[int]:
-    """A process and everything below it, by the parents in proc(5) /proc/PID/stat. Reads one file a process."""
+def process_tree(pid: int, root: Path = ROOT) -> frozenset[int]:
+    """A process and its descendants, by the parents in /proc/PID/stat (proc(5)). Reads one file per process on the host."""
     children: dict[int, list[int]] = {}
     for name in os.listdir(root / "proc"):  # noqa: PTH208  no paths needed
         with contextlib.suppress(OSError, ValueError):

@@ -11,7 +11,7 @@ from typing import Final
 
 from launcher.engines.containers import OOM_LINE
 from launcher.errors import OWN_SHORTAGE, LauncherError, reason
-from launcher.host.oom import SILENCE, KernelWord, NodeMemory
+from launcher.host.oom import NO_REPORT, KernelReport, NodeMemory
 from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
 
@@ -54,7 +54,7 @@ _ERROR: Final = re.compile(
 
 
 def diagnose(
-    ended: Exit, tail: Sequence[str], *, served: bool = False, kernel: KernelWord = SILENCE
+    ended: Exit, tail: Sequence[str], *, served: bool = False, kernel: KernelReport = NO_REPORT
 ) -> Cause:
     """The cause of an unrequested exit. `tail`: the last log lines, oldest first.
 
@@ -71,7 +71,7 @@ def diagnose(
     return cause or _of_signal(ended, tail, kernel, served=served)
 
 
-def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelWord) -> Cause | None:
+def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelReport) -> Cause | None:
     killed = ended.signal == signal.SIGKILL or any(KILLED_CHILD.search(line) for line in tail)
     if said := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
         return rule("cgroup-oom").cause(str(ended), (*said, *map(_memory, kernel.nodes)))
@@ -98,7 +98,7 @@ def _of_log(detail: str, tail: Sequence[str], *, served: bool) -> Cause | None:
     return None
 
 
-def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelWord, *, served: bool) -> Cause:
+def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelReport, *, served: bool) -> Cause:
     last = _telling(tail)
     if ended.signal == signal.SIGILL:
         cause = rule("missing-instruction-set").cause(str(ended), last)

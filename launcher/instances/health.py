@@ -1,4 +1,4 @@
-"""Asking an instance whether it lives, and whether it really answers."""
+"""Health path, completions and metrics of an instance, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from launcher.errors import OWN_SHORTAGE
 from launcher.telemetry.engine_pages import fetch, session_to, url_of
 from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
-# A first completion may have to wait for a compile.
+# The first completion may wait for a compilation.
 COMPLETION_TIMEOUT_S: Final = 600.0
 
-# What a UNIX socket with a full backlog gives: EAGAIN of connect(2). asyncio takes that for "in progress" and goes
-# on with a socket that is not connected (ENOTCONN, EINVAL); uvloop reports it.
+# A UNIX socket with a full backlog: connect(2) returns EAGAIN, which uvloop reports; asyncio takes it for "in progress" and
+# then uses a socket that is not connected (ENOTCONN, EINVAL).
 BACKLOG_FULL: Final = frozenset({errno.EAGAIN, errno.ENOTCONN, errno.EINVAL})
 
-# Before a completion is tried again that the daemon itself had no descriptor or memory for.
+# Between two tries while the daemon is short of descriptors or memory.
 SHORTAGE_S: Final = 1.0
 
-# One token from whichever of these the model serves, tried in this order.
+# Tried in this order until the model serves one of them.
 _PROBES: Final = (
     ("/v1/completions", {"prompt": "Hello, what is your name?", "max_tokens": 1, "temperature": 0}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}),
@@ -32,20 +32,19 @@ _PROBES: Final = (
 
 
 class HttpProber:
-    """Probes over HTTP; one short connection per question, so that nothing of an old life is re-used."""
+    """One connection per probe: none is reused after the instance has been replaced."""
 
-    def __init__(self, health_path: str, timeout_s: float) -> None:
+    def __init__(self, health_path: str) -> None:
         self._health_path = health_path
-        self.timeout_s = timeout_s
 
-    async def healthy(self, address: Address) -> bool | None:
-        """True: answers 200. False: answers otherwise, or nobody listens. None: no answer in time, or too busy for it.
+    async def healthy(self, address: Address, timeout_s: float) -> bool | None:
+        """True: answered 200. False: answered otherwise, or nobody listens. None: no answer in time, or a full backlog.
 
-        Raises OSError where the daemon lacks what it takes to ask.
+        Raises OSError where the daemon itself is short of descriptors, memory or threads.
         """
         try:
             async with (
-                asyncio.timeout(self.timeout_s),
+                asyncio.timeout(timeout_s),
                 session_to(address) as session,
                 session.get(url_of(address, self._health_path)) as response,
             ):
@@ -64,7 +63,7 @@ class HttpProber:
         return await self.canary(address, model, COMPLETION_TIMEOUT_S) is True
 
     async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
-        """As `completes`; None when no answer came in time, which begins when we have what it takes to ask."""
+        """As `completes`; None: no answer within `timeout_s`, counted from when the daemon has a descriptor for it."""
         while True:
             try:
                 return await self._one_token(address, model, timeout_s)
@@ -74,7 +73,7 @@ class HttpProber:
             await asyncio.sleep(SHORTAGE_S)
 
     async def _one_token(self, address: Address, model: str, timeout_s: float) -> bool | None:
-        """One try. Raises OSError where the connection fails."""
+        """Raises OSError where the connection fails."""
         try:
             async with asyncio.timeout(timeout_s), session_to(address) as session:
                 for path, body in _PROBES:
@@ -90,7 +89,7 @@ class HttpProber:
             return False
         return False
 
-    async def counters(self, address: Address) -> EngineMetrics | None:
+    async def counters(self, address: Address, timeout_s: float) -> EngineMetrics | None:
         """The engine's own counters; None where it has none or does not answer in time. Raises OSError."""
-        page = await fetch(address, "/metrics", self.timeout_s)
+        page = await fetch(address, "/metrics", timeout_s)
         return None if page is None else parse(page.decode(errors="replace"))

@@ -1,73 +1,110 @@
-"""What is known of a slot's running instance, and how often it is looked at."""
+"""One instance: its launch, its process, and what has been observed of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from launcher.address import Address
 from launcher.engines.base import Launch
 from launcher.host.oom import NodeMemory, OomWatch
 from launcher.instances.ports import Process
-from launcher.instances.progress import Progress
+from launcher.instances.progress import Progress, started
 from launcher.instances.verify import Verification
-
-# Between two looks at a loading instance.
-READY_POLL_S: Final = 0.5
-# Beyond the pause before the next look and the probes' own limits: so late a look is missing, not slow.
-UNWATCHED_S: Final = 30.0
-# A /health that says no is asked once more after this before the instance is killed.
-RECHECK_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSettings:
-    """How often a slot is looked at, and how long it may stand still. In seconds."""
-
-    probe_interval_s: float
-    tail_lines: int
-    ready_poll_s: float = READY_POLL_S
-    recheck_s: float = RECHECK_S
-    stall_timeout_s: float = 120.0
-    canary_interval_s: float = 300.0
-    verify_interval_s: float = 300.0
-    probe_timeout_s: float = 10.0
-
-    @property
-    def unwatched_s(self) -> float:
-        """An instance whose last successful look is older than this is not being watched."""
-        return self.probe_interval_s + 2 * self.probe_timeout_s + UNWATCHED_S
 
 
 @dataclass(slots=True)
 class Instance:
-    """What is known of the running instance."""
+    """A slot's current instance; the default has no process and no address. Times are monotonic."""
 
+    generation: int = 0
     launch: Launch | None = None
-    address: Address | None = None
-    process: Process | None = None
     phase: str = "starting"
-    taken_over: bool = False
+    adopted: bool = False
     """An earlier daemon started it."""
-    began: float = 0.0
-    """When its process was there."""
-    doomed_at: float | None = None
-    """When the engine said that its start has failed."""
+    process: Process | None = None
+    """None before the process exists and after it has ended."""
+    started_at: float = 0.0
+    ready_at: float | None = None
+    start_failed_at: float | None = None
+    """When the engine printed that its start has failed."""
     served: bool = False
     """It was ready once."""
-    compiled: bool = False
-    """What it has compiled lies in its cache, for others to copy."""
+    cache_kept: bool = False
+    """Siblings may copy what it has compiled."""
     responsive: bool | None = None
-    """The last probe got an answer in time; None before the first."""
-    looked_at: float | None = None
-    """When the last look succeeded; None before the first."""
+    """The last probe was answered in time; None before the first."""
+    probed_at: float | None = None
+    """When the last probe succeeded; None before the first."""
     watched_until: float = 0.0
-    """When the next look has succeeded at the latest, or nobody watches. A completion may take long."""
+    """When the next probe must have succeeded, or the instance is not being watched."""
     verification: Verification | None = None
     zentorch: bool | None = None
     progress: Progress = field(default_factory=Progress)
     pids: frozenset[int] = frozenset()
     """Processes of it that were seen."""
     nodes: tuple[NodeMemory, ...] = ()
-    """Free memory of its nodes when it was last looked at."""
+    """Free memory of its NUMA nodes, as last sampled."""
     oom: OomWatch | None = None
+
+    @property
+    def address(self) -> Address | None:
+        """Where it listens."""
+        return None if self.launch is None else self.launch.address
+
+    @property
+    def start_s(self) -> float | None:
+        """Duration of its start, until ready; None before, and for an adopted instance."""
+        return None if self.ready_at is None or self.adopted else self.ready_at - self.started_at
+
+    def launched(self, launch: Launch) -> None:
+        """Its command and address are decided."""
+        self.launch = launch
+
+    def spawned(self, process: Process, oom: OomWatch, now: float, unwatched_s: float) -> None:
+        """Its process exists."""
+        self.process, self.oom, self.pids = process, oom, frozenset({process.pid})
+        self.started_at, self.watched_until = now, now + unwatched_s
+
+    def reached(self, phase: str) -> None:
+        """A line of its output says how far its start is."""
+        self.phase = phase
+
+    def start_failed(self, now: float) -> None:
+        """The engine printed that its start has failed."""
+        if self.start_failed_at is None and not self.served:
+            self.start_failed_at = now
+
+    def became_ready(self, now: float) -> None:
+        """Its first completion came back."""
+        self.phase, self.served, self.responsive = "serving", True, True
+        self.ready_at, self.progress = now, started(now)
+
+    def probed(self, now: float, watched_until: float) -> None:
+        """A probe succeeded, whatever it found."""
+        self.probed_at, self.watched_until = now, watched_until
+
+    def answered(self, *, responsive: bool) -> None:
+        """The health path answered in time, or did not."""
+        self.responsive = responsive
+
+    def progressed(self, progress: Progress) -> None:
+        """A probe read its counters."""
+        self.progress = progress
+
+    def sampled(self, nodes: tuple[NodeMemory, ...], pids: frozenset[int]) -> None:
+        """Free memory and processes, kept for the diagnosis of its exit."""
+        self.nodes = nodes
+        self.pids |= pids
+
+    def verified(self, verification: Verification, pids: frozenset[int], *, zentorch: bool | None) -> None:
+        """Its threads and pages were compared with the plan."""
+        self.verification, self.zentorch = verification, zentorch
+        self.pids |= pids
+
+    def kept_cache(self) -> None:
+        """Siblings may copy what it has compiled."""
+        self.cache_kept = True
+
+    def exited(self) -> None:
+        """Its process has ended."""
+        self.process = None

@@ -1,4 +1,4 @@
-"""Where a running instance's threads and pages are, now and then; what is other than planned is said when it is new."""
+"""Compares an instance's threads and pages with the plan; logs each new difference once."""
 
 from __future__ import annotations
 
@@ -9,64 +9,54 @@ from collections.abc import Callable, Sequence
 from launcher.engines.zentorch import zentorch_active
 from launcher.host.placement import Bystander, ProcessFacts
 from launcher.instances.instance import Instance
-from launcher.instances.verify import NOTHING, Asked, Verification, verify
+from launcher.instances.verify import NOTHING, Requested, Verification, verify
 from launcher.plan import Slot
 
 log = logging.getLogger("launcher.instances")
 
 
 class PlacementWatch:
-    """`observe` reads a process and all below it, `look_around` those of others; `bound`: memory is strictly bound."""
+    """`observe` reads a process and its descendants, `bystanders` all other processes; `bound`: memory is strictly bound."""
 
     def __init__(
         self,
         observe: Callable[[int], Sequence[ProcessFacts]],
-        look_around: Callable[[], Sequence[Bystander]],
+        bystanders: Callable[[], Sequence[Bystander]],
         *,
         bound: bool,
     ) -> None:
         self._observe = observe
-        self._look_around = look_around
+        self._bystanders = bystanders
         self._bound = bound
 
-    async def look(self, slot: Slot, instance: Instance, said: Sequence[str]) -> Verification | None:
-        """Once; the result stays in `life`. `said`: what the instance has printed. None when nothing runs."""
+    async def verify(self, slot: Slot, instance: Instance, output: Sequence[str]) -> None:
+        """Leave the result in `instance.verification`. `output`: the instance's last lines. Nothing without a process."""
         process = instance.process
         if process is None:
-            return None
+            return
         facts = await asyncio.to_thread(self._observe, process.pid)
-        ours = {process_facts.pid for process_facts in facts}
-        others = [other for other in await asyncio.to_thread(self._look_around) if other.pid not in ours]
+        pids = frozenset(process_facts.pid for process_facts in facts)
+        others = [other for other in await asyncio.to_thread(self._bystanders) if other.pid not in pids]
         if instance.process is not process:
-            return None  # it ended while we looked
-        instance.pids |= ours
+            return  # it ended meanwhile
         env = instance.launch.env if instance.launch is not None else {}
-        known, instance.verification = (
-            instance.verification,
-            verify(
-                slot.placement,
-                facts,
-                bound=self._bound,
-                # One that still loads has neither mapped nor bound everything yet.
-                asked=Asked.of(env, zentorch=zentorch_active(said, "") is True)
-                if instance.served
-                else NOTHING,
-                others=others,
-            ),
-        )
-        instance.zentorch = zentorch_active(said, " ".join(instance.verification.libraries))
-        _tell(slot.id, known, instance.verification)
-        return instance.verification
+        active = zentorch_active(output, "") is True
+        # A loading instance has not yet mapped and bound everything.
+        requested = Requested.of(env, zentorch=active) if instance.served else NOTHING
+        found = verify(slot.placement, facts, bound=self._bound, requested=requested, others=others)
+        before = instance.verification
+        instance.verified(found, pids, zentorch=zentorch_active(output, " ".join(found.libraries)))
+        _log_new(slot.id, before, found)
 
 
-def _tell(slot: int, known: Verification | None, found: Verification) -> None:
+def _log_new(slot: int, before: Verification | None, found: Verification) -> None:
     for problem in found.problems:
-        if known is None or problem not in known.problems:
+        if before is None or problem not in before.problems:
             log.warning("slot %d: placement differs from the plan: %s", slot, problem, extra={"slot": slot})
-    strangers = [stranger for stranger in found.foreign if known is None or stranger not in known.foreign]
-    if strangers:
-        more = f", and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+    foreign = [process for process in found.foreign if before is None or process not in before.foreign]
+    if foreign:
+        more = f", and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         log.warning(
-            "slot %d: not ours on its cpus: %s%s; `numa-launcher verify %d` shows all", slot, strangers[0], more, slot,
-            extra={"slot": slot},
+            "slot %d: other processes on its cpus: %s%s; `numa-launcher verify %d` shows all",
+            slot, foreign[0], more, slot, extra={"slot": slot},
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the supervisor needs of the world, as Protocols; effects implement them, tests fake them."""
+"""What supervision needs from outside, as Protocols, and the events that it announces."""
 
 from __future__ import annotations
 
@@ -31,71 +31,70 @@ class Process(Protocol):
         ...
 
     async def wait(self) -> Exit:
-        """Return when the main process has ended and nothing of its tree is left."""
+        """Return when the main process has ended and its process tree is gone."""
         ...
 
     def terminate(self) -> None:
-        """SIGTERM to the main process. No error when it is gone."""
+        """SIGTERM to the main process; no error when it has ended."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree. No error when it is gone."""
+        """SIGKILL to the process tree; no error when it has ended."""
         ...
 
     def leave(self) -> None:
-        """The daemon ends: a child is killed with its tree, a unit of its own goes on for the next daemon."""
+        """The daemon exits: a child process is killed with its tree, a systemd unit keeps running."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An instance that an earlier daemon started, and that goes on."""
+    """A running instance that an earlier daemon started."""
 
     generation: int
     launch: Launch
-    """What it was started with."""
     process: Process
     age_s: float
-    """Since it was started."""
+    """Seconds since its start."""
     follow: Callable[[Callable[[str, float], None]], None]
-    """Hand it `on_line` once: it gets the lines printed before, as far as they are kept, and those that come, each
-    with the time when it was printed, in seconds since the epoch."""
+    """Called once with `on_line(text, time)`, which gets the earlier lines that are still kept and then the new ones, each
+    with its time in seconds since the epoch."""
 
 
 class Spawner(Protocol):
-    """Starts instances."""
+    """Starts and adopts instances."""
 
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> Process:
-        """Start `launch`; each line it prints goes to `on_line`. Raises LauncherError."""
+        """Start `launch`; `on_line` gets each line of its output. Raises LauncherError."""
         ...
 
     async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
-        """What an earlier daemon left running, by slot; asked once, before the first spawn.
+        """The running instances of an earlier daemon, by slot; called once, before the first spawn.
 
-        `slots`: per slot, what would be started for a generation. An instance that was started with the
-        very same is handed over; every other one is stopped, and gone before anything is spawned. Raises LauncherError.
+        `slots`: for each slot, the launch of a generation. An instance with the same launch is adopted; every other one
+        is stopped, and no spawn begins before it has ended. Raises LauncherError.
         """
         ...
 
     async def keeps_instances(self) -> bool:
-        """Whether instances are to go on when the daemon ends now: not by itself, but to be replaced."""
+        """Whether the instances keep running when the daemon exits now, because another daemon will follow."""
         ...
 
     async def close(self, *, for_good: bool) -> None:
-        """The last call. `for_good`: nothing may start the daemon again but an operator."""
+        """The last call. `for_good`: only an operator may start the daemon again."""
         ...
 
 
 class Prober(Protocol):
-    """Asks an instance whether it lives. Each call has its own deadline.
+    """Probes an instance. Each call has a deadline.
 
-    `healthy` and `counters` raise OSError where the daemon itself lacks what it takes to ask: nothing is known then.
+    `healthy` and `counters` raise OSError where the daemon itself is short of descriptors, memory or threads.
     """
 
-    async def healthy(self, address: Address) -> bool | None:
-        """True: the health path answers 200. False: it answers otherwise or refuses. None: nothing is known."""
+    async def healthy(self, address: Address, timeout_s: float) -> bool | None:
+        """True: the health path answers 200. False: another status, or connection refused. None: no answer in time."""
         ...
 
     async def completes(self, address: Address, model: str) -> bool:
@@ -103,43 +102,43 @@ class Prober(Protocol):
         ...
 
     async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
-        """As `completes`, of an instance that was ready. None: no answer in time."""
+        """As `completes`, with a time limit; None: no answer in time."""
         ...
 
-    async def counters(self, address: Address) -> EngineMetrics | None:
-        """What the engine counts of its own work. None where it counts nothing, or gives no answer in time."""
+    async def counters(self, address: Address, timeout_s: float) -> EngineMetrics | None:
+        """The engine's own counters; None where it has none, or does not answer in time."""
         ...
 
 
 class Traffic(Protocol):
-    """What the proxy knows of an instance."""
+    """What the proxy knows about an instance."""
 
     def in_flight(self, slot: int, generation: int) -> int:
-        """Requests that it has there now, but for those whose clients take nothing: no instance moves for them."""
+        """Its requests now, without those whose clients do not read: these make no progress on any instance."""
         ...
 
     def relayed(self, slot: int, generation: int) -> int:
-        """Events, or pieces of answers, relayed from there so far."""
+        """Events, or pieces of answers, relayed from it so far."""
         ...
 
     def silent(self, slot: int, generation: int) -> bool:
-        """Nothing has come of its requests for long (proxy.hung_timeout_s), and it can take one more at once."""
+        """Its requests got no answers for proxy.hung_timeout_s, and it has room for one more."""
         ...
 
 
 class Caches(Protocol):
-    """The compile caches of the slots. Blocking: called in a thread."""
+    """The compile caches of the slots. Blocking."""
 
     def prepare(self, slot: int, launch: Launch) -> None:
-        """Before a start: what a sibling has compiled is there, and nothing of another stack."""
+        """Before a start: provide what a sibling has compiled, remove what was compiled for other versions or settings."""
         ...
 
     def purge(self, slot: int, launch: Launch) -> None:
-        """Empty a slot's."""
+        """Empty the cache of a slot."""
         ...
 
     def keep(self, slot: int, launch: Launch) -> None:
-        """A start with it has gone well: siblings may have a copy."""
+        """A start with it has succeeded: siblings may copy it."""
         ...
 
 
@@ -156,7 +155,7 @@ class InstanceReady:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDraining:
-    """The instance gets no new requests; `idle` is reported back when none is left."""
+    """The instance gets no new requests; the proxy reports when the last one has ended."""
 
     slot: int
     generation: int
@@ -164,7 +163,7 @@ class InstanceDraining:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGone:
-    """Nothing may be sent; what is still in flight is over."""
+    """The instance gets no requests; those in flight end now."""
 
     slot: int
     generation: int

@@ -48,7 +48,7 @@ SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
 
 # What systemd tells the daemon alone (sd_notify(3), sd_listen_fds(3): children are not to inherit it).
-OURS_ALONE: Final = (
+DAEMON_ONLY: Final = (
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
@@ -115,7 +115,7 @@ class DirectSpawner:
         self._environ = {
             name: value
             for name, value in environ.items()
-            if name not in OURS_ALONE and not name.startswith(PLANNED_PREFIXES)
+            if name not in DAEMON_ONLY and not name.startswith(PLANNED_PREFIXES)
         }
         self._allowed = allowed
         self._tasks: set[asyncio.Task[Exit]] = set()

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -44,9 +44,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
     """Seconds since the epoch."""
 
+    @classmethod
+    def of(cls, slot: int, generation: int, unit: str, digested: str, address: Address) -> Self:
+        """Before its unit has started."""
+        path = address.path if isinstance(address, UnixAddress) else None
+        port = address.port if isinstance(address, TcpAddress) else None
+        return cls(slot=slot, generation=generation, unit=unit, digest=digested, socket=path, port=port)
+
+    def with_unit(self, pid: int, invocation: str, started: float) -> Self:
+        """With what systemd reports about its running unit."""
+        return msgspec.structs.replace(self, pid=pid, invocation=invocation, started=started)
+
     @property
     def address(self) -> Address:
-        """Where it answers."""
+        """Where it listens."""
         if self.socket is not None:
             return UnixAddress(self.socket)
         return TcpAddress("127.0.0.1", self.port or 0)

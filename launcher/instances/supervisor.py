@@ -11,8 +11,10 @@ from launcher.engines.base import Engine
 from launcher.errors import NotFoundError
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import (
+from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import (
     Event,
     HoldRequested,
     Intent,
@@ -24,8 +26,6 @@ from launcher.instances.lifecycle import (
     StopRequested,
     WentIdle,
 )
-from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
-from launcher.instances.slot_controller import SlotController
 from launcher.plan import Plan, Slot
 
 # A step may copy a compile cache, or wait for a busy systemd.
@@ -62,7 +62,7 @@ class Supervisor:
         """Slots that an earlier daemon was told to hold."""
         self._pending = {slot.id for slot in plan.slots} - self._held
         """Slots whose first start is still to come, and of which nobody has asked anything else."""
-        self._last: dict[int, int] = {}
+        self._last_generation: dict[int, int] = {}
         """Generation of the last life of slots that were removed: whoever knows it takes a lower one for overtaken."""
         self._spawner = spawner
         self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
@@ -78,7 +78,7 @@ class Supervisor:
                 traffic=traffic,
                 caches=caches,
                 held=held,
-                generation=self._last.get(slot.id, 0),
+                generation=self._last_generation.get(slot.id, 0),
             )
         )
         self._group: asyncio.TaskGroup | None = None
@@ -158,7 +158,7 @@ class Supervisor:
         while not controller.stopped:
             controller.post(StopRequested())
             await controller.until_stopped_or_called_off()
-        self._last[slot] = controller.slot_state.generation
+        self._last_generation[slot] = controller.slot_state.generation
         task = self._tasks.pop(slot)
         del self._controllers[slot]
         task.cancel()

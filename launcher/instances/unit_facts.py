@@ -1,4 +1,4 @@
-"""What systemd's facts of a unit mean: how it ended, and whether it is what the plan wants."""
+"""Reads a unit's facts: how it ended, and whether it runs what the plan would start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def exit_of(facts: UnitFacts) -> Exit:
     return Exit(code=127 if facts.status == CANNOT_EXECUTE else facts.status, signal=None)
 
 
-def last_words(facts: UnitFacts) -> list[str]:
-    """What systemd knows and an exit status does not say, as lines that diagnosis reads."""
+def diagnosis_lines(facts: UnitFacts) -> list[str]:
+    """What systemd reports beyond the exit status, as lines that diagnosis reads."""
     if facts.result in {"success", "exit-code", "signal", "core-dump"}:
         return []
     return [f"{UNIT_OOM.partition('=')[0]}={facts.result}"]
@@ -37,21 +37,21 @@ def last_words(facts: UnitFacts) -> list[str]:
 def fitting(
     slot: int, record: Record | None, facts: UnitFacts, slots: Mapping[int, Callable[[int], Launch]]
 ) -> Launch | str:
-    """What a unit runs, if that is what the plan wants of its slot; else why it is not.
+    """The launch that a unit runs if it can be adopted, else why not. It can be adopted if
 
-    1. The plan has the slot, and the state file knows how the unit was started.
-    2. The unit is active, and the very life that the file speaks of.
-    3. The plan would start the same now.
+    1. the plan has the slot, and the state file a record of the unit,
+    2. the unit is active, and the generation that the record names,
+    3. the plan would start it with the same command and environment now.
     """
     if slot not in slots:
         return "the plan has no such slot"
     if record is None:
-        return "nothing is known of how it was started"
+        return "the state file has no record of it"
     if facts.active != "active" or facts.has_job or not facts.main_pid:
         return f"it is {facts.active}"
     said = mark(slot, record.generation, record.digest)
     if f"{MARK}={said}" not in facts.environment or record.invocation not in {"", facts.invocation}:
-        return "it is not the life that the state file speaks of"
+        return "it is not the generation that the state file records"
     launch = slots[slot](record.generation)
     if digest(launch) != record.digest:
         return "the plan would start it differently now"

@@ -24,7 +24,7 @@ _OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """What one life was started with beyond its placement, to be found again on its processes."""
 
     omp_cpus: tuple[CpuSet, ...] = ()
@@ -33,7 +33,7 @@ class Asked:
     """Of each set one library is mapped by some process."""
 
     @classmethod
-    def of(cls, env: Mapping[str, str], *, zentorch: bool = False) -> Asked:
+    def of(cls, env: Mapping[str, str], *, zentorch: bool = False) -> Requested:
         """From the environment of a launch. `zentorch`: the engine said that it computes with it."""
         lists = env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         omp = () if lists in {"auto", "nobind"} else tuple(CpuSet.parse(cpus) for cpus in lists.split("|"))
@@ -45,7 +45,7 @@ class Asked:
         return cls(omp, tuple(libraries for libraries, is_wanted in wanted.items() if is_wanted))
 
 
-NOTHING: Final = Asked()
+NOTHING: Final = Requested()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def verify(
     facts: Sequence[ProcessFacts],
     *,
     bound: bool,
-    asked: Asked = NOTHING,
+    requested: Requested = NOTHING,
     others: Sequence[Bystander] = (),
 ) -> Verification:
     """Compare. `bound` is whether strict memory binding was asked of numactl.
@@ -118,8 +118,8 @@ def verify(
         [
             *_threads(placement, facts),
             *(_memory(placement, facts, node_bytes, share) if bound else ()),
-            *_openmp(asked.omp_cpus, facts),
-            *_libraries(asked.libraries, mapped),
+            *_openmp(requested.omp_cpus, facts),
+            *_libraries(requested.libraries, mapped),
         ]
         if facts
         else [Difference("processes", "at least one", "no process")]

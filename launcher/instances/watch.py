@@ -1,4 +1,4 @@
-"""Looks at one life of a slot: until it is ready, and then whether it goes on. Judges by progress.py; posts events."""
+"""Probes one instance: first until it is ready, then for health and progress, which progress.py judges."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Final
 
 from launcher.address import Address
 from launcher.background import Failures, attempt
+from launcher.cpuset import CpuSet
 from launcher.engines.base import Engine
-from launcher.host.oom import family, node_memory
+from launcher.host.oom import NodeMemory, node_memory, process_tree
 from launcher.host.pressure import cpu_pressure
 from launcher.instances.causes import Cause
 from launcher.instances.diagnosis import failed_start, hung, hung_or_dead
 from launcher.instances.health import COMPLETION_TIMEOUT_S
-from launcher.instances.instance import Instance, ProbeSettings
+from launcher.instances.instance import Instance
 from launcher.instances.ports import Prober, Traffic
+from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.progress import (
-    Look,
+    Observation,
     Progress,
     canary_is_due,
     observe,
@@ -26,161 +28,151 @@ from launcher.instances.progress import (
     pressure_line,
     proved,
     stall,
-    started,
 )
 from launcher.plan import Slot
 
 log = logging.getLogger("launcher.instances")
 
+# Consecutive negative answers of the health path, or refused canaries, that end an instance.
 UNHEALTHY_AFTER: Final = 2
-# For an engine that has said that its start failed to end: its processes wait for each other for up to 5 s.
-DOOMED_S: Final = 15.0
-# Between two looks at its memory and processes, for the day that it dies of them.
-LOOK_AROUND_S: Final = 2.0
+# An engine that has printed that its start failed gets this long to exit: its processes wait up to 5 s for each other.
+FAILED_START_EXIT_S: Final = 15.0
+# Between two samples of an instance's memory and processes, which the diagnosis of its exit reads.
+SAMPLE_S: Final = 2.0
 
 
 class Watcher:
-    """Looks at one instance, generation `generation` of `slot`; `lives` says whether it still is the slot's."""
+    """Probes `instance` in `slot` for as long as `is_current`."""
 
     def __init__(
         self,
         slot: Slot,
-        generation: int,
         instance: Instance,
         *,
         engine: Engine,
         prober: Prober,
         traffic: Traffic,
-        probing: ProbeSettings,
+        settings: Callable[[], ProbeSettings],
         clock: Callable[[], float],
-        lives: Callable[[], bool],
+        is_current: Callable[[], bool],
         suspected: asyncio.Event,
-        last_words: Callable[[], Sequence[str]],
+        output: Callable[[], Sequence[str]],
         pressure: Callable[[], float | None] = cpu_pressure,
-        looked: Callable[[], None] = lambda: None,
+        on_probed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`looked` is called after each look that succeeded. One that fails raises OSError, or whatever it met."""
+        """`settings` is read at each probe; `output` returns the instance's last lines; `on_probed` is called after each
+        probe that succeeded. A probe that fails because of the daemon itself raises OSError."""
         self._slot = slot
-        self._generation = generation
         self._instance = instance
         self._engine = engine
         self._prober = prober
         self._traffic = traffic
-        self._probing = probing
+        self._settings = settings
         self._clock = clock
-        self._lives = lives
+        self._is_current = is_current
         self._suspected = suspected
-        self._last_words = last_words
+        self._output = output
         self._pressure = pressure
-        self._looked = looked
-        self._around = Failures(log, f"slot {slot.id}: look at its processes and memory", slot=slot.id)
+        self._on_probed = on_probed
+        self._sample_failures = Failures(log, f"slot {slot.id}: sample memory and processes", slot=slot.id)
         self._refusals = 0
         self._canaries_refused = 0
-        self._look_again_at = 0.0
-        self._ask_again_at = 0.0
+        self._sample_at = 0.0
+        self._canary_beside_at = 0.0
 
     async def ready(self, address: Address) -> bool | Cause:
-        """Health path, then one real completion. False when the life ended before; a cause when it never will be."""
-        while self._lives():
-            await self._look_around()
-            doomed_at = self._instance.doomed_at
-            if doomed_at is not None and self._clock() - doomed_at > DOOMED_S:
-                return failed_start(self._last_words(), self._clock() - doomed_at)
-            healthy = await self._prober.healthy(address)
-            self._note_look(COMPLETION_TIMEOUT_S if healthy else 0.0)
+        """True after the health path and one completion have succeeded; False when the instance ended before; a Cause
+        when its start has failed and its process goes on."""
+        while self._is_current():
+            await self._sample()
+            failed_at = self._instance.start_failed_at
+            if failed_at is not None and self._clock() - failed_at > FAILED_START_EXIT_S:
+                return failed_start(self._output(), self._clock() - failed_at)
+            healthy = await self._prober.healthy(address, self._settings().probe_timeout_s)
+            self._probed(COMPLETION_TIMEOUT_S if healthy else 0.0)
             if healthy and (
                 not self._engine.wants_completion_probe
                 or await self._prober.completes(address, self._slot.model.name)
             ):
-                self._instance.phase = "serving"
-                self._instance.served = True
-                self._instance.responsive = True
-                self._instance.progress = started(self._clock())
+                self._instance.became_ready(self._clock())
                 return True
-            await asyncio.sleep(self._probing.ready_poll_s)
+            await asyncio.sleep(self._settings().ready_poll_s)
         return False
 
     async def failure(self, address: Address) -> Cause | None:
-        """Look until the life is over (None), or has failed though its process goes on (why).
+        """Probe until the instance has ended (None), or has failed while its process goes on (why).
 
-        A definite no, twice, is a failure; silence alone is not: busy is not dead. Work without progress is.
+        Two negative answers are a failure. Silence alone is not: a busy engine may not answer. Work without progress is.
         """
-        while self._lives():
-            if self._refusals:  # a whole pause, however loudly the proxy suspects it
-                await asyncio.sleep(self._probing.recheck_s)
+        while self._is_current():
+            if self._refusals:  # the whole pause, however often the proxy reports the instance
+                await asyncio.sleep(self._settings().recheck_s)
             else:
-                await self._pause(self._probing.probe_interval_s)
-            if not self._lives():
+                await self._pause(self._settings().probe_interval_s)
+            if not self._is_current():
                 return None
             if (cause := await self._probe(address)) is not None:
                 return cause
         return None
 
     async def _probe(self, address: Address) -> Cause | None:
-        """Raises OSError where the daemon itself could not look."""
-        await self._look_around()
-        answer = await self._prober.healthy(address)
-        self._instance.responsive = answer is not None
-        self._refusals = self._refusals + 1 if answer is False else 0
-        if answer is False:
-            self._note_look()
+        await self._sample()
+        settings = self._settings()
+        healthy = await self._prober.healthy(address, settings.probe_timeout_s)
+        self._instance.answered(responsive=healthy is not None)
+        self._refusals = self._refusals + 1 if healthy is False else 0
+        if healthy is False:
+            self._probed()
             refused = self._refusals >= UNHEALTHY_AFTER
             return hung_or_dead("its health path no longer answers 200") if refused else None
-        counters = await self._prober.counters(address)
-        self._note_look()
+        counters = await self._prober.counters(address, settings.probe_timeout_s)
+        self._probed()
         now = self._clock()
-        slot, generation = self._slot.id, self._generation
-        look = Look(
+        slot, generation = self._slot.id, self._instance.generation
+        seen = Observation(
             at=now,
-            responsive=answer is not None,
+            responsive=healthy is not None,
             counters=counters,
             in_flight=self._traffic.in_flight(slot, generation),
             relayed=self._traffic.relayed(slot, generation),
         )
-        self._instance.progress = progress = observe(self._instance.progress, look)
-        if evidence := stall(progress, now, self._probing.stall_timeout_s, self._pressure()):
+        progress = observe(self._instance.progress, seen)
+        self._instance.progressed(progress)
+        if evidence := stall(progress, now, settings.stall_timeout_s, self._pressure()):
             return hung(evidence)
-        if self._engine.wants_completion_probe and canary_is_due(
-            progress, now, self._probing.canary_interval_s
-        ):
-            return await self._canary(address)
-        if self._engine.wants_completion_probe and self._may_lie(progress, look):
-            return await self._canary_beside(address, look)
-        return None
-
-    def _may_lie(self, progress: Progress, look: Look) -> bool:
-        """It says that it is well, counts nothing that could be held against it, and gives no answer."""
-        counts = progress.counted is not None and not progress.counted.rounded
-        if counts or not look.responsive or look.at < self._ask_again_at:
-            return False
-        return self._traffic.silent(self._slot.id, self._generation)
-
-    async def _canary_beside(self, address: Address, look: Look) -> Cause | None:
-        """One token beside the requests that it has. Any answer, a refusal too, says that it does not hang."""
-        pressure = self._pressure()
-        limit_s = patience(self._probing.stall_timeout_s, pressure)
-        self._note_look(limit_s)
-        answer = await self._prober.canary(address, self._slot.model.name, limit_s)
-        self._ask_again_at = self._clock() + self._probing.stall_timeout_s
-        if answer is not None or not self._lives():
+        if not self._engine.wants_completion_probe:
             return None
-        still = f"nothing has come of its {look.in_flight} requests (proxy.hung_timeout_s)"
-        said = f"no answer to a completion of one token beside them within {limit_s:.0f} s (canary)"
-        return hung((still, said, pressure_line(pressure)))
+        if canary_is_due(progress, now, settings.canary_interval_s):
+            return await self._canary(address)
+        return await self._canary_beside(address, seen) if self._may_lie(progress, seen) else None
+
+    def _may_lie(self, progress: Progress, seen: Observation) -> bool:
+        """It answers its health path and shows no exact counters, and its requests get no answers."""
+        counts = progress.counted is not None and not progress.counted.rounded
+        if counts or not seen.responsive or seen.at < self._canary_beside_at:
+            return False
+        return self._traffic.silent(self._slot.id, self._instance.generation)
+
+    async def _canary_beside(self, address: Address, seen: Observation) -> Cause | None:
+        """One token beside its requests. Any answer, also a refusal, shows that it does not hang."""
+        answer, limit_s, pressure = await self._one_token(address)
+        self._canary_beside_at = self._clock() + self._settings().stall_timeout_s
+        if answer is not None or not self._is_current():
+            return None
+        silent = f"none of its {seen.in_flight} requests was answered (proxy.hung_timeout_s)"
+        canary = f"no answer to a completion of one token beside them within {limit_s:.0f} s (canary)"
+        return hung((silent, canary, pressure_line(pressure)))
 
     async def _canary(self, address: Address) -> Cause | None:
-        """One token of an idle instance. It may take as long as a request may stand still."""
-        pressure = self._pressure()
-        limit_s = patience(self._probing.stall_timeout_s, pressure)
-        self._note_look(limit_s)
-        answer = await self._prober.canary(address, self._slot.model.name, limit_s)
-        if not self._lives():
+        """One token from an idle instance."""
+        answer, limit_s, pressure = await self._one_token(address)
+        if not self._is_current():
             return None
         if answer is None:
-            said = f"idle, and no answer to a completion of one token within {limit_s:.0f} s (canary)"
-            return hung((said, pressure_line(pressure)))
+            canary = f"idle, and no answer to a completion of one token within {limit_s:.0f} s (canary)"
+            return hung((canary, pressure_line(pressure)))
         if answer:
-            self._instance.progress = proved(self._instance.progress, self._clock())
+            self._instance.progressed(proved(self._instance.progress, self._clock()))
             self._canaries_refused = 0
             return None
         self._canaries_refused += 1
@@ -188,28 +180,37 @@ class Watcher:
             return None
         return hung_or_dead("it refused a completion of one token (canary), twice")
 
-    def _note_look(self, takes_s: float = 0.0) -> None:
-        """A look has succeeded; what it does next may take so long."""
-        self._instance.looked_at = now = self._clock()
-        self._instance.watched_until = now + takes_s + self._probing.unwatched_s
-        self._looked()
+    async def _one_token(self, address: Address) -> tuple[bool | None, float, float | None]:
+        """The answer, its time limit in seconds, and the cpu pressure at its begin."""
+        pressure = self._pressure()
+        limit_s = patience(self._settings().stall_timeout_s, pressure)
+        self._probed(limit_s)
+        return await self._prober.canary(address, self._slot.model.name, limit_s), limit_s, pressure
 
-    async def _look_around(self) -> None:
-        if self._clock() >= self._look_again_at:
-            self._look_again_at = self._clock() + LOOK_AROUND_S
-            await attempt(lambda: asyncio.to_thread(self._look_at_memory), self._around)
+    def _probed(self, next_takes_s: float = 0.0) -> None:
+        now = self._clock()
+        self._instance.probed(now, now + next_takes_s + self._settings().unwatched_s)
+        self._on_probed()
 
-    def _look_at_memory(self) -> None:
-        """For the day that it is killed for want of it."""
-        self._instance.nodes = node_memory(self._slot.placement.membind)
-        if self._instance.process is not None:
-            self._instance.pids |= family(self._instance.process.pid)
+    async def _sample(self) -> None:
+        if self._clock() >= self._sample_at:
+            self._sample_at = self._clock() + SAMPLE_S
+            await attempt(self._read_memory, self._sample_failures)
+
+    async def _read_memory(self) -> None:
+        process = self._instance.process
+        nodes = self._slot.placement.membind
+        self._instance.sampled(*await asyncio.to_thread(_memory_of, nodes, process.pid if process else None))
 
     async def _pause(self, seconds: float) -> None:
-        """Until the time is over or someone suspects the instance."""
+        """Until the time is over or the proxy reports the instance."""
         try:
             async with asyncio.timeout(seconds):
                 await self._suspected.wait()
         except TimeoutError:
             return
         self._suspected.clear()
+
+
+def _memory_of(nodes: CpuSet, pid: int | None) -> tuple[tuple[NodeMemory, ...], frozenset[int]]:
+    return node_memory(nodes), frozenset() if pid is None else process_tree(pid)

@@ -9,15 +9,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
 from launcher.daemon.deployment import Deployment
 from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import Intent, State
 from launcher.instances.ports import Prober
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import Intent, State
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.diff import Changes, Step, compare
 from launcher.rollout.rollout import Rollout, Stage, least_of
@@ -182,24 +181,6 @@ def refuse_violations(deployment: Deployment) -> None:
         raise LauncherError(violations[0].message + more, violations[0].remedy)
 
 
-def limits_of(config: Config) -> Limits:
-    """What the lifecycle obeys."""
-    return Limits.of(config.supervision)
-
-
-def probing_of(config: Config) -> ProbeSettings:
-    """How often instances are looked at."""
-    supervision = config.supervision
-    return ProbeSettings(
-        supervision.probe_interval_s,
-        config.logging.tail_lines,
-        stall_timeout_s=supervision.stall_timeout_s,
-        canary_interval_s=supervision.canary_interval_s,
-        verify_interval_s=supervision.verify_interval_s,
-        probe_timeout_s=supervision.probe_timeout_s,
-    )
-
-
 def settings_of(deployment: Deployment) -> tuple[Limits, ProbeSettings]:
-    """What a slot's owner works by."""
-    return limits_of(deployment.config), probing_of(deployment.config)
+    """What a slot controller works with."""
+    return Limits.of(deployment.config.supervision), ProbeSettings.of(deployment.config)

@@ -16,8 +16,10 @@ from launcher.daemon.deployment import Deployment
 from launcher.errors import LauncherError, RefusedError
 from launcher.instances.backoff import Limits
 from launcher.instances.disruption import Standing, check, least_ready
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import (
+from launcher.instances.ports import Prober
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import (
     Intent,
     RestartRequested,
     SlotState,
@@ -25,8 +27,6 @@ from launcher.instances.lifecycle import (
     State,
     StopRequested,
 )
-from launcher.instances.ports import Prober
-from launcher.instances.slot_controller import SlotController
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.diff import Changes, SlotChange, Step
 
@@ -155,7 +155,7 @@ class Rollout:
         for change in changes:
             controller = self._supervisor.controllers.get(change.slot)
             if controller is not None and change.slot in slots:
-                controller.use(slots[change.slot], deployment.engine, limits, probing)
+                controller.reconfigure(slots[change.slot], deployment.engine, limits, probing)
 
     async def _apply(self, change: SlotChange, deployment: Deployment) -> None:
         match change.step:

@@ -12,9 +12,9 @@ from launcher.control.messages import DISRUPTIVE, Request, SlotCommand
 from launcher.daemon.slot_commands import check_request, event_of
 from launcher.errors import RefusedError
 from launcher.instances.backoff import Limits
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import DrainRequested, Intent, SlotState, State
+from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import DrainRequested, Intent, SlotState, State
 
 
 def controllers(*slot_states: SlotState) -> dict[int, SlotController]:

@@ -28,9 +28,9 @@ from launcher.engines.base import Launch
 from launcher.instances.backoff import Limits
 from launcher.instances.causes import Cause
 from launcher.instances.health import HttpProber
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import StartRequested, State
+from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import StartRequested, State
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.plan import Slot
 
@@ -78,7 +78,7 @@ async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
     """Start it, let `act` do its worst, and read the cause."""
     controller = SlotController(
         a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
-        prober=HttpProber("/health", 5.0), limits=LIMITS, probing=PROBES, strict_binding=False,
+        prober=HttpProber("/health"), limits=LIMITS, probing=PROBES, strict_binding=False,
         announce=lambda _event: None,
     )  # fmt: skip
     owner = asyncio.create_task(controller.run())
@@ -242,8 +242,8 @@ async def test_hung(stage: Stage) -> None:
 
 async def has_work(address: UnixAddress) -> bool:
     """Whether a stopped engine was in the middle of a request, once all that it had said before is counted."""
-    prober, before = HttpProber("/health", 5.0), None
-    while (counters := await prober.counters(address)) != before or counters is None:
+    prober, before = HttpProber("/health"), None
+    while (counters := await prober.counters(address, 5.0)) != before or counters is None:
         before = counters
         await asyncio.sleep(0.5)
     return counters.running > 0

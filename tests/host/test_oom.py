@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.host.events import EventRing
-from launcher.host.oom import KernelWord, NodeMemory, OomWatch, family, node_memory, victims
+from launcher.host.oom import KernelReport, NodeMemory, OomWatch, node_memory, process_tree, victims
 from launcher.host.pressure import cpu_pressure
 
 MEMCG = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/x,task=sleep,pid=7,uid=0"
@@ -38,19 +38,19 @@ def test_kills_of_a_cgroup_are_counted_from_now(tmp_path: Path, cgroup: str, fil
     put(tmp_path / "proc/7/cgroup", cgroup)
     put(tmp_path / file, text.format(3))
     watch = OomWatch(7, tmp_path)
-    assert watch.word([7]).cgroup_kills == 0
+    assert watch.report([7]).cgroup_kills == 0
     put(tmp_path / file, text.format(5))
-    word = watch.word([7], (NodeMemory(0, 1, 2),))
+    word = watch.report([7], (NodeMemory(0, 1, 2),))
     assert (word.cgroup_kills, word.cgroup_file) == (2, str(tmp_path / file))
     assert word.nodes == (NodeMemory(0, 1, 2),)
     (tmp_path / file).unlink()
-    assert watch.word([7]).cgroup_kills == 0
+    assert watch.report([7]).cgroup_kills == 0
     watch.close()
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
     watch = OomWatch(7, tmp_path)
-    assert watch.word([]) == KernelWord()
+    assert watch.report([]) == KernelReport()
     watch.close()
     assert node_memory([0], tmp_path) == ()
     assert cpu_pressure(tmp_path) is None
@@ -59,17 +59,17 @@ def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
 def test_the_kernels_log_from_now_on(tmp_path: Path) -> None:
     put(tmp_path / "dev/kmsg", f"6,1,100,-;{KILLED}\n SUBSYSTEM=x\n")
     watch = OomWatch(7, tmp_path)
-    assert watch.word([7]).readable
+    assert watch.report([7]).readable
     with (tmp_path / "dev/kmsg").open("a") as log:
         log.write(f"6,2,101,-;{MEMCG}\n")
-    assert watch.word([7]).oom_lines == (MEMCG,)
+    assert watch.report([7]).oom_lines == (MEMCG,)
     watch.close()
     watch.close()
 
 
 def test_the_real_kernel_log_can_be_followed_or_is_not_readable() -> None:
     watch = OomWatch(os.getpid())
-    assert watch.word([os.getpid()]).oom_lines == ()
+    assert watch.report([os.getpid()]).oom_lines == ()
     watch.close()
 
 
@@ -83,8 +83,8 @@ def test_family(tmp_path: Path) -> None:
     for pid, parent in ((7, 1), (8, 7), (9, 7), (10, 9), (11, 1)):
         put(tmp_path / f"proc/{pid}/stat", f"{pid} (a) b) S {parent} 0 0")
     put(tmp_path / "proc/12/stat", "gone")
-    assert family(7, tmp_path) == {7, 8, 9, 10}
-    assert os.getpid() in family(os.getpid())
+    assert process_tree(7, tmp_path) == {7, 8, 9, 10}
+    assert os.getpid() in process_tree(os.getpid())
 
 
 def test_node_memory(tmp_path: Path) -> None:

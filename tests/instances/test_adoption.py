@@ -12,10 +12,10 @@ from fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_sl
 from launcher.config.schema import Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.instances.backoff import Limits
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import State
 from launcher.instances.logtail import LogLine
 from launcher.instances.ports import Adopted, InstanceEvent, InstanceReady
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import State
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import Plan
 

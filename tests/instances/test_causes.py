@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.oom import KernelWord
+from launcher.host.oom import KernelReport
 from launcher.instances.causes import RULES, Retry
 from launcher.instances.diagnosis import diagnose
 from launcher.instances.ports import Exit
 
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.txt"))
 # The kernel's log was readable there, and had nothing to say of memory unless a file beside the run says so.
-QUIET = KernelWord(readable=True)
+QUIET = KernelReport(readable=True)
 
 
 def ended(line: str) -> Exit:
@@ -25,12 +25,12 @@ def ended(line: str) -> Exit:
     return Exit(None, number) if line.startswith("signal") else Exit(number, None)
 
 
-def kernel_of(file: Path) -> KernelWord:
+def kernel_of(file: Path) -> KernelReport:
     said = file.with_suffix(".kernel")
     if not said.exists():
         return QUIET
     lines = tuple(said.read_text(encoding="utf-8").splitlines())
-    return KernelWord(cgroup_kills=1, cgroup_file="memory.oom_control", oom_lines=lines, readable=True)
+    return KernelReport(cgroup_kills=1, cgroup_file="memory.oom_control", oom_lines=lines, readable=True)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.engines.containers import OOM_LINE
-from launcher.host.oom import KernelWord, NodeMemory
+from launcher.host.oom import KernelReport, NodeMemory
 from launcher.instances.diagnosis import RULES, UNIT_OOM, Retry, diagnose, failed_start, hung, hung_or_dead
 from launcher.instances.ports import Exit
 
@@ -279,38 +279,40 @@ ROOMY, SHORT = NodeMemory(0, 50 << 30, 96 << 30), NodeMemory(1, 1 << 30, 96 << 3
 @pytest.mark.parametrize(
     ("kernel", "name", "said"),
     [
-        (KernelWord(), "node-oom", DEATH),
-        (KernelWord(readable=True), "killed-by-operator", DEATH),
+        (KernelReport(), "node-oom", DEATH),
+        (KernelReport(readable=True), "killed-by-operator", DEATH),
         (
-            KernelWord(readable=True, nodes=(ROOMY,)),
+            KernelReport(readable=True, nodes=(ROOMY,)),
             "killed-by-operator",
             "node 0 had 50.00 of 96.00 GiB free",
         ),
-        (KernelWord(readable=True, nodes=(ROOMY, SHORT)), "node-oom", "node 1 had 1.00 of 96.00 GiB free"),
-        (KernelWord(readable=True, oom_lines=(NODE,)), "node-oom", NODE),
-        (KernelWord(readable=True, oom_lines=(MEMCG,)), "cgroup-oom", MEMCG),
+        (KernelReport(readable=True, nodes=(ROOMY, SHORT)), "node-oom", "node 1 had 1.00 of 96.00 GiB free"),
+        (KernelReport(readable=True, oom_lines=(NODE,)), "node-oom", NODE),
+        (KernelReport(readable=True, oom_lines=(MEMCG,)), "cgroup-oom", MEMCG),
         (
-            KernelWord(cgroup_kills=2, cgroup_file="/sys/fs/cgroup/x/memory.events"),
+            KernelReport(cgroup_kills=2, cgroup_file="/sys/fs/cgroup/x/memory.events"),
             "cgroup-oom",
             "/sys/fs/cgroup/x/memory.events: oom_kill rose by 2",
         ),
     ],
 )
 @pytest.mark.parametrize(("how", "tail"), [(Exit(0, None), ["INFO", DEATH]), (KILLED, [DEATH])])
-def test_who_killed_it(kernel: KernelWord, name: str, said: str, how: Exit, tail: list[str]) -> None:
+def test_who_killed_it(kernel: KernelReport, name: str, said: str, how: Exit, tail: list[str]) -> None:
     cause = diagnose(how, tail, served=True, kernel=kernel)
     assert cause.name == name
     assert any(said in line for line in cause.evidence)
 
 
 def test_a_kill_of_the_main_process_alone() -> None:
-    assert diagnose(KILLED, [], kernel=KernelWord(nodes=(SHORT,))).name == "node-oom"
-    assert diagnose(KILLED, [], kernel=KernelWord(readable=True, nodes=(ROOMY,))).name == "killed-by-operator"
+    assert diagnose(KILLED, [], kernel=KernelReport(nodes=(SHORT,))).name == "node-oom"
+    assert (
+        diagnose(KILLED, [], kernel=KernelReport(readable=True, nodes=(ROOMY,))).name == "killed-by-operator"
+    )
 
 
 def test_a_sibling_that_was_killed_for_memory_explains_no_other_end() -> None:
-    assert diagnose(FAILED, ["Boom"], kernel=KernelWord(cgroup_kills=1)).name == "unknown"
-    assert diagnose(FAILED, ["Boom"], kernel=KernelWord(oom_lines=(MEMCG,))).name == "cgroup-oom"
+    assert diagnose(FAILED, ["Boom"], kernel=KernelReport(cgroup_kills=1)).name == "unknown"
+    assert diagnose(FAILED, ["Boom"], kernel=KernelReport(oom_lines=(MEMCG,))).name == "cgroup-oom"
 
 
 def test_an_asked_for_end_that_the_daemon_did_not_ask_for() -> None:

@@ -68,35 +68,35 @@ async def cuts(request: web.Request) -> web.StreamResponse:
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (404, False), (500, False)])
 async def test_an_answer(serve: Serve, status: int, healthy: bool) -> None:
     address = await serve(health=answers(status))
-    assert await HttpProber("/health", LONG_S).healthy(address) is healthy
+    assert await HttpProber("/health").healthy(address, LONG_S) is healthy
 
 
 async def test_the_path_is_the_engines_own(serve: Serve) -> None:
     address = await serve(v1__ping=answers(200))
-    assert await HttpProber("/v1/ping", LONG_S).healthy(address) is True
+    assert await HttpProber("/v1/ping").healthy(address, LONG_S) is True
 
 
 async def test_a_cut_connection_is_a_no(serve: Serve) -> None:
-    assert await HttpProber("/health", LONG_S).healthy(await serve(health=cuts)) is False
+    assert await HttpProber("/health").healthy(await serve(health=cuts), LONG_S) is False
 
 
 async def test_a_hang_is_no_answer(serve: Serve) -> None:
-    assert await HttpProber("/health", SHORT_S).healthy(await serve(health=hangs)) is None
+    assert await HttpProber("/health").healthy(await serve(health=hangs), SHORT_S) is None
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
     missing = tmp_path / "none.sock"
-    assert await HttpProber("/health", LONG_S).healthy(UnixAddress(str(missing))) is False
+    assert await HttpProber("/health").healthy(UnixAddress(str(missing)), LONG_S) is False
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(missing))  # bound, and nobody listens: what a dead engine leaves
-        assert await HttpProber("/health", LONG_S).healthy(UnixAddress(str(missing))) is False
+        assert await HttpProber("/health").healthy(UnixAddress(str(missing)), LONG_S) is False
 
 
 async def test_a_refused_port() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address: Address = TcpAddress("127.0.0.1", probe.getsockname()[1])
-        assert await HttpProber("/health", LONG_S).healthy(address) is False
+        assert await HttpProber("/health").healthy(address, LONG_S) is False
 
 
 async def test_a_full_backlog_is_busy_not_dead(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_a_full_backlog_is_busy_not_dead(tmp_path: Path) -> None:
         except BlockingIOError:
             pass
         try:
-            assert await HttpProber("/health", 0.5).healthy(UnixAddress(path)) is None
+            assert await HttpProber("/health").healthy(UnixAddress(path), 0.5) is None
         finally:
             for client in waiting:
                 client.close()
@@ -140,9 +140,9 @@ async def test_our_own_shortage_says_nothing_of_an_instance(serve: Serve, tcp: b
     address: Address = TcpAddress("127.0.0.1", 9) if tcp else await serve(health=answers(200))
     with no_descriptor_left():
         with pytest.raises(OSError, match="Too many open files"):
-            await HttpProber("/health", LONG_S).healthy(address)
+            await HttpProber("/health").healthy(address, LONG_S)
         with pytest.raises(OSError, match="Too many open files"):
-            await HttpProber("/health", LONG_S).counters(address)
+            await HttpProber("/health").counters(address, LONG_S)
 
 
 async def test_a_completion_waits_for_the_end_of_our_own_shortage(
@@ -151,7 +151,7 @@ async def test_a_completion_waits_for_the_end_of_our_own_shortage(
     """It is a question of life and death, and its time begins when it can be asked."""
     monkeypatch.setattr("launcher.instances.health.SHORTAGE_S", 0.3)
     address = await serve(v1__completions=answers(200))
-    prober = HttpProber("/health", LONG_S)
+    prober = HttpProber("/health")
     with no_descriptor_left():
         canary = asyncio.create_task(prober.canary(address, "m", 0.2))
         completes = asyncio.create_task(prober.completes(address, "m"))
@@ -164,7 +164,7 @@ async def test_a_completion_waits_for_the_end_of_our_own_shortage(
 async def test_a_completion(serve: Serve) -> None:
     seen: list[dict[str, object]] = []
     address = await serve(v1__completions=answers(200, seen))
-    assert await HttpProber("/health", LONG_S).completes(address, "m")
+    assert await HttpProber("/health").completes(address, "m")
     assert seen == [
         {
             "path": "/v1/completions",
@@ -179,12 +179,12 @@ async def test_a_completion(serve: Serve) -> None:
 async def test_a_model_that_only_chats_or_embeds(serve: Serve) -> None:
     seen: list[dict[str, object]] = []
     address = await serve(v1__completions=answers(400, seen), v1__embeddings=answers(200, seen))
-    assert await HttpProber("/health", LONG_S).completes(address, "m")
+    assert await HttpProber("/health").completes(address, "m")
     assert [body["path"] for body in seen] == ["/v1/completions", "/v1/embeddings"]
 
 
 async def test_no_completion(serve: Serve, tmp_path: Path) -> None:
-    prober = HttpProber("/health", LONG_S)
+    prober = HttpProber("/health")
     assert not await prober.completes(await serve(v1__completions=answers(500)), "m")
     assert not await prober.completes(await serve(v1__completions=cuts), "m")
     assert not await prober.completes(UnixAddress(str(tmp_path / "none")), "m")

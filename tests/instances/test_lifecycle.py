@@ -12,9 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import JITTER, Limits, restart_delay
 from launcher.instances.causes import Cause, Retry
-from launcher.instances.lifecycle import (
-    STARTING_STOP_S,
-    TRANSITIONS,
+from launcher.instances.lifecycle import TRANSITIONS, advance
+from launcher.instances.slot_state import (
     Action,
     DeadlinePassed,
     DrainRequested,
@@ -33,11 +32,10 @@ from launcher.instances.lifecycle import (
     SlotState,
     StartRequested,
     State,
-    Step,
     StopRequested,
     WentIdle,
-    advance,
 )
+from launcher.instances.transitions import STARTING_STOP_S, Step
 
 NOW = 5000.0
 LIMITS = Limits.of(Supervision())

@@ -26,12 +26,15 @@ from launcher.address import Address, UnixAddress
 from launcher.config.schema import Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
-from launcher.host.oom import KernelWord, OomWatch
+from launcher.host.oom import KernelReport, OomWatch
 from launcher.host.placement import ProcessFacts, ThreadGroup
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import (
+from launcher.instances.instance import Instance
+from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
@@ -44,8 +47,6 @@ from launcher.instances.lifecycle import (
     StopRequested,
     WentIdle,
 )
-from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
-from launcher.instances.slot_controller import SlotController
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import LedgerRow, Plan
 from launcher.telemetry.vllm_metrics import EngineMetrics
@@ -177,7 +178,7 @@ async def test_a_loading_instance_says_how_far_it_is(play: Play) -> None:
     assert [line.text for line in stage.controller.log.last(5)] == ["INFO Starting to load model /m..."]
 
 
-async def test_a_crash_is_diagnosed_and_comes_back_with_a_new_life(play: Play) -> None:
+async def test_a_crash_is_diagnosed_and_a_new_instance_starts(play: Play) -> None:
     stage = await play(Stage())
     await stage.post(StartRequested())
     await stage.reach(State.READY)
@@ -288,7 +289,7 @@ async def test_one_that_is_being_stopped_need_not_be_watched(play: Play) -> None
     await stage.reach(State.READY)
     await stage.post(StopRequested())
     await stage.until(lambda: stage.spawner.started[0].orders)
-    watch = stage.controller._watch
+    watch = stage.controller._monitor._probes
     await stage.until(lambda: watch is not None and not watch.alive)
     assert stage.controller.slot_state.state is State.STOPPING
     assert stage.controller.unwatched is None
@@ -327,12 +328,23 @@ async def test_a_suspicion_is_looked_into_at_once(play: Play) -> None:
     await stage.post(StartRequested())
     await stage.reach(State.READY)
     asked = stage.prober.asked
-    stage.controller.suspect(generation=0)  # of a life that is over
+    stage.controller.suspect(generation=0)  # of an instance that has ended
     stage.controller.suspect(generation=1)
     await stage.until(lambda: stage.prober.asked > asked)
 
 
-async def test_suspicions_do_not_shorten_the_second_look(play: Play) -> None:
+async def test_new_probe_settings_apply_to_a_running_instance(play: Play) -> None:
+    stage = await play(Stage(probing=QUICK))
+    await stage.post(StartRequested())
+    await stage.reach(State.READY)
+    controller = stage.controller
+    controller.reconfigure(controller.slot, controller.engine, LIMITS, SLOW)
+    asked = stage.prober.asked
+    await asyncio.sleep(0.05)
+    assert stage.prober.asked <= asked + 2, "the probe under way, and one that had begun"
+
+
+async def test_suspicions_do_not_shorten_the_recheck(play: Play) -> None:
     stage = await play(Stage(probing=replace(SLOW, recheck_s=1000.0)))
     await stage.post(StartRequested())
     await stage.reach(State.READY)
@@ -371,7 +383,7 @@ async def test_a_shortage_at_a_start_ends_no_daemon(
     play: Play, part: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No port, no thread: a free port and the compile cache are asked of the system before the spawner is."""
-    monkeypatch.setattr("launcher.instances.lifecycle.SHORTAGE_DELAY_S", 0.001)
+    monkeypatch.setattr("launcher.instances.transitions.SHORTAGE_DELAY_S", 0.001)
     stage = Stage(limits=replace(LIMITS, crash_limit=99))
     getattr(stage, part).refusal = error
     await play(stage)
@@ -386,22 +398,19 @@ async def test_a_shortage_at_a_start_ends_no_daemon(
     assert str(error.args[-1])[1:] in cause.message
 
 
-async def test_a_stopped_slot_shows_nothing_of_its_last_life(play: Play) -> None:
+async def test_a_stopped_slot_shows_nothing_of_its_last_instance(play: Play) -> None:
     stage = await play(Stage())
     await stage.post(StartRequested())
     await stage.reach(State.READY)
-    assert await stage.controller.verify() is not None
+    await stage.controller.verify()
+    assert stage.controller.instance.verification is not None
     await stage.post(StopRequested())
     await stage.reach(State.STOPPED)
     await stage.until(lambda: stage.controller.stopped)
     instance = stage.controller.instance
-    assert (instance.process, instance.address, instance.verification, instance.responsive) == (
-        None,
-        None,
-        None,
-        None,
-    )
-    assert await stage.controller.verify() is None
+    assert instance == Instance()
+    await stage.controller.verify()
+    assert stage.controller.instance.verification is None
 
 
 async def test_a_placement_that_differs_is_said(play: Play, caplog: pytest.LogCaptureFixture) -> None:
@@ -644,22 +653,22 @@ class BrokenProber(FakeProber):
 
     errors: dict[str, Exception] = field(default_factory=dict)
 
-    async def healthy(self, address: Address) -> bool | None:
+    async def healthy(self, address: Address, timeout_s: float) -> bool | None:
         if "healthy" in self.errors:
             raise self.errors["healthy"]
-        return await super().healthy(address)
+        return await super().healthy(address, timeout_s)
 
-    async def counters(self, address: Address) -> EngineMetrics | None:
+    async def counters(self, address: Address, timeout_s: float) -> EngineMetrics | None:
         if "counters" in self.errors:
             raise self.errors["counters"]
-        return await super().counters(address)
+        return await super().counters(address, timeout_s)
 
 
 @pytest.mark.parametrize("where", ["healthy", "counters"])
 @pytest.mark.parametrize(
     "error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread"), KeyError("x")]
 )
-async def test_a_look_that_fails_ends_no_watch(
+async def test_a_failing_probe_ends_no_watch(
     play: Play, where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
@@ -684,7 +693,7 @@ async def test_a_look_that_fails_ends_no_watch(
     await stage.reach(State.READY, generation=2)
 
 
-async def test_a_look_that_fails_while_it_loads(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_probe_while_it_loads(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.001)
     prober = BrokenProber(errors={"healthy": OSError(24, "Too many open files")})
     stage = await play(Stage(probing=QUICK, prober=prober))
@@ -693,7 +702,7 @@ async def test_a_look_that_fails_while_it_loads(play: Play, monkeypatch: pytest.
     assert stage.controller.unwatched is None, "not yet"
     stage.clock.now += QUICK.unwatched_s + 1
     await stage.until(lambda: stage.controller.unwatched is not None)
-    assert "no look has succeeded" in str(stage.controller.unwatched)
+    assert "no probe has succeeded" in str(stage.controller.unwatched)
     prober.errors.clear()
     await stage.reach(State.READY)
     await stage.until(lambda: stage.controller.unwatched is None)
@@ -715,17 +724,17 @@ async def test_every_task_of_an_instance_that_somebody_cancels_is_begun_again(
     await stage.reach(State.READY, generation=2)
 
 
-async def test_an_exit_is_told_whatever_goes_wrong_with_its_cause(
+async def test_an_exit_is_reported_when_its_diagnosis_fails(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = await play(Stage())
     await stage.post(StartRequested())
     await stage.reach(State.READY)
 
-    def fails(*_: object) -> KernelWord:
+    def fails(*_: object) -> KernelReport:
         raise ValueError("an odd line")
 
-    monkeypatch.setattr(OomWatch, "word", fails)
+    monkeypatch.setattr(OomWatch, "report", fails)
     stage.spawner.started[0].end(code=1)
     await stage.reach(State.READY, generation=2)
 
@@ -750,7 +759,7 @@ def of_spawner() -> LauncherError:
 async def test_the_daemons_own_shortage_is_no_crash_of_an_instance(
     play: Play, shortage: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.instances.lifecycle.SHORTAGE_DELAY_S", 0.001)
+    monkeypatch.setattr("launcher.instances.transitions.SHORTAGE_DELAY_S", 0.001)
     caplog.set_level(logging.INFO, "launcher.instances")
     stage = Stage()
     stage.spawner.refusal = shortage

@@ -105,3 +105,30 @@ def test_another_release_of_the_same_versions_starts_the_same(tmp_path: Path) ->
     assert len(same) == 1
     assert of(f"{opt}/releases/0.2-b/venv", "0.33.0") not in same
     assert of("/srv/venv") not in same
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """As numa-launcher 0.1.0 wrote it before the instances' module was renamed."""
+    path = tmp_path / "instances.json"
+    path.write_text(
+        """{
+  "version": 1,
+  "instances": [
+    {
+      "slot": 3,
+      "generation": 7,
+      "unit": "numa-launcher-slot3.service",
+      "digest": "0123456789abcdef0123456789abcdef",
+      "socket": "/run/numa-launcher/control.instances/slot3.sock",
+      "port": null,
+      "pid": 4711,
+      "invocation": "5a1c",
+      "started": 1763800000.5
+    }
+  ]
+}
+"""
+    )
+    record = StateFile(path).records[3]
+    assert (record.generation, record.pid, record.started) == (7, 4711, 1763800000.5)
+    assert record.address == UnixAddress("/run/numa-launcher/control.instances/slot3.sock")

@@ -16,8 +16,9 @@ from proxy.scripted_engine import FakeEngine as Listening
 from launcher.config.schema import Model, Proxy, Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.instances.backoff import Limits
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import (
+from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
@@ -28,7 +29,6 @@ from launcher.instances.lifecycle import (
     State,
     StopRequested,
 )
-from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import LedgerRow, Plan
 from launcher.proxy.server import ProxyServer

@@ -15,7 +15,7 @@ from launcher.instances.diagnosis import UNIT_OOM
 from launcher.instances.ports import Exit
 from launcher.instances.state_file import Record, digest
 from launcher.instances.unit import mark
-from launcher.instances.unit_facts import exit_of, fitting, last_words
+from launcher.instances.unit_facts import diagnosis_lines, exit_of, fitting
 
 
 def launch(generation: int) -> Launch:
@@ -46,9 +46,9 @@ def test_how_it_ended(code: int, status: int, how: Exit) -> None:
 
 
 def test_what_an_exit_status_does_not_say() -> None:
-    assert last_words(replace(FACTS, result="signal")) == []
-    assert last_words(replace(FACTS, result="oom-kill")) == [UNIT_OOM]
-    assert last_words(replace(FACTS, result="timeout"))[0].endswith("Result=timeout")
+    assert diagnosis_lines(replace(FACTS, result="signal")) == []
+    assert diagnosis_lines(replace(FACTS, result="oom-kill")) == [UNIT_OOM]
+    assert diagnosis_lines(replace(FACTS, result="timeout"))[0].endswith("Result=timeout")
 
 
 def test_over_is_when_nothing_is_left_or_under_way() -> None:
@@ -70,13 +70,13 @@ def test_the_same_life_goes_on() -> None:
     ("slot", "record", "facts", "why"),
     [
         (3, RECORD, FACTS, "no such slot"),
-        (1, None, FACTS, "nothing is known"),
+        (1, None, FACTS, "no record"),
         (1, RECORD, replace(FACTS, active="deactivating"), "it is deactivating"),
         (1, RECORD, replace(FACTS, has_job=True), "it is active"),
         (1, RECORD, replace(FACTS, main_pid=0), "it is active"),
-        (1, RECORD, replace(FACTS, environment=()), "not the life"),
-        (1, RECORD, replace(FACTS, invocation="cd"), "not the life"),
-        (1, msgspec.structs.replace(RECORD, generation=3), FACTS, "not the life"),
+        (1, RECORD, replace(FACTS, environment=()), "not the generation"),
+        (1, RECORD, replace(FACTS, invocation="cd"), "not the generation"),
+        (1, msgspec.structs.replace(RECORD, generation=3), FACTS, "not the generation"),
     ],
 )
 def test_what_does_not_fit_is_named(slot: int, record: Record | None, facts: UnitFacts, why: str) -> None:

@@ -9,7 +9,7 @@ from fakes import a_slot
 
 from launcher.cpuset import CpuSet
 from launcher.host.placement import Bystander, ProcessFacts, ThreadGroup
-from launcher.instances.verify import MIN_BOUND_SHARE, Asked, verify
+from launcher.instances.verify import MIN_BOUND_SHARE, Requested, verify
 
 MIB = 1 << 20
 
@@ -119,18 +119,18 @@ def test_share_is_unknown_without_numa() -> None:
     ],
 )
 def test_openmp_threads(groups: list[ThreadGroup], found: str | None) -> None:
-    asked = Asked(omp_cpus=(CpuSet.parse("0-2"),))
-    differences = verify(a_slot().placement, [facts(*groups)], bound=True, asked=asked).differences
+    requested = Requested(omp_cpus=(CpuSet.parse("0-2"),))
+    differences = verify(a_slot().placement, [facts(*groups)], bound=True, requested=requested).differences
     assert [(d.what, d.planned, d.found) for d in differences] == (
         [] if found is None else [("OpenMP threads of rank 0", "one on each of cpus 0-2", found)]
     )
 
 
 def test_libraries() -> None:
-    asked = Asked(libraries=(frozenset({"libtcmalloc"}), frozenset({"libgomp", "libiomp5"})))
-    found = verify(a_slot().placement, [facts()], bound=True, asked=asked)
+    requested = Requested(libraries=(frozenset({"libtcmalloc"}), frozenset({"libgomp", "libiomp5"})))
+    found = verify(a_slot().placement, [facts()], bound=True, requested=requested)
     assert found.problems == ("libraries: only libgomp, planned: libtcmalloc mapped",)
-    nothing = verify(a_slot().placement, [facts(libraries=frozenset())], bound=True, asked=asked)
+    nothing = verify(a_slot().placement, [facts(libraries=frozenset())], bound=True, requested=requested)
     assert [d.found for d in nothing.differences] == ["only none", "only none"]
     assert nothing.differences[1].planned == "libgomp or libiomp5 mapped"
 
@@ -147,10 +147,10 @@ def test_libraries() -> None:
     ],
 )
 def test_what_a_launch_asks_for(env: dict[str, str], lists: str, libraries: int) -> None:
-    asked = Asked.of(env)
-    assert "|".join(map(str, asked.omp_cpus)) == lists
-    assert len(asked.libraries) == libraries
-    assert len(Asked.of(env, zentorch=True).libraries) == libraries + 1
+    requested = Requested.of(env)
+    assert "|".join(map(str, requested.omp_cpus)) == lists
+    assert len(requested.libraries) == libraries
+    assert len(Requested.of(env, zentorch=True).libraries) == libraries + 1
 
 
 def bystander(*groups: ThreadGroup, pid: int = 1, name: str = "init") -> Bystander:

@@ -1,4 +1,4 @@
-"""Looking at one instance: until it is ready, and then whether it goes on."""
+"""The probes of one instance: until it is ready, then for health and progress."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeTraffic, a_slot
 
 from launcher.address import UnixAddress
 from launcher.instances.causes import Cause
-from launcher.instances.instance import Instance, ProbeSettings
-from launcher.instances.watch import DOOMED_S, UNHEALTHY_AFTER, Watcher
+from launcher.instances.instance import Instance
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER, Watcher
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
 WHERE = UnixAddress("/x")
@@ -29,7 +30,7 @@ COUNTED = EngineMetrics(running=1, waiting=0, generated=10, steps=5)
 
 @dataclass
 class Scene:
-    """One watcher and what it looks at. Every probe takes `step_s` on the clock."""
+    """One watcher and what it probes at. Every probe takes `step_s` on the clock."""
 
     prober: FakeProber = field(default_factory=FakeProber)
     traffic: FakeTraffic = field(default_factory=FakeTraffic)
@@ -37,23 +38,23 @@ class Scene:
     engine: FakeEngine = field(default_factory=FakeEngine)
     instance: Instance = field(default_factory=Instance)
     pressure: float | None = 1.0
-    words: list[str] = field(default_factory=list)
-    looks: int = 0
+    output: list[str] = field(default_factory=list)
+    probes: int = 0
     until: int = 10**9
     step_s: float = 10.0
     each: Callable[[], None] = lambda: None
 
-    def lives(self) -> bool:
-        """Asked twice a look."""
-        self.looks += 1
+    def is_current(self) -> bool:
+        """Called twice per probe."""
+        self.probes += 1
         self.clock.now += self.step_s / 2
         self.each()
-        return self.looks < self.until
+        return self.probes < self.until
 
     def watcher(self) -> Watcher:
         return Watcher(
-            a_slot(), 1, self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, probing=PROBES,
-            clock=self.clock, lives=self.lives, suspected=asyncio.Event(), last_words=lambda: self.words,
+            a_slot(), self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, settings=lambda: PROBES,
+            clock=self.clock, is_current=self.is_current, suspected=asyncio.Event(), output=lambda: self.output,
             pressure=lambda: self.pressure,
         )  # fmt: skip
 
@@ -64,7 +65,7 @@ class Scene:
             return await watcher.failure(WHERE)
 
 
-async def test_work_without_progress_is_hung_and_says_what_stood_still() -> None:
+async def test_work_without_progress_is_hung_with_evidence() -> None:
     scene = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3, events=7))
     cause = await scene.failure()
     assert cause is not None
@@ -74,7 +75,7 @@ async def test_work_without_progress_is_hung_and_says_what_stood_still() -> None
     assert scene.instance.progress.counted == COUNTED
 
 
-async def test_tokens_that_the_front_door_relays_are_progress() -> None:
+async def test_tokens_that_the_proxy_relays_are_progress() -> None:
     scene = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3), until=200)
 
     def relay() -> None:
@@ -84,26 +85,26 @@ async def test_tokens_that_the_front_door_relays_are_progress() -> None:
     assert await scene.failure() is None
 
 
-async def test_a_starved_machine_is_given_time() -> None:
+async def test_a_starved_instance_gets_more_time() -> None:
     quick = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1))
     starved = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1), pressure=95.0)
     await quick.failure()
     assert await starved.failure() is not None
-    assert starved.looks > 3 * quick.looks
+    assert starved.probes > 3 * quick.probes
 
 
-async def test_an_engine_that_counts_nothing_hangs_only_in_silence() -> None:
+async def test_an_engine_without_counters_is_hung_only_when_it_is_silent() -> None:
     busy = Scene(traffic=FakeTraffic(requests=1), until=100)
     assert await busy.failure() is None
     silent = Scene(traffic=FakeTraffic(requests=1))
-    silent.each = lambda: setattr(silent.prober, "health", True if silent.looks < 5 else None)
+    silent.each = lambda: setattr(silent.prober, "health", True if silent.probes < 5 else None)
     cause = await silent.failure()
     assert cause is not None
     assert cause.name == "hung"
     assert silent.instance.responsive is False
 
 
-async def test_an_idle_one_is_asked_for_a_token_now_and_then() -> None:
+async def test_an_idle_instance_gets_canaries() -> None:
     scene = Scene(until=400)
     assert await scene.failure() is None
     assert 4 <= scene.prober.canaries <= 7
@@ -112,46 +113,46 @@ async def test_an_idle_one_is_asked_for_a_token_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("answer", "name", "asked"), [(None, "hung", 1), (False, "unhealthy", UNHEALTHY_AFTER)]
 )
-async def test_a_canary_that_dies(answer: bool | None, name: str, asked: int) -> None:
+async def test_a_failed_canary(answer: bool | None, name: str, asked: int) -> None:
     scene = Scene(prober=FakeProber(token=answer))
     cause = await scene.failure()
     assert cause is not None
     assert (cause.name, scene.prober.canaries) == (name, asked)
 
 
-async def test_no_canary_where_the_engine_completes_nothing() -> None:
+async def test_no_canary_for_an_engine_without_completions() -> None:
     scene = Scene(engine=FakeEngine(wants_completion_probe=False), until=400)
     assert await scene.failure() is None
     assert scene.prober.canaries == 0
 
 
-async def test_a_start_that_has_failed_and_does_not_end() -> None:
-    scene = Scene(prober=FakeProber(health=False), words=["EngineCore failed to start.", "[Errno 98]"])
-    scene.instance.doomed_at = scene.clock.now
+async def test_a_failed_start_that_does_not_exit() -> None:
+    scene = Scene(prober=FakeProber(health=False), output=["EngineCore failed to start.", "[Errno 98]"])
+    scene.instance.start_failed(scene.clock.now)
     async with asyncio.timeout(SOON_S):
         cause = await scene.watcher().ready(WHERE)
     assert isinstance(cause, Cause)
     assert cause.name == "port-or-socket-in-use"
-    assert scene.clock.now > 1000 + DOOMED_S
+    assert scene.clock.now > 1000 + FAILED_START_EXIT_S
 
 
-async def test_a_life_that_ends_while_it_loads() -> None:
+async def test_an_instance_that_ends_while_it_loads() -> None:
     assert await Scene(prober=FakeProber(health=False), until=3).watcher().ready(WHERE) is False
 
 
-async def test_one_that_lies_is_asked_for_a_token_beside_its_requests() -> None:
+async def test_a_canary_beside_silent_requests() -> None:
     scene = Scene(prober=FakeProber(token=None), traffic=FakeTraffic(requests=3, nothing_comes=True))
     cause = await scene.failure()
     assert cause is not None
     assert cause.name == "hung"
-    assert cause.evidence[0] == "nothing has come of its 3 requests (proxy.hung_timeout_s)"
+    assert cause.evidence[0] == "none of its 3 requests was answered (proxy.hung_timeout_s)"
     assert "beside them within 60 s" in cause.evidence[1]
     assert scene.prober.canaries == 1
 
 
 @pytest.mark.parametrize("answer", [True, False])
-async def test_one_that_answers_it_is_left_to_its_work(answer: bool) -> None:
-    """Too busy to take one more is an answer, too."""
+async def test_an_answered_canary_ends_nothing(answer: bool) -> None:
+    """A refusal is an answer, too."""
     scene = Scene(
         prober=FakeProber(token=answer), traffic=FakeTraffic(requests=3, nothing_comes=True), until=100
     )
@@ -159,10 +160,8 @@ async def test_one_that_answers_it_is_left_to_its_work(answer: bool) -> None:
     assert 2 <= scene.prober.canaries <= 9, "again after stall_timeout_s"
 
 
-@pytest.mark.parametrize(
-    ("health", "counted"), [(True, COUNTED), (None, None)], ids=["it counts", "it says nothing"]
-)
-async def test_it_is_not_asked_where_something_else_tells(
+@pytest.mark.parametrize(("health", "counted"), [(True, COUNTED), (None, None)], ids=["counters", "silence"])
+async def test_no_canary_where_counters_or_the_health_path_tell(
     health: bool | None, counted: EngineMetrics | None
 ) -> None:
     scene = Scene(
@@ -171,7 +170,7 @@ async def test_it_is_not_asked_where_something_else_tells(
 
     def move() -> None:
         scene.traffic.events += 1
-        scene.prober.health = True if scene.looks < 3 else health
+        scene.prober.health = True if scene.probes < 3 else health
 
     scene.each = move
     assert await scene.failure() is None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from integration.conftest import SOON_S, DaemonProcess, eventually
 
-from launcher.instances.watch import LOOK_AROUND_S
+from launcher.instances.watch import SAMPLE_S
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,7 +49,7 @@ def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, faul
     daemon.wait_ready(2)
     with no_descriptors(daemon):
         eventually(lambda: len(said(daemon, SHORT)) > 1, what="looks that fail")
-        time.sleep(1.5 * LOOK_AROUND_S)  # each kind of look has failed now
+        time.sleep(1.5 * SAMPLE_S)  # each kind of look has failed now
     assert daemon.process.poll() is None
     daemon.post(0, "/fault", {"kind": fault})
     eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")

@@ -17,8 +17,8 @@ from rollout.test_rollout import CHANGED, LIMITS, PROBES, Bank
 from launcher.daemon.deployment import Deployment
 from launcher.engines.base import Launch
 from launcher.errors import BusyError, LauncherError, RefusedError
-from launcher.instances.lifecycle import HoldRequested, State
 from launcher.instances.ports import Adopted, InstanceDraining, InstanceEvent
+from launcher.instances.slot_state import HoldRequested, State
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.reload import Reloader
 

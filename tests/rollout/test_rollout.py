@@ -16,8 +16,9 @@ from launcher.address import Address
 from launcher.config.schema import Supervision
 from launcher.daemon.deployment import Deployment
 from launcher.instances.backoff import Limits
-from launcher.instances.instance import ProbeSettings
-from launcher.instances.lifecycle import (
+from launcher.instances.ports import InstanceDraining, InstanceEvent
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
@@ -30,7 +31,6 @@ from launcher.instances.lifecycle import (
     State,
     StopRequested,
 )
-from launcher.instances.ports import InstanceDraining, InstanceEvent
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.diff import compare
 from launcher.rollout.rollout import Rollout, Stage

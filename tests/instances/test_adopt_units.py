@@ -1,4 +1,4 @@
-"""What a daemon does with the units that an earlier one left, between fakes; the contract is test_spawner_contract.py's."""
+"""Which units of an earlier daemon are adopted or stopped, with a fake systemd. See also test_spawner_contract.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.address import TcpAddress
 from launcher.engines.base import MARK, Launch
 from launcher.host.journal_reader import Line
 from launcher.host.systemd_bus import BusError, UnitFacts
-from launcher.instances import spawn_systemd
+from launcher.instances import adopt_units
 from launcher.instances.spawn_systemd import SystemdSpawner
 from launcher.instances.state_file import Record, digest
 from launcher.instances.unit import Frame, mark
@@ -34,7 +34,7 @@ def launch(generation: int, word: str = "as planned") -> Launch:
 
 @dataclass
 class FakeSystemd:
-    """Units by name. One that is told to stop does so when a test says so."""
+    """Units by name. A stopped unit ends when the test says so."""
 
     units: dict[str, UnitFacts] = field(default_factory=dict)
     stopping: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class FakeSystemd:
 
 
 class NoJournal:
-    """Nothing is printed."""
+    """No output."""
 
     since = 0.0
 
@@ -101,11 +101,13 @@ def running(slot: int, what: Launch) -> UnitFacts:
 
 @pytest.fixture
 async def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SystemdSpawner]:
-    """A spawner that finds slot 0 as planned, and slot 1 started otherwise than the plan would now."""
-    monkeypatch.setattr(spawn_systemd, "Follower", NoJournal)
-    monkeypatch.setattr(spawn_systemd, "history", lambda *_: [])
-    spawner = SystemdSpawner({"PATH": "/bin:/usr/bin"}, tmp_path / "state", FRAME)
-    spawner._systemd = systemd = FakeSystemd()  # type: ignore[assignment]
+    """A spawner that finds slot 0 as planned, and slot 1 with another command than the plan's."""
+    monkeypatch.setattr(adopt_units, "history", lambda *_: [])
+    systemd = FakeSystemd()
+    spawner = SystemdSpawner(
+        {"PATH": "/bin:/usr/bin"}, tmp_path / "state", FRAME,
+        systemd=systemd, make_follower=NoJournal,  # type: ignore[arg-type]
+    )  # fmt: skip
     for slot, word in ((0, "as planned"), (1, "otherwise")):
         what = launch(1, word)
         systemd.units[FRAME.unit(slot)] = running(slot, what)
@@ -119,12 +121,11 @@ async def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 def its_systemd(spawner: SystemdSpawner) -> FakeSystemd:
-    assert isinstance(spawner._systemd, FakeSystemd)
-    return spawner._systemd
+    assert isinstance(spawner._units.systemd, FakeSystemd)
+    return spawner._units.systemd
 
 
-async def test_one_that_no_longer_fits_holds_back_no_good_one(left: SystemdSpawner) -> None:
-    """It may take minutes to end."""
+async def test_only_the_slot_of_a_stopped_unit_waits_for_its_end(left: SystemdSpawner) -> None:
     systemd = its_systemd(left)
     async with asyncio.timeout(SOON_S):
         adopted = await left.adopt({0: launch, 1: launch})
@@ -140,10 +141,10 @@ async def test_one_that_no_longer_fits_holds_back_no_good_one(left: SystemdSpawn
         process = await spawning
     assert systemd.started == [FRAME.unit(1)]
     assert process.pid == 71
-    assert left._state.records[1].generation == 2, "what the last one left to remember went before"
+    assert left._state.records[1].generation == 2, "the record of the earlier instance was removed before"
 
 
-async def test_a_start_that_is_called_off_meanwhile_leaves_it_to_end(left: SystemdSpawner) -> None:
+async def test_a_cancelled_spawn_does_not_cancel_the_stop(left: SystemdSpawner) -> None:
     systemd = its_systemd(left)
     await left.adopt({0: launch, 1: launch})
     spawning = asyncio.create_task(left.spawn(1, 2, launch(2), lambda _line: None))
@@ -155,9 +156,7 @@ async def test_a_start_that_is_called_off_meanwhile_leaves_it_to_end(left: Syste
     await until(lambda: 1 not in left._state.records)
 
 
-async def test_a_systemd_that_does_not_stop_it_is_said_to_whom_starts_the_slot(
-    left: SystemdSpawner, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_stop_is_logged(left: SystemdSpawner, caplog: pytest.LogCaptureFixture) -> None:
     systemd = its_systemd(left)
     systemd.broken = True
     assert list(await left.adopt({0: launch, 1: launch})) == [0]

@@ -1,0 +1,198 @@
+"""Everything that follows one instance: its output, exit, probes, placement and compile cache; it posts events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from launcher.address import Address
+from launcher.background import Background, Failures, Running, attempt
+from launcher.engines.base import Engine
+from launcher.engines.phases import phase_of
+from launcher.host.oom import NO_REPORT, OomWatch
+from launcher.instances.causes import START_FAILED, Cause
+from launcher.instances.diagnosis import diagnose
+from launcher.instances.instance import Instance
+from launcher.instances.logtail import LogLine, LogTail
+from launcher.instances.placement_watch import PlacementWatch
+from launcher.instances.ports import Caches, Exit, Prober, Process, Traffic
+from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import Event, ProbeFailed, ProbeSucceeded, ProcessExited
+from launcher.instances.watch import Watcher
+from launcher.plan import Slot
+
+log = logging.getLogger("launcher.instances")
+# The instances' own output: always to the journal, to a terminal on request.
+output = logging.getLogger("launcher.output")
+
+# The phase in which vLLM has compiled everything (engines/phases.py).
+COMPILED: Final = "opening the API"
+# Lines that the diagnosis of an exit reads.
+DIAGNOSIS_LINES: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the monitors of one slot have in common. `post` takes events; `draw` returns a number in [0, 1)."""
+
+    prober: Prober
+    traffic: Traffic
+    caches: Caches
+    placement: PlacementWatch
+    watch_memory: Callable[[int], OomWatch]
+    log: LogTail
+    tasks: Background
+    clock: Callable[[], float]
+    draw: Callable[[], float]
+    settings: Callable[[], ProbeSettings]
+    post: Callable[[Event], None]
+
+
+class InstanceMonitor:
+    """Follows `instance` for as long as `is_current`: the slot has its generation, and it is not being stopped."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        instance: Instance,
+        engine: Engine,
+        surroundings: Surroundings,
+        *,
+        is_current: Callable[[], bool],
+        suspected: asyncio.Event,
+    ) -> None:
+        self.instance = instance
+        self._slot = slot
+        self._on = surroundings
+        self._is_current = is_current
+        self._exit: Running | None = None
+        self._probes: Running | None = None
+        self._watcher = Watcher(
+            slot,
+            instance,
+            engine=engine,
+            prober=surroundings.prober,
+            traffic=surroundings.traffic,
+            settings=surroundings.settings,
+            clock=surroundings.clock,
+            is_current=is_current,
+            suspected=suspected,
+            output=self._last_lines,
+            on_probed=self._on_probed,
+        )
+
+    # --- output -----------------------------------------------------------------------------
+
+    def on_line(self, text: str, at: float | None = None) -> None:
+        """A line that the instance printed, at this time in seconds since the epoch."""
+        slot, generation = self._slot.id, self.instance.generation
+        self._on.log.add(LogLine(time.time() if at is None else at, generation, text))
+        if (phase := phase_of(text)) is not None:
+            self.instance.reached(phase)
+            if phase == COMPILED:
+                self._keep_cache()
+        if START_FAILED.search(text):
+            self.instance.start_failed(self._on.clock())
+        output.info("slot %d | %s", slot, text, extra={"slot": slot, "generation": generation})
+
+    def _last_lines(self) -> list[str]:
+        return [line.text for line in self._on.log.last(DIAGNOSIS_LINES, self.instance.generation)]
+
+    # --- exit -------------------------------------------------------------------------------
+
+    def follow(self, process: Process, address: Address) -> None:
+        """Begin to wait for the exit of `process`, and to probe it at `address`."""
+        oom = self._on.watch_memory(process.pid)
+        self.instance.spawned(process, oom, self._on.clock(), self._on.settings().unwatched_s)
+        self._exit = self._on.tasks.start(
+            lambda: self._await_exit(process), "wait for its exit", lambda: self.instance.process is not None
+        )
+        self._probes = self._on.tasks.start(lambda: self._probe(address), "watch", self._is_current)
+
+    async def _await_exit(self, process: Process) -> None:
+        ended = await process.wait()
+        self.instance.exited()
+        try:
+            cause = self._cause_of(ended)
+        except Exception:  # a missing diagnosis must not hide the exit
+            log.exception("slot %d: cannot diagnose the exit of its instance", self._slot.id)
+            cause = diagnose(ended, ())
+        self._on.post(ProcessExited(self.instance.generation, cause, self._on.draw()))
+
+    def _cause_of(self, ended: Exit) -> Cause:
+        instance, kernel = self.instance, NO_REPORT
+        if instance.oom is not None:
+            kernel = instance.oom.report(instance.pids, instance.nodes)
+            instance.oom.close()
+        return diagnose(ended, self._last_lines(), served=instance.served, kernel=kernel)
+
+    # --- probes -----------------------------------------------------------------------------
+
+    async def _probe(self, address: Address) -> None:
+        """Until the instance is ready, then for its health. A probe that raises starts this again."""
+        while self._is_current():
+            if self.instance.served:
+                cause = await self._watcher.failure(address)
+            elif isinstance(found := await self._watcher.ready(address), Cause):
+                cause = found
+            else:
+                cause = None
+                if found:
+                    self._on_ready()
+            if cause is not None:
+                self._on.post(ProbeFailed(self.instance.generation, cause))
+                await asyncio.sleep(self._on.settings().recheck_s)  # a quarantined instance is probed further
+
+    def _on_ready(self) -> None:
+        self._on.post(ProbeSucceeded(self.instance.generation))
+        # A task of its own: reading a large process's numa_maps takes a while and must not delay the probes.
+        self._on.tasks.start(self._verify_periodically, "verify", self._is_current)
+        self._keep_cache()
+
+    def _on_probed(self) -> None:
+        if self._probes is not None:
+            self._probes.failures.end()
+
+    def unwatched(self, *, is_running: bool) -> str | None:
+        """Why the instance is not being watched; None while it is, or has no process. One that is being stopped
+        (`is_running` is false) needs no probes: its stop has a deadline."""
+        if self.instance.process is None:
+            return None
+        for task in (self._exit, self._probes if is_running else None):
+            if task is not None and not task.alive:
+                return f"{task.failures.what}: not running"
+        now, probed_at = self._on.clock(), self.instance.probed_at
+        if now <= self.instance.watched_until or not is_running:
+            return None
+        since = "no probe has succeeded" if probed_at is None else f"no probe for {now - probed_at:.0f} s"
+        why = self._probes.failures.last if self._probes is not None else ""
+        return f"{since}: {why}" if why else since
+
+    # --- compile cache and placement ------------------------------------------------------------
+
+    def _keep_cache(self) -> None:
+        launch = self.instance.launch
+
+        async def keep() -> None:
+            if launch is not None and not self.instance.cache_kept:
+                await asyncio.to_thread(self._on.caches.keep, self._slot.id, launch)
+                self.instance.kept_cache()
+
+        if self._is_current():
+            self._on.tasks.start(keep, "compile cache", self._is_current)
+
+    async def _verify_periodically(self) -> None:
+        """taskset or irqbalance may move threads at any time."""
+        failures = Failures(log, f"slot {self._slot.id}: verify its placement", slot=self._slot.id)
+        while self._is_current():
+            await attempt(self.verify, failures)
+            await asyncio.sleep(self._on.settings().verify_interval_s)
+
+    async def verify(self) -> None:
+        """Compare the instance's threads and pages with the plan now."""
+        lines: Sequence[LogLine] = self._on.log.last(self._on.settings().tail_lines, self.instance.generation)
+        await self._on.placement.verify(self._slot, self.instance, [line.text for line in lines])
