@@ -18,11 +18,11 @@ import msgspec
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry
-from launcher.instances.instance import UNWATCHED_S
 from launcher.instances.lifecycle import TRANSITIONS
+from launcher.instances.probe_settings import UNWATCHED_S
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
 from launcher.instances.slot_state import State
-from launcher.instances.watch import DOOMED_S, UNHEALTHY_AFTER
+from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER
 from launcher.proxy.request import lifecycle as request_lifecycle
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ progress, every `probe_interval_s` | requests in flight, and for `stall_timeout_
 {STARVED_PERCENT:.0f} % of the time (pressure stall information, some avg60) | `hung`, kill and restart
 idle instance, every `canary_interval_s` | one token: no reply in `stall_timeout_s`, or {UNHEALTHY_AFTER} × refused | \
 `hung`, or `unhealthy`
-failed start | the engine logged that its start failed and has not exited {DOOMED_S:.0f} s later | stopped
+failed start | the engine logged that its start failed and has not exited {FAILED_START_EXIT_S:.0f} s later | stopped
 placement, every `verify_interval_s` | threads and pages as planned ([checks](checks.md)) | logged, shown in `status`
 the checks themselves | none succeeded (no descriptor, no thread) for longer than the next one takes plus \
 {UNWATCHED_S:.0f} s | *not watched*: `unwatched` in `status`, exit code 1 of `status --short`, \

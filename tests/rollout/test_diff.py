@@ -86,14 +86,14 @@ def test_what_only_a_restart_of_the_daemon_takes_over(more: dict[str, Any], keys
 
 def test_the_page_on_the_configuration_says_so() -> None:
     intro = to_markdown().partition("\n## ")[0]
-    live, _, once = intro.partition("Only a restart of the daemon takes over")
+    live, _, once = intro.partition("A restart of the daemon is needed for")
     for section in diff._ONCE:
         assert f"`[{section}]`" in once
     for setting in diff._BUILT_IN:
         assert f"`{setting}`" in once
     for section in diff._LIVE:
         assert f"`[{section}]` at once" in live
-    assert all(words in once for words in ("models' names", "aliases", "reserved"))
+    assert all(words in once for words in ("names and aliases of models", "reserved cores"))
 
 
 def test_how_many_requests_an_instance_runs_is_a_change_of_its_own() -> None:
