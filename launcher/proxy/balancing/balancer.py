@@ -84,7 +84,7 @@ class Balancer:
         if new:
             self._number += 1
             ticket.number = self._number
-        if not queue.count:
+        if self._passed and not queue.count:
             self._begin_pass()
         candidates = self._candidates(ticket)
         opened = self._open(candidates, now)
@@ -316,32 +316,35 @@ class Balancer:
         """Those of them that can start one more request now."""
         opened: list[Upstream] = []
         for upstream in candidates:
-            outliers = upstream.outliers
-            if self._below_limit(upstream, now) and not (
-                upstream.load.pending and self._prefills_enough(upstream, now)
-            ):
-                normal = outliers.ejected_until is None and not outliers.half_open
-                if normal or outliers.admits(now):
-                    opened.append(upstream)
+            load, outliers = upstream.load, upstream.outliers
+            limit = upstream.max_num_seqs if outliers.ready_since is None else self._limit(upstream, now)
+            if load.full or upstream.in_flight + load.surplus >= limit:
+                continue
+            if load.pending and self._prefills_enough(upstream, now):
+                continue
+            if (outliers.ejected_until is None and not outliers.half_open) or outliers.admits(now):
+                opened.append(upstream)
         return opened
 
-    def _below_limit(self, upstream: Upstream, now: float) -> bool:
-        """Whether it runs fewer requests than it can, or may during slow start."""
-        load, outliers, limit = upstream.load, upstream.outliers, upstream.max_num_seqs
-        if outliers.ready_since is not None:
-            limit = ceil(limit * outliers.share(now, self._slow_start_s))
-        return not load.full and upstream.in_flight + load.surplus < limit
+    def _limit(self, upstream: Upstream, now: float) -> int:
+        """How many requests it may run, fewer during slow start."""
+        return ceil(upstream.max_num_seqs * upstream.outliers.share(now, self._slow_start_s))
 
     def _prefills_enough(self, upstream: Upstream, now: float) -> bool:
         """Whether one more prompt would only wait there: by time, or by streams while its speed is unknown."""
         if upstream.fit.count >= KNOWN:
             return self.costs.prefill_s(upstream, now) > self.costs.horizon_s(upstream)
-        return sum(stream for _, stream in upstream.load.pending.values()) >= UNKNOWN_AT_ONCE
+        return upstream.load.pending_streams() >= UNKNOWN_AT_ONCE
 
     def _least_busy(self, candidates: Sequence[Upstream], now: float) -> Upstream | None:
         """The instance with the fewest requests that runs fewer than it can, whatever it prefills."""
-        usable = (u for u in candidates if self._below_limit(u, now) and not u.outliers.out)
-        return min(usable, key=lambda upstream: upstream.in_flight, default=None)
+        best: Upstream | None = None
+        for upstream in candidates:
+            load = upstream.load
+            below = not load.full and upstream.in_flight + load.surplus < self._limit(upstream, now)
+            if below and not upstream.outliers.out and (best is None or upstream.in_flight < best.in_flight):
+                best = upstream
+        return best
 
     def _judge_straggler(self, upstream: Upstream) -> None:
         """Every JUDGE_EVERY first tokens: whether it is slower than its siblings."""

@@ -52,6 +52,10 @@ class Load:
             self._remove(number)
         self.full = False
 
+    def pending_streams(self) -> int:
+        """Streams without a first token."""
+        return sum(stream for _, stream in self.pending.values())
+
     def remaining_s(self, now: float, token_s: float) -> float:
         """Seconds of prefill left at `token_s` seconds per token; time already spent on the first is subtracted.
 

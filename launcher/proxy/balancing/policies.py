@@ -118,7 +118,9 @@ class PrefixAware:
         for upstream in opened:
             token_s = upstream.fit.slope * upstream.lag
             full = upstream.in_flight / upstream.max_num_seqs
-            cost = self._start_s(upstream, token_s, now) + (tokens + typical * full * full) * token_s
+            cost = (tokens + typical * full * full) * token_s
+            if upstream.load.pending or upstream.load.ahead:
+                cost += self._start_s(upstream, token_s, now)
             if cost < least:
                 best, least = upstream, cost
         return best

@@ -26,13 +26,12 @@ def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int
     not count. `salt` stands for what the engine's template puts before the prompt, such as hash(raw JSON of `tools`).
     Hashes are valid within one process only.
     """
-    whole = min(len(raw) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES
-    if not whole:
+    if len(raw) < BLOCK_BYTES:
         return ()
-    text = bytes(raw[:whole])
+    text = bytes(raw if len(raw) <= BLOCK_BYTES * MAX_BLOCKS else raw[: BLOCK_BYTES * MAX_BLOCKS])
     chain = salt
     hashes: list[int] = []
-    for start in range(0, whole, BLOCK_BYTES):
+    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
         chain = hash((chain, text[start : start + BLOCK_BYTES]))
         hashes.append(chain)
     return tuple(hashes)

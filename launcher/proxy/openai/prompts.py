@@ -33,13 +33,16 @@ _ATTRIBUTION_WITHIN = 65536
 Spans = list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """A prompt's raw JSON text."""
 
-    text: memoryview | bytes = b""  # at least its first TEXT_BYTES, media replaced
-    size: int = 0  # bytes of all of it, each medium counted as MEDIA_BYTES
-    media: bool = False  # it has any
+    # At least its first TEXT_BYTES, media replaced.
+    text: memoryview | bytes = b""
+    # Bytes of all of it, each image or sound counted as MEDIA_BYTES.
+    size: int = 0
+    # It has images or sounds.
+    media: bool = False
 
 
 class MediaFinder:
