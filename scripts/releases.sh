@@ -1,23 +1,23 @@
-# Shared by scripts/install and scripts/uninstall: where things are put, and releases side by side.
+# Shared by scripts/install and scripts/uninstall: paths, and releases side by side.
 # shellcheck shell=bash disable=SC2034 # the names are used by the scripts that source this
-# Sourced under `set -euo pipefail` with `top` set: empty, or a folder that takes the place of / (for tests).
+# Sourced under `set -euo pipefail` with `top` set: empty, or a folder to use as / (for tests).
 #
 #   /opt/numa-launcher/releases/VERSION-TIME/{venv,files,.complete}
-#   /opt/numa-launcher/current -> releases/VERSION-TIME     what is started next
-#   /opt/numa-launcher/previous -> releases/VERSION-TIME    what --rollback goes back to
+#   /opt/numa-launcher/current -> releases/VERSION-TIME     used by the next start
+#   /opt/numa-launcher/previous -> releases/VERSION-TIME    used by --rollback
 #
-# A release is never changed once it is complete: running processes keep it until they are restarted. Links are
-# switched by rename(2), so there is always one.
+# A complete release is never changed: running processes keep using it until they are restarted. rename(2) switches
+# the links, so that they always exist.
 
 : "${top=}"
 readonly prefix=$top/opt/numa-launcher etc=$top/etc/numa-launcher units=$top/etc/systemd/system
 readonly command=$top/usr/local/bin/numa-launcher share=$top/usr/local/share lib=$top/usr/lib
 readonly releases=$prefix/releases
-# How the layout before this one is called: one environment in /opt/numa-launcher/venv, changed in place.
+# Name of a release made from the former layout: one environment in /opt/numa-launcher/venv, changed in place.
 readonly OLD_LAYOUT=old-layout
 
 readonly UNITS=(numa-launcher.service numa-launcher.socket numa-launcher-control.socket numa-launcher.slice)
-# What a release brings beside its environment, as FILE-OF-THE-CHECKOUT:WHERE.
+# Files of a release besides its environment, as FILE-OF-THE-CHECKOUT:WHERE.
 readonly FILES=(
   "systemd/numa-launcher.service:$units/numa-launcher.service"
   "systemd/numa-launcher.socket:$units/numa-launcher.socket"
@@ -31,27 +31,27 @@ readonly FILES=(
   "configs/shell/numa-launcher.fish:$share/fish/vendor_completions.d/numa-launcher.fish"
 )
 
-# release_of LINK: the folder that current or previous leads to; nothing where there is none.
+# release_of LINK: the release that current or previous points to; empty if there is none.
 release_of() {
   local found
   found=$(readlink "$prefix/$1" 2>/dev/null) && [[ -e $prefix/$found/.complete ]] || return 0
   echo "$prefix/$found"
 }
 
-# point LINK RELEASE: at once, whatever was there.
+# point LINK RELEASE: switches a link atomically.
 point() {
   ln -sfn "releases/${2##*/}" "$prefix/.$1.new"
   mv -fT "$prefix/.$1.new" "$prefix/$1"
 }
 
-# put FILE WHERE: replaced at once, readable by all.
+# put FILE WHERE: replaces a file atomically, readable by all users.
 put() {
   mkdir -p "${2%/*}"
   install -m 0644 "$1" "$2.new"
   mv -fT "$2.new" "$2"
 }
 
-# take_old_layout: /opt/numa-launcher/venv, made by an installer before this one, becomes a release where it is.
+# take_old_layout: registers /opt/numa-launcher/venv of the former layout as a release, without moving it.
 take_old_layout() {
   [[ -d $prefix/venv && ! -L $prefix/venv && ! -L $prefix/current ]] || return 0
   local old=$releases/$OLD_LAYOUT file
@@ -62,10 +62,10 @@ take_old_layout() {
   done
   touch "$old/.complete"
   point current "$old"
-  say "$prefix/venv is kept as the release before this one"
+  say "$prefix/venv is kept as the previous release"
 }
 
-# drop_incomplete: what an installation that was killed has left.
+# drop_incomplete: removes releases of interrupted installations.
 drop_incomplete() {
   local release
   for release in "$releases"/*; do
@@ -76,7 +76,7 @@ drop_incomplete() {
   done
 }
 
-# switch_to RELEASE: its units and pages, then the links.
+# switch_to RELEASE: installs its units and pages, then switches the links.
 switch_to() {
   local file now
   for file in "${FILES[@]}"; do
@@ -88,18 +88,18 @@ switch_to() {
   mkdir -p "${command%/*}"
   ln -sfn "$prefix/current/venv/bin/numa-launcher" "$command.new"
   mv -fT "$command.new" "$command"
-  # Configurations may name programs in the environment by the path of the layout before this one.
+  # Configurations may name programs by the path of the former layout.
   [[ -e $prefix/venv ]] || ln -sfn current/venv "$prefix/venv"
 }
 
-# in_use RELEASE: whether a process runs from it. Its libraries are mapped under their real path.
+# in_use RELEASE: whether a process runs from it; /proc/PID/maps has the real paths of its libraries.
 in_use() {
   local venv
   venv=$(readlink -f "$1/venv") || return 1
   grep -qsaF -- "$venv/" /proc/[0-9]*/maps /proc/[0-9]*/cmdline
 }
 
-# prune KEEP: all but current, previous, the KEEP newest, and those that something runs from.
+# prune KEEP: removes all releases but current, previous, the KEEP newest and those in use.
 prune() {
   local release kept=0 now before
   now=$(release_of current) before=$(release_of previous)

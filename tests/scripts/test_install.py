@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def test_install_refuses(words: tuple[str, ...], why: str) -> None:
     done = run("scripts/install", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(f"cannot install: {why}\n  what to do: ")
+
+
+def test_compiling_is_asked_for_by_0_or_1() -> None:
+    environment = {**os.environ, "NUMA_LAUNCHER_COMPILE": "yes"}
+    done = subprocess.run(
+        ["scripts/install", "--dry-run"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("cannot install: NUMA_LAUNCHER_COMPILE is 'yes', not 0 or 1\n")
 
 
 def test_uninstall_takes_what_install_puts() -> None:

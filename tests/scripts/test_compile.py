@@ -1,0 +1,67 @@
+"""scripts/compile: its arguments and its list; `scripts/test compiled` runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+from launcher import build
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts" / "compile", *words],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_every_entry_of_the_list_names_modules() -> None:
+    for pattern in PROJECT["tool"]["numa-launcher"]["compile"]:
+        modules = list(ROOT.glob(pattern))
+        assert modules, pattern
+        assert all(module.suffix == ".py" for module in modules), pattern
+
+
+def test_the_compiler_is_pinned() -> None:
+    assert any(need.startswith("mypy==") for need in PROJECT["project"]["optional-dependencies"]["compile"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["--claen"], "unknown argument '--claen'"), (["/nowhere"], "there is no launcher/ in '/nowhere'")],
+)
+def test_refused(words: list[str], why: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"cannot compile: {why}\n  what to do: ")
+
+
+def test_clean_removes_libraries_and_their_record(tmp_path: Path) -> None:
+    package = tmp_path / "launcher"
+    (package / "proxy").mkdir(parents=True)
+    (package / "build.py").write_text((ROOT / "launcher" / "build.py").read_text())
+    library = package / "proxy" / f"sse{EXTENSION_SUFFIXES[0]}"
+    library.touch()
+    (package / build.RECORD).touch()
+    done = run("--clean", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in package.rglob("*") if path.is_file()) == ["build.py"]
+
+
+def test_an_entry_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "launcher"
+    package.mkdir()
+    (package / "build.py").write_text((ROOT / "launcher" / "build.py").read_text())
+    done = run(str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot compile: no module matches 'launcher/proxy/")
