@@ -1,20 +1,20 @@
-"""Python's collector of reference cycles, set for a process that lives for months and must not pause."""
+"""Settings of Python's cyclic garbage collector for a process that runs for months and must not pause."""
 
 from __future__ import annotations
 
 import gc
 from typing import Final
 
-# New containers between two looks at the youngest; 700 is usual. Reference counts free what a request made, so there
-# is seldom a cycle to find, and what waits to be found is small.
+# New containers between two collections of the youngest generation; Python's default is 700. Reference counts free the
+# objects of a request, so cycles are rare and small.
 YOUNGEST: Final = 5000
 
 
 def settle() -> None:
-    """Call once all is built and loaded: what is there now is never looked at again.
+    """Exclude all present objects from collection. Call it once everything is loaded.
 
-    Modules, classes and configuration are most of the heap; each full collection would walk them in vain, some
-    tens of milliseconds in which no byte moves. https://docs.python.org/3/library/gc.html#gc.freeze
+    Modules, classes and configuration are most of the heap; each full collection would walk them, a pause of tens of
+    milliseconds. https://docs.python.org/3/library/gc.html#gc.freeze
     """
     gc.collect()
     gc.freeze()

@@ -171,7 +171,7 @@ class _Feed:
 
 
 def history(unit: str, invocation: str, count: int, before: float) -> list[Line]:
-    """The last `count` lines that a unit printed in one life before a time, oldest first. Blocks. Raises OSError."""
+    """The last `count` lines of a unit's invocation before a time, oldest first. Blocks. Raises OSError."""
     reader = _open()
     try:
         _add_matches(reader, {unit})
@@ -179,7 +179,7 @@ def history(unit: str, invocation: str, count: int, before: float) -> list[Line]
         entries: list[Mapping[str, Any]] = []
         while len(entries) < count and (entry := reader.get_previous()):
             if str(entry.get("_SYSTEMD_INVOCATION_ID", invocation)).replace("-", "") != invocation:
-                break  # the life before
+                break  # an earlier invocation
             entries.append(entry)
         lines = _Lines()
         return [line for entry in reversed(entries) for line in lines.of(entry) if line.time < before][

@@ -33,7 +33,7 @@ class NodeMemory:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """What the kernel says of one life's end."""
+    """What the kernel reports about the end of an instance."""
 
     cgroup_kills: int = 0
     """Processes of its cgroup that the kernel has killed for memory of this instance."""

@@ -1,7 +1,7 @@
 """systemd through D-Bus: units started, stopped, signalled, looked at. Source: org.freedesktop.systemd1(5).
 
-One connection, made anew when it is lost. Whoever waits for a unit is woken by systemd's own signals, and looks
-again after WAKE_S anyway: a signal may be lost with a connection.
+One connection, opened again when it is lost. systemd's signals wake whoever waits for a unit; waiters also check
+every WAKE_S, because a signal may be lost with a connection.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Systemd:
             await self._manager("ResetFailedUnit", "s", unit)
 
     async def hold(self, unit: str) -> None:
-        """Keep what is known of it, also when it has ended, for as long as this connection lives. Raises BusError."""
+        """Keep the unit's properties after its end, while this connection is open. Raises BusError."""
         await self._manager("RefUnit", "s", unit)
 
     async def forget(self, unit: str) -> None:

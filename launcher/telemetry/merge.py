@@ -31,9 +31,9 @@ class Page:
     text: str
     labels: Mapping[str, str] = field(default_factory=dict)
     source: object = None
-    """What lives on while instances come and go, a slot; None: the page's place among the pages."""
+    """What the series belong to across restarts: a slot. None: the page's place among the pages."""
     generation: object = None
-    """Which life of the source wrote the page: the counters of another one began at 0 again."""
+    """The instance that wrote the page: the counters of another one start at 0."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class _Series:
     grows: bool
     value: str = "0"  # as the source wrote it last
     line: str = ""  # as it goes out
-    base: float = 0.0  # what earlier lives had counted
+    base: float = 0.0  # counted by earlier generations
     seen: int = 0  # the round that it was last in a page
 
     def take(self, value: str) -> bool:
-        """The source says another value; one that grows and has fallen began anew. False: it is no number."""
+        """A new value; a growing one that has fallen has restarted. False: not a number."""
         try:
             now = float(value)
         except ValueError:
@@ -69,7 +69,7 @@ class _Series:
         return True
 
     def restart(self) -> None:
-        """Its source's life has ended and the next one counts from 0; until then the sum stands."""
+        """The next generation counts from 0; until then the sum stays."""
         last = float(self.value)
         if not math.isnan(last):
             self.base += last
@@ -159,7 +159,7 @@ class Merger:
             series.family.lines.append(series.line)
 
     def _restart(self, source: _Source, generation: object) -> None:
-        """Another life: what grows goes on from where it stood, the rest is forgotten."""
+        """Another generation: growing series continue from their sums, others are forgotten."""
         source.generation = generation
         source.series = {name: series for name, series in source.series.items() if series.grows}
         for series in source.series.values():
@@ -201,7 +201,7 @@ def merge(pages: Iterable[Page]) -> str:
 
 
 def _grows(name: str, kind: str) -> bool:
-    """Whether a sample only ever rises while its source lives."""
+    """Whether a sample only rises within one generation."""
     match kind:
         case "counter":
             return not name.endswith("_created")
