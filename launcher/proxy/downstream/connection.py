@@ -84,21 +84,8 @@ class DownstreamConnection(asyncio.Protocol):
     """A client's connection."""
 
     __slots__ = (
-        "_buffer",
-        "_deadline",
-        "_loop",
-        "_pace",
-        "_paused_reading",
-        "_request",
-        "_scanned",
-        "_served",
-        "_server",
-        "_state",
-        "_transport",
-        "_unsent",
-        "_upload",
-        "paused",
-        "write",
+        "_buffer", "_deadline", "_last_head", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
+        "_server", "_state", "_transport", "_unsent", "_upload", "paused", "write",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -113,6 +100,7 @@ class DownstreamConnection(asyncio.Protocol):
         self._request: Request | None = None
         self._upload: Upload | None = None  # the present request's body, while it comes
         self._paused_reading = False
+        self._last_head: RequestHead | None = None
         self._served = "-"  # id of the latest request
         self._unsent = 0  # bytes of the answer that the client had not taken at the last deadline
         self._pace: Pace | None = None  # of those bytes
@@ -180,7 +168,7 @@ class DownstreamConnection(asyncio.Protocol):
                     if self._deadline is None:
                         self._deadline = self._loop.time() + self._server.header_timeout_s
                     return
-                head = parse_request(self._buffer[:end])
+                head = self._last_head = parse_request(self._buffer[:end], self._last_head)
             except HttpError as refusal:
                 self._buffer = b""
                 self._server.turn_away(self, refusal)

@@ -16,7 +16,6 @@ from launcher.proxy.http1.requests import (
     RequestHead,
     field_lines,
     parse_request,
-    request_id,
     selected_head,
     upstream_head,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "lines_of",
     "parse_request",
     "parse_response",
-    "request_id",
     "selected_head",
     "upstream_head",
 ]

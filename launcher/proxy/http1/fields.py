@@ -39,7 +39,7 @@ def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int
     while buffer.startswith(b"\r\n", first):
         first += 2
     if first - start > 2 * MAX_EMPTY_LINES:
-        raise bad("more than a few empty lines before a request")
+        raise bad("more than a few empty lines before the request")
     end = buffer.find(b"\r\n\r\n", max(first, scanned - 3))
     if end >= 0:
         end += 4
@@ -54,13 +54,13 @@ def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int
 
 
 def bad(why: str, status: int = 400, code: str | None = "bad_request") -> HttpError:
-    """A refusal after which the connection is closed: nobody knows where the next message would begin."""
+    """An error after which the connection is closed: the start of the next message is unknown."""
     return HttpError(status, f"cannot read the request: {why}", code=code, close=True)
 
 
 def too_large() -> HttpError:
     """431 (RFC 6585 5)."""
-    return HttpError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes", close=True)
+    return HttpError(431, f"the request's head is larger than {MAX_HEAD_BYTES} bytes", close=True)
 
 
 def tokens(values: Iterable[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Why a request's head is none: the slow way, for the few that the one expression does not match."""
+"""What is wrong with a request's head: for the few that the one expression does not match."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NAME = re.compile(rb"%s+" % TOKEN)
 
 
 def too_much(head: bytes) -> bool:
-    """Whether a well-formed head is larger than it may be; `why_not` then says in what."""
+    """Whether a well-formed head is larger than allowed; `why_not` says in what."""
     if len(head) > MAX_LINE_BYTES and any(len(line) > MAX_LINE_BYTES for line in head.split(b"\r\n")):
         return True
     return len(head) > MAX_HEAD_BYTES or head.lstrip(b"\r\n").count(b"\n") - 2 > MAX_FIELDS
 
 
 def is_utf8(head: bytes) -> bool:
-    """Whether its values can be read."""
+    """Whether it is UTF-8."""
     try:
         head.decode()
     except UnicodeDecodeError:
@@ -39,33 +39,39 @@ def is_utf8(head: bytes) -> bool:
 
 
 def why_not(head: bytes) -> HttpError:
-    """The refusal of a head that is too large, malformed or no UTF-8."""
+    """The error for a head that is too large, malformed or no UTF-8."""
     if len(head) > MAX_HEAD_BYTES:
         return too_large()
     lines = head.lstrip(b"\r\n").split(b"\r\n")
-    return _bad_request_line(lines[0]) or _bad_fields(lines[1:-2]) or bad("it has no empty line at its end")
+    return (
+        _bad_request_line(lines[0])
+        or _bad_fields(lines[1:-2])
+        or bad("the head does not end with an empty line")
+    )
 
 
 def _bad_request_line(line: bytes) -> HttpError | None:
     if len(line) > MAX_LINE_BYTES:
-        return bad(f"its first line is longer than {MAX_LINE_BYTES} bytes", 414, "target_too_long")
+        return bad(f"the request line is longer than {MAX_LINE_BYTES} bytes", 414, "target_too_long")
     parts = _REQUEST_LINE.fullmatch(line)
     if parts is None:
-        return bad(f"its first line is not METHOD target HTTP/1.1: {_quoted(line)}")
+        return bad(f"the request line is not METHOD target HTTP/1.1: {_quoted(line)}")
     if parts[3] not in _VERSIONS:
-        return HttpError(505, "this server speaks HTTP/1.1", code="http_version", close=True)
+        return HttpError(
+            505, "unsupported HTTP version: this server speaks HTTP/1.1", code="http_version", close=True
+        )
     if len(parts[1]) > 32:
-        return bad(f"nobody has the method {_quoted(parts[1])}", 501, "unknown_method")
+        return bad(f"unknown method {_quoted(parts[1])}", 501, "unknown_method")
     if not _TARGET.fullmatch(parts[2]):
         return bad(
-            f"a target is visible ASCII without a fragment, not {_quoted(parts[2])}", 400, "bad_target"
+            f"the target must be visible ASCII without a fragment, not {_quoted(parts[2])}", 400, "bad_target"
         )
     return None
 
 
 def _bad_fields(lines: list[bytes]) -> HttpError | None:
     if len(lines) > MAX_FIELDS:
-        return bad(f"it has more than {MAX_FIELDS} header fields", 431, "too_many_headers")
+        return bad(f"more than {MAX_FIELDS} header fields", 431, "too_many_headers")
     for line in lines:
         if len(line) > MAX_LINE_BYTES:
             return bad(f"a header field is longer than {MAX_LINE_BYTES} bytes", 431, "header_too_long")
@@ -77,14 +83,14 @@ def _bad_fields(lines: list[bytes]) -> HttpError | None:
 
 
 def _fault_of(line: bytes) -> str:
-    """What is wrong with a field line. Its value is not said: it may be a secret."""
+    """What is wrong with a field line. Its value is not quoted: it may be a secret."""
     if line[:1] in (b" ", b"\t"):
-        return "a header field goes on in a second line, which RFC 9112 5.2 has done away with"
+        return "obsolete line folding (RFC 9112 section 5.2)"
     name, colon, _ = line.partition(b":")
     if not colon:
         return "a header line has no colon"
     if not _NAME.fullmatch(name):
-        return f"this is no header's name: {_quoted(name)}"
+        return f"{_quoted(name)} is not a header name"
     return f"the header {_quoted(name)} has a control character in its value"
 
 

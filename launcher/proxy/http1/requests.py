@@ -1,10 +1,9 @@
-"""A client's head: judged, and written anew for an instance."""
+"""A client's head: parsed strictly, and written anew for an upstream."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container
-from typing import NamedTuple
 
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import (
@@ -29,7 +28,7 @@ KEY_FIELDS = (b"authorization", b"x-api-key")  # where clients put an API key, i
 _HEAD = re.compile(
     rb"(?:\r\n)*+([!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([!-\x22$-~]+) HTTP/1\.([01])\r\n(?:%s)*+\r\n" % FIELD
 )
-# The lines that must be looked at; but for content-encoding none of them passes.
+# The lines that are read; none of them passes but content-encoding.
 _OURS = re.compile(
     rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|forwarded|host|origin"
     rb"|x-(?:forwarded-[^:]*+|real-ip|request-id)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
@@ -39,7 +38,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
 _HOST = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2}){0,255})(?::[0-9]{0,5})?"
 )
-FORWARDED_FIELDS = re.compile(rb"forwarded|x-forwarded-[^:]*|x-real-ip")  # whose request it is, says a proxy
+FORWARDED_FIELDS = re.compile(rb"forwarded|x-forwarded-[^:]*|x-real-ip")  # a proxy's word on its client
 _DIGITS = re.compile(rb"[0-9]+")
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _SMALL = 4 * MAX_FIELDS  # bytes: a head that is no larger has no line too long and no field too many
@@ -49,29 +48,91 @@ _STAY = [b"keep-alive"]
 _Found = dict[bytes, list[bytes]]
 
 
-class RequestHead(NamedTuple):
+class _Repeated:
+    """What the next heads of a connection have in common with one: all but the digits of Content-Length."""
+
+    __slots__ = ("after", "before", "passing", "passing_without_keys")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self.before = before
+        self.after = after
+        self.passing: bytes | None = None  # field lines for the instance, made at the first request
+        self.passing_without_keys: bytes | None = None
+
+
+class RequestHead:
     """A request's head that was found good."""
 
-    method: str
-    target: str  # origin form, or "*" of OPTIONS; an absolute form has lost scheme and authority
-    http_1_0: bool
-    length: int | None  # bytes of the body that were announced; None: nothing was, or it is chunked
-    chunked: bool
-    keep_alive: bool
-    expect_continue: bool  # the client waits for 100 Continue before it sends its body
-    sent_id: str | None  # its own X-Request-Id, where there is one good one
-    lines: bytes  # CRLF, then the field lines as they came, each ended by CRLF
-    lowered: bytes  # the same in lower case: names compare without case
-    cuts: tuple[Span, ...]  # where in `lines` the fields are that do not pass, in order
+    __slots__ = (
+        "_repeated", "chunked", "cuts", "expect_continue", "http_1_0", "keep_alive", "length", "lines", "lowered",
+        "method", "sent_id", "target",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0917
+        self,
+        method: str,
+        target: str,
+        http_1_0: bool,
+        length: int | None,
+        chunked: bool,
+        keep_alive: bool,
+        expect_continue: bool,
+        sent_id: str | None,
+        lines: bytes,
+        lowered: bytes,
+        cuts: tuple[Span, ...],
+        repeated: _Repeated | None = None,
+    ) -> None:
+        self.method = method
+        self.target = target  # origin form, or "*" of OPTIONS; an absolute form has lost scheme and authority
+        self.http_1_0 = http_1_0
+        self.length = length  # bytes of the body that were announced; None: nothing was, or it is chunked
+        self.chunked = chunked
+        self.keep_alive = keep_alive
+        self.expect_continue = expect_continue  # the client waits for 100 Continue before it sends its body
+        self.sent_id = sent_id  # its own X-Request-Id, where there is one good one
+        # CRLF, then the field lines as they came, each ended by CRLF; Content-Length may be an earlier request's.
+        self.lines = lines
+        self.lowered = lowered  # the same in lower case: names compare without case
+        self.cuts = cuts  # where in `lines` the fields are that do not pass, in order
+        self._repeated = repeated
 
     def __repr__(self) -> str:
         """Without the fields: they hold secrets."""
         return f"RequestHead({self.method} {self.target}, length={self.length}, chunked={self.chunked})"
 
-    @property
-    def fields(self) -> bytes:
-        """The field lines as they came, each ended by CRLF."""
-        return self.lines[2:]
+    def again(self, head: bytes) -> RequestHead | None:
+        """A later head of the same connection, where it is the same but for the body's length; else None.
+
+        Clients repeat their heads, and a comparison costs a fifth of a parse.
+        """
+        repeated = self._repeated
+        if repeated is None or not head.startswith(repeated.before) or not head.endswith(repeated.after):
+            return None
+        digits = head[len(repeated.before) : len(head) - len(repeated.after)]
+        if not digits.isdigit() or len(digits) > MAX_LENGTH_DIGITS:
+            return None
+        return RequestHead(
+            self.method, self.target, self.http_1_0, int(digits), self.chunked, self.keep_alive, self.expect_continue,
+            self.sent_id, self.lines, self.lowered, self.cuts, repeated,
+        )  # fmt: skip
+
+    def passing(self, *, keys: bool) -> bytes:
+        """The field lines that pass to an instance, between CRLFs; without API keys unless `keys`."""
+        repeated = self._repeated
+        if repeated is None:
+            return self._passing(keys)
+        if keys:
+            if repeated.passing is None:
+                repeated.passing = self._passing(True)
+            return repeated.passing
+        if repeated.passing_without_keys is None:
+            repeated.passing_without_keys = self._passing(False)
+        return repeated.passing_without_keys
+
+    def _passing(self, keys: bool) -> bytes:
+        cuts = self.cuts if keys else tuple(sorted({*self.cuts, *lines_of(self.lowered, KEY_FIELDS)}))
+        return without(self.lines, cuts)
 
     def get(self, name: bytes) -> str | None:
         """The first value of a field, without the space around it; `name` in lower case."""
@@ -82,21 +143,28 @@ class RequestHead(NamedTuple):
         return all_values(self.lines, self.lowered, name)
 
 
-def parse_request(head: bytes) -> RequestHead:
+def parse_request(head: bytes, last: RequestHead | None = None) -> RequestHead:
     """Judge a whole head, from its request line (or empty lines before it) to the empty line at its end.
+
+    `last`: that of the request before it on the connection.
 
     Raises HttpError with the status that RFC 9110 and 9112 want, and close=True: 400 malformed, or framing or
     Host in doubt; 405 CONNECT; 413 a length beyond any; 414, 431 lines too long or too many; 415 a coded
     body; 417 an expectation other than 100-continue; 501 a coding or method that nobody has; 505 a version.
     """
+    again = None if last is None else last.again(head)
+    if again is not None:
+        return again
     matched = _HEAD.fullmatch(head)
     if matched is None or (len(head) > _SMALL and too_much(head)) or not (head.isascii() or is_utf8(head)):
         raise why_not(head)
     http_1_0 = matched[3] == b"0"
-    lines = head[matched.end(3) : -2]
+    start = matched.end(3)
+    lines = head[start:-2]
     lowered = lines.lower()
     cuts: list[Span] = []
     found: _Found = {}
+    repeated: _Repeated | None = None
     for line in _OURS.finditer(lowered):
         name, value = line.group(1, 2)
         if name in found:
@@ -105,6 +173,8 @@ def parse_request(head: bytes) -> RequestHead:
             found[name] = [value.rstrip()]
         if name != b"content-encoding":
             cuts.append(line.span())
+        if name == b"content-length":
+            repeated = _Repeated(head[: start + line.start(2)], head[start + line.end(2) :])
     method = matched[1].decode()
     target = _target(method, matched[2])
     _check_host(found.get(b"host"), http_1_0)
@@ -118,6 +188,7 @@ def parse_request(head: bytes) -> RequestHead:
             cuts = sorted({*cuts, *lines_of(lowered, nominated)})
     if b"content-encoding" in found or b"expect" in found:
         _check_content(found)
+        repeated = None
     return RequestHead(
         method,
         target,
@@ -130,6 +201,7 @@ def parse_request(head: bytes) -> RequestHead:
         lines,
         lowered,
         tuple(cuts),
+        repeated,
     )
 
 
@@ -137,7 +209,7 @@ def _target(method: str, sent: bytes) -> str:
     """The target in origin form (RFC 9112 3.2)."""
     if method == "CONNECT":
         raise HttpError(
-            405, "this server is no tunnel", code="method_not_allowed", headers={"Allow": ALLOW}, close=True
+            405, "CONNECT is not supported", code="method_not_allowed", headers={"Allow": ALLOW}, close=True
         )
     if sent.startswith(b"/") or (sent == b"*" and method == "OPTIONS"):
         return sent.decode()
@@ -152,11 +224,11 @@ def _check_host(hosts: list[bytes] | None, http_1_0: bool) -> None:
     """RFC 9112 3.2: one Host that is a host; HTTP/1.0 may have none. (Of an absolute form it means nothing.)"""
     if hosts is None:
         if not http_1_0:
-            raise _bad_host("this one has 0")
+            raise _bad_host("this one has none")
     elif len(hosts) > 1:
         raise _bad_host(f"this one has {len(hosts)}")
     elif not _HOST.fullmatch(hosts[0]):
-        raise _bad_host("this one's is no host")
+        raise _bad_host("this one's is not a host")
 
 
 def _bad_host(why: str) -> HttpError:
@@ -180,9 +252,9 @@ def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
     if len(lengths) > 1:
         raise _bad_framing("it has more than one Content-Length")
     if not _DIGITS.fullmatch(lengths[0]):
-        raise _bad_framing("its Content-Length is no number")
+        raise _bad_framing("its Content-Length is not a number")
     if len(lengths[0]) > MAX_LENGTH_DIGITS:
-        raise HttpError(413, "no request body is that large", code="too_large", close=True)
+        raise HttpError(413, "the announced body is too large", code="too_large", close=True)
     return int(lengths[0]), False
 
 
@@ -190,7 +262,9 @@ def _bad_coding(codings: list[bytes]) -> HttpError:
     """RFC 9112 6.1: 501 for a coding that is not understood; 400 where the body's end can't be known."""
     names = [coding.partition(b";")[0].strip() for coding in tokens(codings)]
     if names and names[-1] == b"chunked" and names.count(b"chunked") == 1 and len(names) > 1:
-        return bad("a body is not decoded here: send Transfer-Encoding: chunked alone", 501, "bad_framing")
+        return bad(
+            "transfer codings are not decoded: send Transfer-Encoding: chunked alone", 501, "bad_framing"
+        )
     return _bad_framing("its Transfer-Encoding is not exactly 'chunked'")
 
 
@@ -202,21 +276,18 @@ def _check_content(found: _Found) -> None:
     codings = b",".join(found.get(b"content-encoding", ()))
     if codings not in {b"", b"identity"}:
         shown = codings.decode("utf-8", "replace")[:60]
-        raise HttpError(415, f"a request body is not decoded here: Content-Encoding {shown!r}", close=True)
+        raise HttpError(
+            415, f"encoded request bodies are not supported: Content-Encoding {shown!r}", close=True
+        )
     expected = found.get(b"expect", [b"100-continue"])
     if expected != [b"100-continue"]:
         shown = expected[0].decode("utf-8", "replace")[:60]
-        raise HttpError(417, f"this server can't meet the expectation {shown!r}", close=True)
+        raise HttpError(417, f"unsupported expectation {shown!r}", close=True)
 
 
 def _sent_id(lines: bytes, lowered: bytes) -> str | None:
     sent = all_values(lines, lowered, b"x-request-id")
     return sent[0] if len(sent) == 1 and _GOOD_ID.fullmatch(sent[0].encode()) else None
-
-
-def request_id(head: RequestHead, fresh: str) -> str:
-    """The client's own id when it sent one good one, else `fresh`."""
-    return head.sent_id or fresh
 
 
 def upstream_head(
@@ -231,23 +302,19 @@ def upstream_head(
 ) -> bytes:
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
-    What is for this hop stays here (RFC 9110 7.6.1), so do Host, Expect, and X-Request-Id, and the framing,
-    which is `length` now: the body goes on whole. So do FORWARDED_FIELDS, anybody's word of himself
-    (proxy.forwarded gives them in `extra` where the peer is trusted). So does Accept-Encoding: a stream
-    that a layer in front of the engine compressed could be neither watched nor continued. `extra`: field
-    lines of ours, each ended by CRLF.
-    `method`: another than the client's (GET for HEAD). `keys=False`: the client's API key was for us.
+    Not passed: hop-by-hop fields (RFC 9110 7.6.1), Host, Expect, X-Request-Id and the client's framing (the body is sent
+    complete, `length` bytes); FORWARDED_FIELDS, which any client can make up (downstream.forwarded gives them in `extra`
+    where the peer is trusted); Accept-Encoding: a stream that a layer in front of the engine compressed could be neither
+    watched nor continued. `extra`: field lines of ours, each ended by CRLF. `method`: another than the client's (GET for
+    HEAD). `keys=False`: the client's API key was for this server, and is left out.
     """
-    cuts = head.cuts
-    if not keys:
-        cuts = tuple(sorted({*cuts, *lines_of(head.lowered, KEY_FIELDS)}))
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length
     return b"%b %b HTTP/1.1\r\nHost: %b%bX-Request-Id: %b\r\n%b%b\r\n" % (
         verb.encode(),
         head.target.encode(),
         host,
-        without(head.lines, cuts),
+        head.passing(keys=keys),
         request_id.encode(),
         framing,
         extra,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from launcher.proxy.http1.fields import (
     FIELD,
@@ -24,39 +23,83 @@ _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: (%s*+))?\r\n(?:%s)*+\r\n
 _OURS = re.compile(rb"\r\n(content-(?:length|type)|server|x-request-id|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP)
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
+_LENGTH = b"\r\ncontent-length: "
+
 _Found = dict[bytes, bytes]
+
+_SEEN: dict[bytes, ResponseHead] = {}  # by their bytes without the digits of Content-Length
+_MAX_SEEN = 64
+_SEEN_BYTES = 1024
 
 
 class BadResponse(Exception):  # noqa: N818 - it is an instance's answer, and none
     """An instance's head that is no HTTP/1.1, or whose framing is in doubt; `reason` says why.
 
-    `meant`: it is HTTP/1.1 otherwise, so its program answers this request so, and would on another instance.
+    `deterministic`: the head is HTTP/1.1 otherwise, so every instance would answer this request the same way.
     """
 
-    def __init__(self, reason: str, *, meant: bool = False) -> None:
+    def __init__(self, reason: str, *, deterministic: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.meant = meant
+        self.deterministic = deterministic
 
 
-class ResponseHead(NamedTuple):
+class ResponseHead:
     """An instance's head that was found good."""
 
-    status: int
-    reason: bytes
-    length: int | None  # bytes of the body; None: chunked, or until the connection is closed
-    chunked: bool
-    until_close: bool
-    keep_alive: bool  # another request may follow on this connection
-    content_type: bytes  # lower case, without parameters; b"" when there is none
-    lines: bytes  # CRLF, then the field lines as they came, each ended by CRLF
-    lowered: bytes  # the same in lower case
-    cuts: tuple[Span, ...]  # where in `lines` the fields are that do not pass, in order
+    __slots__ = (
+        "_passing", "chunked", "content_type", "cuts", "keep_alive", "length", "lines", "lowered", "reason", "status",
+        "until_close",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0917
+        self,
+        status: int,
+        reason: bytes,
+        length: int | None,
+        chunked: bool,
+        until_close: bool,
+        keep_alive: bool,
+        content_type: bytes,
+        lines: bytes,
+        lowered: bytes,
+        cuts: tuple[Span, ...],
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.length = length  # bytes of the body; None: chunked, or until the connection is closed
+        self.chunked = chunked
+        self.until_close = until_close
+        self.keep_alive = keep_alive  # another request may follow on this connection
+        self.content_type = content_type  # lower case, without parameters; b"" when there is none
+        # CRLF, then the field lines as they came, each ended by CRLF; Content-Length may be an earlier response's.
+        self.lines = lines
+        self.lowered = lowered  # the same in lower case
+        self.cuts = cuts  # where in `lines` the fields are that do not pass, in order
+        self._passing: bytes | None = None
+
+    def with_length(self, length: int | None) -> ResponseHead:
+        """The same with a body of another length."""
+        other = ResponseHead(
+            self.status, self.reason, length, self.chunked, self.until_close, self.keep_alive, self.content_type,
+            self.lines, self.lowered, self.cuts,
+        )  # fmt: skip
+        other._passing = self._passing
+        return other
+
+    def with_lines(self, lines: bytes) -> ResponseHead:
+        """The same with other field lines, all of which pass."""
+        return ResponseHead(
+            self.status, self.reason, self.length, self.chunked, self.until_close, self.keep_alive, self.content_type,
+            lines, lines.lower(), (),
+        )  # fmt: skip
 
     @property
-    def fields(self) -> bytes:
-        """The field lines as they came, each ended by CRLF."""
-        return self.lines[2:]
+    def passing(self) -> bytes:
+        """The field lines that pass to the client, between CRLFs."""
+        if self._passing is None:
+            self._passing = without(self.lines, self.cuts)
+        return self._passing
 
     def get(self, name: bytes) -> str | None:
         """The first value of a field, without the space around it; `name` in lower case."""
@@ -68,13 +111,34 @@ class ResponseHead(NamedTuple):
 
 
 def parse_response(head: bytes, method: str) -> ResponseHead:
-    """Judge a whole head of an answer to `method`. Raises BadResponse.
+    """Judge a whole head of a response to `method`. Raises BadResponse.
 
-    An interim answer (1xx) is one of its status and without a body; what it announces comes after it.
+    An interim response (1xx) is one of its status without a body; the final response comes after it.
     """
+    # Instances repeat their heads: within a second they differ in Content-Length alone.
+    at = head.find(_LENGTH) + len(_LENGTH)
+    key, digits = head, None
+    if at >= len(_LENGTH):
+        end = head.find(b"\r", at)
+        key, digits = head[:at] + head[end:], head[at:end]
+    known = _SEEN.get(key)
+    if known is not None and method != "HEAD":
+        if digits is None:
+            return known
+        if _DIGITS.fullmatch(digits):
+            return known.with_length(int(digits))
+    parsed = _parse(head, method)
+    if parsed.status == 200 and method != "HEAD" and len(head) <= _SEEN_BYTES:
+        if len(_SEEN) >= _MAX_SEEN:
+            _SEEN.clear()
+        _SEEN[key] = parsed
+    return parsed
+
+
+def _parse(head: bytes, method: str) -> ResponseHead:
     matched = _HEAD.fullmatch(head)
     if matched is None or len(head) > MAX_HEAD_BYTES:
-        raise BadResponse(f"this is no head of an HTTP/1.1 answer: {head[:60]!r}")
+        raise BadResponse(f"not the head of an HTTP/1.1 response: {head[:60]!r}")
     status = int(matched[2])
     http_1_0 = matched[1] == b"0"
     reason = matched[3] or b""
@@ -92,7 +156,7 @@ def parse_response(head: bytes, method: str) -> ResponseHead:
     if status < 200 or status in {204, 304} or method == "HEAD":
         length, chunked = 0, False
     if status == 101:
-        raise BadResponse("it switches protocols, which nobody asked for", meant=True)
+        raise BadResponse("it switches protocols unasked (101)", deterministic=True)
     until_close = length is None and not chunked
     keep_alive = not http_1_0
     if b"connection" in found:
@@ -122,13 +186,14 @@ def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
     if codings is not None:
         if http_1_0 or length is not None or codings != b"chunked":
             raise BadResponse(
-                "its Transfer-Encoding is not exactly 'chunked', or Content-Length is there too", meant=True
+                "its Transfer-Encoding is not exactly 'chunked', or it has Content-Length, too",
+                deterministic=True,
             )
         return None, True
     if length is None:
         return None, False
     if not _DIGITS.fullmatch(length):
-        raise BadResponse(f"its Content-Length is not one number: {length[:60]!r}", meant=True)
+        raise BadResponse(f"its Content-Length is not one number: {length[:60]!r}", deterministic=True)
     return int(length), False
 
 
@@ -143,7 +208,7 @@ def client_head(
     return b"HTTP/1.1 %d %b%bX-Request-Id: %b\r\nServer: %b\r\n%b%b%b\r\n" % (
         head.status,
         head.reason,
-        without(head.lines, head.cuts),
+        head.passing,
         request_id.encode(),
         SERVER,
         framing,

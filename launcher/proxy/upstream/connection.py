@@ -176,7 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         except BadFraming as error:
             self._break(f"bad answer: {error}")
         except BadResponse as error:
-            self._break(f"bad answer: {error}", meant=error.meant)
+            self._break(f"bad answer: {error}", meant=error.deterministic)
         except Exception:
             call.sink = sink  # whatever became of it: it is owed an end
             self._fault(call)

@@ -37,8 +37,7 @@ class HeaderPolicy:
     def response(self, head: ResponseHead) -> ResponseHead:
         """The head that the client gets."""
         kept = b"".join(head.lines[start:end] for start, end in lines_of(head.lowered, self.response_fields))
-        lines = b"%b\r\n%b" % (kept, self.added)
-        return head._replace(lines=lines, lowered=lines.lower(), cuts=())
+        return head.with_lines(b"%b\r\n%b" % (kept, self.added))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,10 @@ def check_request(head: bytes) -> bool:
     assert (method, length, chunked) == (request.method, request.length, request.chunked)
     assert target.endswith(request.target) or (target.lower().startswith("http") and request.target[0] == "/")
     assert head_end(head) == len(head)
+    again = parse_request(head, request)
+    assert (again.method, again.target, again.length, again.keep_alive) == (
+        request.method, request.target, request.length, request.keep_alive,
+    )  # fmt: skip
     for keys in (True, False):
         _check_upstream(upstream_head(request, "id-1", 7, host=b"up", keys=keys), request.method)
         behind = parse_request(upstream_head(request, "id-1", 7, host=b"up", keys=keys))
@@ -90,7 +94,7 @@ def _check_upstream(head: bytes, method: str) -> None:
     assert read_request(head) == (again.method, again.target, 7, False)
     assert (again.method, again.sent_id, again.keep_alive) == (method, "id-1", True)
     assert again.all(b"host") == ["up"]
-    names = [line.partition(b":")[0].lower() for line in again.fields.split(b"\r\n")]
+    names = [line.partition(b":")[0].lower() for line in again.lines[2:].split(b"\r\n")]
     assert not _STAYS & set(names)
 
 

@@ -12,7 +12,6 @@ from launcher.proxy.http1 import (
     RequestHead,
     head_end,
     parse_request,
-    request_id,
     selected_head,
     upstream_head,
 )
@@ -95,7 +94,7 @@ def test_what_an_sdk_sends() -> None:
     assert not request.expect_continue
     assert request.get(b"authorization") == "Bearer k"
     assert request.get(b"cookie") is None
-    assert request.fields == SDK.partition(b"\r\n")[2][:-2]
+    assert request.lines[2:] == SDK.partition(b"\r\n")[2][:-2]
     assert "Bearer" not in repr(request)
 
 
@@ -168,8 +167,53 @@ def test_who_waits_for_100(raw: bytes, waits: bool) -> None:
 )
 def test_request_ids(sent: list[str], used: str) -> None:
     request = parse_request(head(*[f"X-Request-ID: {each}" for each in sent]))
-    assert request_id(request, "f") == used
+    assert (request.sent_id or "f") == used
     assert names(upstream_head(request, used, 0, host=b"h")) == ["Host", "X-Request-Id"]
+
+
+def same(one: RequestHead, other: RequestHead) -> bool:
+    names = ("method", "target", "http_1_0", "length", "chunked", "keep_alive", "expect_continue", "sent_id")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+@pytest.mark.parametrize("length", [b"0", b"7", b"12", b"123456789012345678"])
+@pytest.mark.parametrize("keys", [False, True])
+def test_the_next_head_of_a_connection_is_compared_with_the_last(length: bytes, keys: bool) -> None:
+    last = parse_request(SDK)
+    raw = SDK.replace(b"Content-Length: 12", b"Content-Length: " + length)
+    for _ in range(3):
+        again, fresh = parse_request(raw, last), parse_request(raw)
+        assert again.lines is last.lines  # it was not parsed
+        assert same(again, fresh)
+        wanted = upstream_head(fresh, "r", 3, host=b"up", keys=keys)
+        assert upstream_head(again, "r", 3, host=b"up", keys=keys) == wanted
+        last = again
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        SDK.replace(b"k\r\n", b"other\r\n"),
+        SDK.replace(b"POST", b"PUT"),
+        SDK.replace(b"\r\n\r\n", b"\r\nX: 1\r\n\r\n"),
+        SDK.replace(b": 12\r\n", b": 12\r\nExpect: 100-continue\r\n"),
+        b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+    ],
+)
+def test_another_head_is_parsed(raw: bytes) -> None:
+    assert same(parse_request(raw, parse_request(SDK)), parse_request(raw))
+    assert same(parse_request(SDK, parse_request(raw)), parse_request(SDK))
+
+
+@pytest.mark.parametrize("digits", [b"", b"x", b"-1", b"1, 1", b"1\r\nContent-Length: 1", b"1" * 19, b"\xb2"])
+def test_a_bad_length_after_a_good_head_is_refused(digits: bytes) -> None:
+    with pytest.raises(HttpError):
+        parse_request(SDK.replace(b": 12\r\n", b": " + digits + b"\r\n"), parse_request(SDK))
+
+
+def test_a_head_with_expect_is_parsed_each_time() -> None:
+    raw = SDK.replace(b": 12\r\n", b": 0\r\nExpect: 100-continue\r\n")
+    assert parse_request(raw.replace(b": 0", b": 5"), parse_request(raw)).expect_continue
 
 
 # --- what is refused --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.proxy.http1 import BadResponse, client_head, parse_response
+from launcher.proxy.http1 import BadResponse, client_head, parse_response, responses
 
 
 def answer(*lines: str, first: str = "HTTP/1.1 200 OK") -> bytes:
@@ -25,7 +25,7 @@ def test_a_stream() -> None:
     assert (head.length, head.chunked, head.until_close, head.keep_alive) == (None, True, False, True)
     assert head.get(b"content-type") == "Text/Event-Stream; charset=utf-8"
     assert head.all(b"date") == ["d"]
-    assert head.fields.startswith(b"date: d\r\n")
+    assert head.lines[2:].startswith(b"date: d\r\n")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,30 @@ def test_what_goes_on() -> None:
         b"HTTP/1.1 200 OK\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nX-Request-Id: r\r\nServer: numa-launcher\r\n"
         b"Connection: close\r\nA: b\r\n\r\n"
     )
+
+
+@pytest.mark.parametrize("name", ["content-length", "Content-Length"])
+def test_repeated_heads_differ_in_length_alone(name: str) -> None:
+    for length in (0, 12, 3456, 12):
+        head = parse_response(answer("date: d", f"{name}: {length}", "x-a: content-length: 7"), "POST")
+        assert (head.status, head.length, head.chunked, head.keep_alive) == (200, length, False, True)
+        passed = client_head(head, "r", framing=b"", keep_alive=True)
+        assert passed.count(b"ontent-") == 1
+        assert b"date: d\r\n" in passed
+    for method, wanted in (("HEAD", 0), ("POST", 12), ("HEAD", 0)):
+        assert parse_response(answer("date: d", f"{name}: 12"), method).length == wanted
+    streams = [parse_response(STREAM, "POST") for _ in range(2)]
+    assert streams[0] is streams[1]
+
+
+@pytest.mark.parametrize("digits", ["", "x", "1, 2", "9" * 19])
+def test_a_bad_length_in_a_repeated_head_is_refused(digits: str) -> None:
+    assert parse_response(answer("date: e", "content-length: 5"), "POST").length == 5
+    with pytest.raises(BadResponse):
+        parse_response(answer("date: e", f"content-length: {digits}"), "POST")
+
+
+def test_few_heads_are_remembered() -> None:
+    for number in range(200):
+        assert parse_response(answer(f"x-number: {number}", "content-length: 5"), "POST").length == 5
+    assert len(responses._SEEN) <= 64
