@@ -28,7 +28,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A stable seat in the plan; instances live and die in it."""
+    """A stable position in the plan; successive instances run in it."""
 
     id: int
     model: Model

@@ -14,7 +14,7 @@ from launcher.cpuset import CpuSet
 from launcher.text_table import fitted
 from launcher.topology.draw import sign
 from launcher.topology.model import Core, Topology
-from launcher.topology.picture import Mark, NodeBox, Picture, Seat, make_picture
+from launcher.topology.picture import DrawnSlot, Mark, NodeBox, Picture, make_picture
 
 Times = Mapping[int, tuple[int, int]]
 """cpu -> (busy, total) ticks since boot."""
@@ -89,8 +89,8 @@ def _machine(view: View, width: int, rows: int) -> list[Text]:
     """The drawing with titles, without them, or a note that the terminal is too small."""
     if view.topology is None:
         return []
-    seats = [Seat(f"slot {slot['slot']}", CpuSet.parse(slot["cpus"])) for slot in view.status["slots"]]
-    picture = make_picture(view.topology, seats, view.reserved)
+    slots = [DrawnSlot(f"slot {slot['slot']}", CpuSet.parse(slot["cpus"])) for slot in view.status["slots"]]
+    picture = make_picture(view.topology, slots, view.reserved)
     cells = _Cells(view, picture)
     legend = _legend(picture)
     shapes = [

@@ -24,7 +24,7 @@ from launcher.planning.rules_zentorch import WEIGHT_PREPACK
 from launcher.redaction import MASK, Redactor, masked_arguments
 from launcher.sizes import format_size
 from launcher.topology.model import Topology
-from launcher.topology.picture import Picture, Seat, make_picture
+from launcher.topology.picture import DrawnSlot, Picture, make_picture
 
 if TYPE_CHECKING:
     from launcher.planning.compare import Column
@@ -71,7 +71,7 @@ class Deployment:
     def picture(self) -> Picture:
         """The machine with the instances on it."""
         return make_picture(
-            self.topology, [_seat(slot, self.config) for slot in self.plan.slots], self.plan.reserved
+            self.topology, [_drawn_slot(slot, self.config) for slot in self.plan.slots], self.plan.reserved
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def compare_strategies(
     return compare(topology, config, {} if cpus_only else read_profiles(config), cpus_only=cpus_only)
 
 
-def _seat(slot: Slot, config: Config) -> Seat:
+def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:
     """What a picture's legend says of an instance."""
     placement, facts = slot.placement, []
     if len(config.models) > 1:
@@ -164,7 +164,7 @@ def _seat(slot: Slot, config: Config) -> Seat:
     cores = f"{len(placement.cpus)} cpus"
     if slot.kv_cache_bytes is not None:
         facts.append(f"KV {format_size(slot.kv_cache_bytes)}")
-    return Seat(f"slot {slot.id}", placement.cpus, (*facts, cores))
+    return DrawnSlot(f"slot {slot.id}", placement.cpus, (*facts, cores))
 
 
 def _shown(launch: Launch) -> dict[str, str]:

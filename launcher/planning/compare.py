@@ -1,10 +1,10 @@
-"""The four strategies side by side, on one machine with one configuration: `plan --compare`.
+"""`plan --compare`: the four strategies side by side, on one machine with one configuration.
 
-1. Each strategy plans with everything else as configured; what it cannot do is said in its column.
+1. Each strategy plans with the rest of the configuration; its findings are in its column.
 2. An instance touches an L3 when one of its cores is in it; instances share an L3 when both touch it.
 3. Memory channels are those of the nodes that the instance's ranks allocate from: vLLM's worker binds to the
-   node of its first cpu, so a set that spans nodes reaches one node's. The kernel does not tell channels;
-   where the machine's description does not either, the share of the nodes that have cpus stands for them.
+   node of its first cpu, so a set that spans nodes reaches one node's. The kernel does not report
+   channels; if the machine's description does not either, the share of the nodes with cpus is shown instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LISTED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What one instance has of the machine."""
+    """The part of the machine that one instance uses."""
 
     slot: int
     cores: int
@@ -38,7 +38,7 @@ class Reach:
     nodes: tuple[int, ...]
     """Nodes that its ranks allocate from."""
     channels: int | None
-    """Memory channels of those nodes; None where they are not known."""
+    """Memory channels of those nodes; None where unknown."""
     kv_cache_bytes: int | None
 
 
@@ -65,7 +65,7 @@ class Column:
 def compare(
     topology: Topology, config: Config, profiles: Mapping[str, ModelProfile], *, cpus_only: bool = False
 ) -> tuple[Column, ...]:
-    """A column for each strategy, in the order of `Strategy`. Raises what `make_plan` raises."""
+    """One column per strategy, in the order of `Strategy`. Raises LauncherError as `make_plan` does."""
     return tuple(
         _column(
             make_plan(topology, _with_strategy(config, strategy), profiles, cpus_only=cpus_only), topology
@@ -142,12 +142,12 @@ def _column_json(column: Column) -> dict[str, Any]:
 
 
 def rows(columns: Sequence[Column]) -> list[list[str]]:
-    """The table: a row for each question, its first cell the question, then a cell for each strategy."""
+    """The table: one row per figure, one column per strategy."""
     return [[question, *(answer(column) for column in columns)] for question, answer in _QUESTIONS.items()]
 
 
 def notes(columns: Sequence[Column]) -> list[str]:
-    """What stands against the strategies: each finding once, with the strategies it is about."""
+    """Each finding once, with the strategies that it applies to."""
     said: dict[tuple[str, str], list[str]] = {}
     for column in columns:
         for finding in column.plan.findings:

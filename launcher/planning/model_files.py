@@ -1,4 +1,4 @@
-"""Opens the files of a model. Others may write them (downloads are the instances' user's), and root reads them here."""
+"""Opens files of a model. Other users may own them (the instances' user downloads them), and root reads them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_JSON_BYTES: Final = 256 << 20
 
 
 def open_model_file(file: Path) -> BinaryIO:
-    """A regular file, or what a link leads to. A pipe would wait for a writer for ever, and a device has no end.
+    """Opens a regular file, or the target of a link; not a pipe, which could block, nor a device, which may be endless.
 
-    Raises OSError; ValueError where it is none.
+    Raises OSError; ValueError for another kind of file.
     """
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     stream = os.fdopen(fd, "rb")
@@ -25,7 +25,7 @@ def open_model_file(file: Path) -> BinaryIO:
 
 
 def read_model_json(file: Path) -> bytes:
-    """The whole of a file of JSON. Raises OSError; ValueError for one that is none, or far too large for one."""
+    """The content of a JSON file. Raises OSError; ValueError for other content or a file that is too large."""
     with open_model_file(file) as stream:
         data = stream.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:

@@ -1,4 +1,4 @@
-"""Read a model: config.json and the headers of its weight files, never the weights themselves."""
+"""Reads config.json and the headers of a model's weight files, never the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDY: Final = (
 
 
 def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
-    """The memory profile of a model directory, or of a repository id that the local Hugging Face cache holds.
+    """The memory profile of a model directory, or of a repository id in the local Hugging Face cache.
 
     A repository id that is not cached gives `UNKNOWN`. Raises LauncherError `cannot read model …`.
     """
@@ -42,7 +42,7 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
         what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else f"{error}"
         raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
     except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        # A key of another type than every model of that kind has.
+        # A key with an unexpected type.
         what = f"config.json is not understood ({type(error).__name__}: {error})"
         raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
     return replace(_with_weights(profile, weights), kv_cache_dtype=kv_cache_dtype(config))

@@ -1,4 +1,4 @@
-"""Topology + config + model profiles in, plan out. The one entry is `make_plan`."""
+"""Makes the plan from topology, configuration and model profiles; the entry point is `make_plan`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.planning.strategies import Cut, CutError, cutter, runs
 from launcher.planning.zones import Zone, parts_of, reserve, usable_cores, zones_of
 from launcher.topology.model import Core, NumaNode, Topology
 
-# Above this many cpus an instance leaves one core out of its OpenMP lists for API server and
-# EngineCore, which otherwise take turns with a worker thread that spins (vllm#25818, #43240).
+# Above this many cpus an instance keeps one core out of its OpenMP lists for API server and
+# EngineCore, which would otherwise share a cpu with a spinning worker thread (vllm#25818, #43240).
 _CPUS_TO_SPARE_ONE = 4
 
 
@@ -32,18 +32,18 @@ def make_plan(
     *,
     cpus_only: bool = False,
 ) -> Plan:
-    """What would run where. `profiles` is by model name; a model without one can't be checked for memory.
-    `facts` is what was found of the host and the engine's software; what is not known is not judged.
+    """The plan. `profiles` by model name: the memory of a model without one cannot be checked.
+    `facts` describes the host and the engine's software; unknown facts are not judged.
 
-    `cpus_only` plans no memory and says so: for trying layouts before there is a model.
+    `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model.
 
-    1. Usable are the cores with allowed cpus (inside layout.cpus, where that is given) and a node; an
-       instance takes the lowest allowed cpu of a core, or with use_smt all of them.
-    2. Reserved cores leave first (`seats.reserve`), with all their allowed siblings.
-    3. The rest is parted by (socket, node), instances are counted (`seats.zones_of`), and zones are cut
-       (`strategies`).
+    1. Usable cores have a NUMA node and allowed cpus (within layout.cpus, if set). An instance uses the
+       lowest allowed cpu of a core, or with use_smt all of them.
+    2. Reserved cores are removed (`zones.reserve`), with all their allowed siblings.
+    3. The other cores are grouped by (socket, node), instances are counted (`zones.zones_of`), and zones
+       are divided (`strategies`).
     4. Slots are numbered by model, then socket, then node, then order within the zone.
-    5. Memory is filled in (`memory`), and the whole is linted (`lint`).
+    5. Memory is added (`memory`), and the plan is checked (`lint`).
 
     Raises LauncherError for a size in [memory] that can't be read.
     """
@@ -85,7 +85,7 @@ def make_plan(
 
 
 def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topology:
-    """The topology with nothing allowed but `wanted`; cpus that can't be had are a violation."""
+    """The topology with only `wanted` allowed; cpus that are not allowed are a violation."""
     missing = wanted - topology.allowed
     if missing:
         findings.append(
@@ -100,7 +100,7 @@ def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topo
 
 
 def _without_memory(config: Config) -> Config:
-    """A configuration whose engine takes no memory: one of kind "command" is trusted to know its own."""
+    """A configuration without planned memory: that of engine.kind "command" is not planned."""
     return msgspec.structs.replace(
         config, engine=msgspec.structs.replace(config.engine, kind=EngineKind.COMMAND)
     )
@@ -109,8 +109,8 @@ def _without_memory(config: Config) -> Config:
 _MEMORY_NOT_PLANNED: Final = Finding(
     "warning",
     "memory-not-planned",
-    "no model was named: this is a plan of cpus alone, and whether memory suffices was not checked",
-    "name a configuration with -c FILE, or a model with --model DIR",
+    "no model given: this plan covers cpus only, memory was not checked",
+    "give a configuration with -c FILE, or a model with --model DIR",
 )
 
 
@@ -150,7 +150,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
             Finding(
                 "violation",
                 "more-instances-than-cores",
-                f"cannot cut {where} of socket {zone.parts[0].socket} into {n} instances: it has "
+                f"cannot divide {where} of socket {zone.parts[0].socket} among {n} instances: it has "
                 f"{len(cores)} usable cores",
                 "lower layout.instances_per_socket or layout.reserve_cores",
             )
@@ -159,7 +159,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
     try:
         cut = cutter(strategy)(cores, topology.l3_domains, n)
     except CutError as error:
-        findings.append(Finding("violation", "cannot-cut", f"cannot cut {where}: {error}", error.remedy))
+        findings.append(Finding("violation", "cannot-cut", f"cannot divide {where}: {error}", error.remedy))
         return ()
     sizes = [len(its) for its in cut]
     if len(set(sizes)) > 1:
@@ -168,16 +168,16 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
                 "warning",
                 "uneven-cores",
                 f"the cores of {where} do not divide evenly: instances get {'-'.join(map(str, sizes))}",
-                "choose reserve_cores or instances_per_socket so that they divide, if equal instances matter",
+                "for equal instances change reserve_cores or instances_per_socket",
             )
         )
     return cut
 
 
 def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
-    """One OpenMP list per rank, runs of neighbours; None when there are more ranks than cores.
+    """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores.
 
-    Of a set with more than 4 cpus the highest core stays out, yet inside numactl's set.
+    With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it.
     """
     spare = len(_cpus(cores, use_smt=use_smt)) > _CPUS_TO_SPARE_ONE
     workers = cores[:-1] if spare and len(cores) > 1 else cores
@@ -187,7 +187,7 @@ def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[Cpu
 
 
 def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]) -> CpuSet:
-    """The memory nodes of a set: its own; for one that has none that may be used, the nearest that has."""
+    """The memory nodes for cores of `nodes`: each node itself, or the nearest one with usable memory."""
     if not topology.has_numa:
         return CpuSet()
     bound: set[int] = set()
@@ -205,10 +205,9 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
             finding = Finding(
                 "warning",
                 "remote-memory",
-                f"node {node} has no memory that may be used: its instances are bound to node {target}, "
-                "the nearest "
-                "that has; vLLM's worker itself falls back to the lowest allowed node",
-                f"leave node {node} out with models.nodes, or give it memory",
+                f"node {node} has no usable memory: its instances are bound to node {target}, the nearest node with "
+                "memory; vLLM's worker itself falls back to the lowest allowed node",
+                f"exclude node {node} with models.nodes, or add memory to it",
             )
         else:
             finding = None
@@ -220,7 +219,7 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
 
 
 def nearest_memory(topology: Topology, node_id: int) -> int | None:
-    """The node itself when it has usable memory, else the nearest by distance (ties: lowest id) that has."""
+    """The node itself if it has usable memory, else the nearest node that has (ties: lowest id)."""
 
     def usable(node: NumaNode) -> bool:
         return node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known)
@@ -245,7 +244,7 @@ def _cannot_reserve(config: Config, cores: int) -> Finding:
     return Finding(
         "violation",
         "reserve-too-large",
-        f"cannot reserve {config.layout.reserve_cores} cores: there are {cores} usable, and each node "
+        f"cannot reserve {config.layout.reserve_cores} cores: {cores} cores are usable, and each node "
         "keeps one",
         "lower layout.reserve_cores",
     )
@@ -265,8 +264,7 @@ def _too_many_ranks(config: Config, model: int, cores: Sequence[Core]) -> Findin
     return Finding(
         "violation",
         "more-ranks-than-cores",
-        f"cannot give {ranks} ranks of {config.models[model].name!r} a core each: the instance has "
-        f"{len(cores)} cores, "
-        "less one for its API server where it has more than 4 cpus",
+        f"cannot give each of {ranks} ranks of {config.models[model].name!r} a core: the instance has "
+        f"{len(cores)} cores, less one for its API server if it has more than 4 cpus",
         "lower tensor_parallel_size, or instances_per_socket",
     )

@@ -1,4 +1,4 @@
-"""What a model needs of memory, from its config.json: pure parsing; model_profile.py reads the files.
+"""A model's memory profile from its config.json. Pure; model_profile.py reads the files.
 
 Key names and rules follow vLLM 0.32: transformers_utils/model_arch_config_convertor.py (heads, head
 size, context length) and v1/kv_cache_interface.py (bytes of a KV page).
@@ -36,7 +36,7 @@ _SCALED_ROPE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What the ledger must know of a model. None: its files could not be read here."""
+    """The facts about a model that the memory ledger needs. None: unknown, its files are not here."""
 
     weights_bytes: int | None
     """All parameters as the engine holds them (converted to its dtype), over all tensor-parallel ranks."""
@@ -53,12 +53,12 @@ class ModelProfile:
     quantization: str | None = None
     """quant_method of the checkpoint; None when it is not quantized."""
     sliding_window: int | None = None
-    """Tokens that some layers look back."""
+    """Window of the sliding layers, in tokens."""
     mla: bool = False
     weights_source: str = "unknown"
-    """Where `weights_bytes` came from, for the ledger's reader."""
+    """Source of `weights_bytes`, shown with the ledger."""
     layers: tuple[KvLayers, ...] = ()
-    """What each kind of layer keeps; empty for models that keep nothing (encoders)."""
+    """State of each kind of layer; empty for models without (encoders)."""
     kv_element_bytes: int = 2
     """Of one element of K and V as `layers` and `kv_bytes_per_token` count it."""
     kv_source: str = "unknown"
@@ -68,7 +68,7 @@ class ModelProfile:
     intermediate_size: int | None = None
     vocab_size: int | None = None
     replicated_bytes: int = 0
-    """Of the weights, what every rank holds whole."""
+    """Weights that every rank holds whole."""
     head_bytes: int = 0
     """The output projection, which the CPU keeps twice: as loaded, and packed."""
     tied_embeddings: bool = False
@@ -82,7 +82,7 @@ class ModelProfile:
 
     @property
     def known(self) -> bool:
-        """Whether memory can be planned from it."""
+        """Whether memory can be planned."""
         return self.weights_bytes is not None and self.kv_bytes_per_token is not None
 
     @property
@@ -167,7 +167,7 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def _kv_source(layers: tuple[KvLayers, ...], *, latent: bool) -> str:
-    """How the sum came about, in config.json's words."""
+    """The calculation of the sum, in config.json's terms."""
     said = []
     for its in layers:
         kept = f"{its.count} {its.kind} layers"

@@ -16,7 +16,7 @@ _WIDTH: Final = 116
 
 
 def slot_json(slot: Slot) -> dict[str, Any]:
-    """The plan's own part of one slot; argv and env are the engine's."""
+    """One slot's JSON, without the engine's argv and env."""
     placement = slot.placement
     return {
         "slot": slot.id,
@@ -75,7 +75,7 @@ def _row_json(row: LedgerRow) -> dict[str, Any]:
 
 
 def to_text(plan: Plan, topology: Topology) -> str:
-    """The plan for a person: slots, the memory of each node, what is reserved, and the findings."""
+    """The plan as text: slots, memory of each node, reserved cores and findings."""
     lines = [
         f"{plan.strategy.value}: {counted(len(plan.slots), 'instance')} on {counted(len(topology.sockets), 'socket')}"
     ]
@@ -96,7 +96,7 @@ def to_text(plan: Plan, topology: Topology) -> str:
 
 
 def sources_text(plan: Plan) -> list[str]:
-    """Where the ledger's figures come from: each figure once, with the slots and nodes it is the same for."""
+    """Sources of the ledger's figures: each once, with its slots and nodes."""
     places: dict[tuple[str, int, str], tuple[list[int], list[int]]] = {}
     for row in plan.ledger:
         for line in row.lines:
@@ -130,7 +130,7 @@ def _slot_row(slot: Slot, topology: Topology) -> list[str]:
 
 
 def short_list(cpulist: str, width: int = 28) -> str:
-    """A cpulist that fits a column: 0,2,4,6,...,126."""
+    """A cpulist shortened to fit a column: 0,2,4,6,...,126."""
     if len(cpulist) <= width:
         return cpulist
     parts = cpulist.split(",")

@@ -1,4 +1,4 @@
-"""What a lint rule sees and says. No effects."""
+"""Input and output of lint rules. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """All that a rule may look at."""
+    """Input of a rule."""
 
     plan: Plan
     topology: Topology
@@ -38,10 +38,10 @@ Rule = Callable[[Subject], Iterator[Finding]]
 
 
 def violation(code: str, message: str, remedy: str) -> Finding:
-    """What refuses to start."""
+    """A finding that prevents the start."""
     return Finding("violation", code, message, remedy)
 
 
 def warning(code: str, message: str, remedy: str) -> Finding:
-    """What is only said."""
+    """A finding that is only reported."""
     return Finding("warning", code, message, remedy)

@@ -1,4 +1,4 @@
-"""Rules on `engine.kind = "command"`: arguments that fight the plan, of servers that are known. No effects."""
+"""Rules on `engine.kind = "command"`: arguments of known servers that contradict the plan. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _argv(subject: Subject) -> tuple[str, ...]:
 
 
 def numa_argument(subject: Subject) -> Iterator[Finding]:
-    """With --numa and several nodes ggml gives a thread that has computed all cpus (ggml/src/ggml-cpu/ggml-cpu.c,
-    clear_numa_thread_affinity, build 11434). Without it every thread keeps the mask that it was started with."""
+    """With --numa and several nodes, ggml widens the mask of its threads to all cpus after computing
+    (ggml/src/ggml-cpu/ggml-cpu.c, clear_numa_thread_affinity, build 11434). Without it the mask is unchanged."""
     by_argument = any(flag_of(word) == "--numa" for word in _argv(subject))
     name = "--numa" if by_argument else "LLAMA_ARG_NUMA"
     if by_argument or name in subject.config.engine.env:
@@ -33,7 +33,7 @@ def numa_argument(subject: Subject) -> Iterator[Finding]:
 
 
 def threads_argument(subject: Subject) -> Iterator[Finding]:
-    """llama.cpp counts the machine's cores, whatever its affinity mask (common/common.cpp, common_cpu_get_num_math)."""
+    """llama.cpp counts the machine's cores, not the affinity mask's (common/common.cpp, common_cpu_get_num_math)."""
     argv = _argv(subject)
     told = any(flag_of(word) in _THREADS for word in argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
     if not told and any(PurePath(word).name == _LLAMA_SERVER for word in argv):

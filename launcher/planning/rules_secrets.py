@@ -1,4 +1,4 @@
-"""Rules on secrets in places that every user of the host may read. No effects."""
+"""Rules on secrets where every user of the host can read them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.redaction import secret_arguments
 
 
 def secret_arguments_are_public(subject: Subject) -> Iterator[Finding]:
-    """proc_pid_cmdline(5): arguments may be read by everybody; org.freedesktop.systemd1(5) shows ExecStart= to all."""
+    """proc_pid_cmdline(5): every user can read arguments; org.freedesktop.systemd1(5) shows ExecStart= to all."""
     engine = subject.config.engine
     for key, words in (("engine.command", engine.command), ("engine.args", engine.args)):
         if secret_arguments(words):

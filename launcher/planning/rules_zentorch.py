@@ -1,4 +1,4 @@
-"""Rules on what vLLM does differently where it computes with ZenTorch. No effects."""
+"""Rules on vLLM with ZenTorch. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FP8: Final = "fp8"
 
 
 def _uses_zentorch(subject: Subject) -> bool:
-    """vLLM takes its Zen platform on such a CPU with an importable zentorch (vllm/platforms/__init__.py)."""
+    """vLLM uses its Zen platform on such a CPU with an importable zentorch (vllm/platforms/__init__.py)."""
     return subject.topology.cpu.is_zen and subject.facts.zentorch is not None
 
 
@@ -58,8 +58,8 @@ def tied_embeddings(subject: Subject) -> Iterator[Finding]:
 
 
 def _prepack_off(subject: Subject, model: Model) -> str | None:
-    """What switches prepacking off, as its author wrote it; None when it is on. In the order of engines/vllm.py:
-    engine.env wins over [[models]], and both over what the daemon passes on."""
+    """The setting that switches prepacking off, for messages; None when prepacking is on. Precedence as in
+    engines/vllm.py: engine.env, then [[models]], then the inherited environment."""
     by_env = subject.config.engine.env.get(WEIGHT_PREPACK)
     if by_env is not None:
         return f"{WEIGHT_PREPACK}={by_env} in engine.env" if _is_zero(by_env) else None
@@ -72,7 +72,7 @@ def _prepack_off(subject: Subject, model: Model) -> str | None:
 
 
 def _is_zero(text: str) -> bool:
-    """As vLLM reads it: bool(int(text)) (vllm/envs.py, 0.32). What is no number ends vLLM with an error."""
+    """As vLLM reads it: bool(int(text)) (vllm/envs.py, 0.32). vLLM exits with an error for other text."""
     try:
         return int(text) == 0
     except ValueError:

@@ -23,9 +23,9 @@ _FLOATS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files that the index names, else all; consolidated*.safetensors repeats them in another layout.
+    """The files in the index, else all; consolidated*.safetensors has the same tensors in another layout.
 
-    Raises ValueError when the index names a file that is not there.
+    Raises ValueError when a file of the index is missing.
     """
     index = folder / INDEX
     if index.is_file():
@@ -42,7 +42,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def tensors_of(file: Path) -> Iterator[Tensor]:
-    """All tensors of one file. Raises ValueError when it is none, or cut short."""
+    """All tensors of one file. Raises ValueError for another format or a truncated file."""
     header, begins = _header(file)
     last = 0
     try:
@@ -63,7 +63,7 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The header, and where the data begins."""
+    """The header, and the offset of the data."""
     with open_model_file(file) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""How one model is served: [[models]], with what engine.args and engine.env put in their place. No effects."""
+"""Effective serving parameters of a model: [[models]], overridden by engine.args and engine.env. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from launcher.topology.model import CpuInfo
 
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 DEFAULT_MAX_MODEL_LEN: Final = 2048
-"""What vLLM assumes when config.json does not say (vllm/config/model.py)."""
+"""vLLM's default when config.json has none (vllm/config/model.py)."""
 DEFAULT_BLOCK_SIZE: Final = 128
 """vLLM's on CPU (vllm/platforms/cpu.py)."""
 LATENT_BLOCK_SIZE: Final = 16
-"""Latent attention's without AMX, whatever is asked for (vllm/platforms/cpu.py)."""
+"""Block size of latent attention without AMX, regardless of configuration (vllm/platforms/cpu.py)."""
 DEFAULT_STEP_TOKENS: Final = 2048
 """max_num_batched_tokens of the API server on CPU, for each rank (vllm/engine/arg_utils.py)."""
 KV_ELEMENT_BYTES: Final = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -35,7 +35,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What vLLM will be told, and what it makes of it."""
+    """vLLM's effective parameters."""
 
     max_model_len: int
     max_num_seqs: int
@@ -45,7 +45,7 @@ class Serving:
     """Tokens of a KV block, before the pool of a hybrid model raises it."""
     kv_element_bytes: int
     eager: bool
-    """Nothing is compiled, so nothing is frozen."""
+    """No compilation, so no frozen weights."""
     hybrid: bool
     """Sliding layers keep their window only."""
     kv_bytes: int | None
@@ -54,7 +54,7 @@ class Serving:
 
 
 def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo) -> Serving:
-    """The arguments that win are the operator's (engines/arguments.py: theirs replace ours).
+    """The operator's arguments replace the launcher's (engines/arguments.py).
 
     Raises LauncherError for a number or size that can't be read.
     """
@@ -98,13 +98,13 @@ def size_of(key: str, text: str) -> int:
 
 
 def whole_gib(env: Mapping[str, str]) -> int | None:
-    """What VLLM_CPU_KVCACHE_SPACE asks for, bytes; None when it is not there or not a whole number (lint says so)."""
+    """VLLM_CPU_KVCACHE_SPACE in bytes; None when absent or not a whole number (which lint reports)."""
     text = env.get(KV_SPACE, "")
     return int(text) * GIB if text.isascii() and text.isdigit() else None
 
 
 def _explicit_kv(config: Config) -> tuple[int | None, str]:
-    """In vLLM's order: the variable wins over the argument (vllm/platforms/cpu.py), and that over ours."""
+    """Precedence as in vLLM: the variable (vllm/platforms/cpu.py), then the argument, then memory.kv_cache."""
     asked = whole_gib(config.engine.env)
     if asked is not None:
         return asked, f"engine.env {KV_SPACE}"

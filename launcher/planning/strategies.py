@@ -1,8 +1,8 @@
-"""How the ordered cores of a zone become instances: one pure function per strategy.
+"""Divides the ordered cores of a zone among instances: one pure function per strategy.
 
-A zone is what instances are cut from: the usable cores of one NUMA node on one socket, ordered by
-their lowest cpu (or of several nodes, where spanning was asked for). Each function returns one tuple
-of cores per instance, in the zone's order, and raises CutError when the rule can't be kept.
+A zone has the usable cores of one NUMA node on one socket, ordered by their lowest cpu (or of several
+nodes with layout.span_nodes). Each function returns one tuple
+of cores per instance, in the zone's order, and raises CutError when that is not possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cutter = Callable[[Sequence[Core], Sequence[L3Domain], int], Cut]
 
 
 class CutError(Exception):
-    """The zone can't be cut that way. The message completes "cannot cut ...: "."""
+    """The zone cannot be divided this way. The message completes "cannot divide ...: "."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ def interleaved(cores: Sequence[Core], _l3: Sequence[L3Domain], n: int) -> Cut:
 
 
 def contiguous(cores: Sequence[Core], _l3: Sequence[L3Domain], n: int) -> Cut:
-    """Blocks of neighbours.
+    """Blocks of neighbouring cores.
 
     1. The ordered cores are cut into n runs; the first len mod n runs have one core more.
     """
@@ -47,10 +47,10 @@ def contiguous(cores: Sequence[Core], _l3: Sequence[L3Domain], n: int) -> Cut:
 def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     """Whole L3 domains.
 
-    1. Cores of one L3 domain stay together; an L3 that reaches beyond the zone counts with its part inside.
-    2. Where all domains have the same number of cores, they are dealt in runs of neighbours (as contiguous).
-    3. Else the greatest domain goes to the smallest instance, in turn; then whole domains are swapped
-       or moved until that brings no two instances closer (`exchange`). Ties go to the lower instance.
+    1. Cores of one L3 domain stay together; of an L3 that extends beyond the zone, the part inside counts.
+    2. Where all domains have the same number of cores, they are assigned in runs of neighbours (as contiguous).
+    3. Else domains go, largest first, to the smallest instance; then whole domains are swapped or moved
+       while that reduces the difference of two instances (`rebalance`). Ties go to the lower instance.
     """
     domains = _domains(cores, l3)
     if len(domains) < n:
@@ -61,24 +61,24 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
         )
     sizes = [len(domain) for domain in domains]
     if len(set(sizes)) == 1:
-        hands: Sequence[Sequence[int]] = runs(range(len(domains)), n)
+        groups: Sequence[Sequence[int]] = runs(range(len(domains)), n)
     else:
-        hands = _deal(sizes, n)
-        held = [sum(sizes[domain] for domain in hand) for hand in hands]
-        # A swap shifts the difference of two domains; it helps where instances are further apart than that.
+        groups = _deal(sizes, n)
+        held = [sum(sizes[domain] for domain in group) for group in groups]
+        # A swap moves the difference of two domains; it helps where instances differ by more.
         if max(held) - min(held) > min(high - low for low, high in pairwise(sorted(set(sizes)))):
             from launcher.planning.rebalance import even_out  # noqa: PLC0415  numpy
 
-            hands = even_out(hands, sizes)
-        hands = sorted((sorted(hand) for hand in hands), key=lambda hand: hand[0])
-    return tuple(tuple(core for d in hand for core in domains[d]) for hand in hands)
+            groups = even_out(groups, sizes)
+        groups = sorted((sorted(group) for group in groups), key=lambda group: group[0])
+    return tuple(tuple(core for d in group for core in domains[d]) for group in groups)
 
 
 def per_node(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
-    """One instance takes the whole node.
+    """One instance per node.
 
     1. With one model on the node, its instance gets all cores.
-    2. Models that share a node get neighbouring runs of equal size.
+    2. Models that share a node get runs of neighbouring cores of equal size.
     """
     return contiguous(cores, l3, n)
 
@@ -121,11 +121,11 @@ def _domains(cores: Sequence[Core], l3: Sequence[L3Domain]) -> list[list[Core]]:
 
 
 def _deal(sizes: Sequence[int], n: int) -> list[list[int]]:
-    """The greatest to the smallest instance, in turn; n is at most the number of sizes."""
-    hands: list[list[int]] = [[] for _ in range(n)]
+    """Assigns each piece, largest first, to the smallest instance; n is at most the number of sizes."""
+    groups: list[list[int]] = [[] for _ in range(n)]
     held = [0] * n
     for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
-        hand = held.index(min(held))
-        hands[hand].append(piece)
-        held[hand] += sizes[piece]
-    return hands
+        group = held.index(min(held))
+        groups[group].append(piece)
+        held[group] += sizes[piece]
+    return groups

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint, as file headers tell it. No effects."""
+"""A tensor of a checkpoint, from file headers. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Name and size of one tensor."""
-
     name: str
     elements: int
     stored_bytes: int
@@ -17,17 +15,17 @@ class Tensor:
     """Converted to the engine's type when it is loaded; packed (quantized) tensors stay as they are."""
 
     def loaded_bytes(self, element_bytes: int) -> int:
-        """What it takes in the engine."""
+        """Its size in the engine."""
         return self.elements * element_bytes if self.floating else self.stored_bytes
 
     @property
     def is_head(self) -> bool:
-        """The output projection, which is the embedding again where the two are tied."""
+        """The output projection; with tied weights it is the embedding."""
         return self.name.endswith(("lm_head.weight", "output.weight")) and ".layers." not in self.name
 
     @property
     def is_embedding(self) -> bool:
-        """The table of the vocabulary."""
+        """The embedding of the vocabulary."""
         ends = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embd.weight")
         return self.name.endswith(ends)
 

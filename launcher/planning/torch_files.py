@@ -1,8 +1,8 @@
 """Sizes of the tensors in *.bin files, without unpickling: torch.save writes a zip archive with one stored entry
 per storage (pytorch/caffe2/serialize/inline_container.cc), and tensors that share a storage share the entry.
 
-What the entries do not tell is the element type: it is config.json's. Files of before torch 1.6 are no archives;
-their size is taken instead, which is some kilobytes more than their tensors.
+The entries do not contain the element type; config.json has it. Files from before torch 1.6 are not archives;
+their file size is used, which is some kilobytes more than their tensors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from launcher.planning.model_files import open_model_file
 
 
 def files_in(folder: Path) -> list[Path]:
-    """pytorch_model*.bin, else every *.bin: training_args.bin and optimizer states are no weights."""
+    """pytorch_model*.bin, else every *.bin: training_args.bin and optimizer states are not weights."""
     found = sorted(folder.glob("*.bin"))
     return [file for file in found if file.name.startswith("pytorch_model")] or found
 
 
 def storage_sizes(file: Path) -> list[int] | None:
-    """Bytes of each storage in one file; None when it is no archive. Raises ValueError for a broken one."""
+    """Bytes of each storage in one file; None for other files. Raises ValueError for a broken archive."""
     try:
         with open_model_file(file) as stream:
             if not zipfile.is_zipfile(stream):

@@ -1,4 +1,4 @@
-"""What the weights of a model directory take once loaded, from the headers of its files."""
+"""Memory of a model directory's weights once loaded, from the headers of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Weights:
     total_bytes: int
     """Everything once; tied embeddings once."""
     replicated_bytes: int = 0
-    """Of these, what every rank holds whole."""
+    """The part that every rank holds whole."""
     head_bytes: int = 0
     """The output projection. On CPU it is kept as loaded and once more packed for the matrix kernels
     (vllm/model_executor/layers/vocab_parallel_embedding.py: dispatch_cpu_unquantized_gemm, remove_weight=False)."""
@@ -41,7 +41,7 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
     2. *.bin: sizes of the storages in the archive (of old files: file sizes), scaled from config.json's type.
     3. GGUF: as they are.
 
-    Raises ValueError when there are none, or a file is broken.
+    Raises ValueError without weights or for a broken file.
     """
     tied = _tied(config)
     if files := safetensors.files_in(folder):
@@ -63,8 +63,8 @@ def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
 
 
 def _tied(config: Mapping[str, Any]) -> bool | None:
-    """Whether config.json ties the output projection to the embedding; None where it leaves that to the model's
-    class, whose default differs from class to class (transformers: true for Gemma, false for Llama)."""
+    """Whether config.json ties the output projection to the embedding. None if absent: the default depends on the
+    model's class (transformers: true for Gemma, false for Llama)."""
     text = config.get("text_config") or config
     said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     return None if said is None else bool(said)
@@ -85,7 +85,7 @@ def _sum(
         total_bytes=sum(tensor.loaded_bytes(width) for tensor in by_name.values()),
         replicated_bytes=sum(t.loaded_bytes(width) for t in by_name.values() if t.is_replicated),
         head_bytes=head,
-        # Files of a tied model leave the head out: where config.json does not say, that does.
+        # Files of a tied model have no head, which decides where config.json does not.
         tied=tied if tied is not None else embedding > 0 and not heads,
         file_bytes=max(file.stat().st_size for file in files),
         source=source,
@@ -102,7 +102,7 @@ def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
     total = sum(file.stat().st_size if its is None else sum(its) for file, its in sizes.items())
     old = any(its is None for its in sizes.values())
     how = "file sizes" if old else "storages"
-    # The vocabulary's table is the largest tensor of most models; the head is no larger.
+    # The embedding is the largest tensor of most models; the head is not larger.
     largest = max((max(its, default=0) for its in sizes.values() if its is not None), default=0)
     scale = (1, 1) if packed else (dtype_bytes(dtype), stored)
     biggest = max(file.stat().st_size for file in files)

@@ -1,4 +1,4 @@
-"""Which cores are there to be used, which are reserved, and how many instances each zone gets."""
+"""Usable cores, reserved cores, and the number of instances of each zone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.config.schema import Layout, Model, Strategy
 from launcher.plan import Finding
 from launcher.topology.model import Core, Topology
 
-# AMD's text runs two instances on 128 cores; its harnesses vary between 32 and 128 cores each.
+# AMD's documentation runs two instances on 128 cores; its benchmarks use 32 to 128 cores each.
 CORES_PER_INSTANCE: Final = 64
 CORES_PER_RESERVED: Final = 64
 MIN_CORES_TO_RESERVE: Final = 16
@@ -19,7 +19,7 @@ MIN_CORES_TO_RESERVE: Final = 16
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """The usable cores of one NUMA node on one socket, by lowest cpu. Most machines: the node."""
+    """The usable cores of one NUMA node on one socket, by lowest cpu."""
 
     socket: int
     node: int
@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """What instances are cut from: one part, or several of a socket where spanning was asked for."""
+    """Cores that are divided among instances: one part, or several of a socket with layout.span_nodes."""
 
     parts: tuple[Part, ...]
     models: tuple[int, ...]
@@ -36,7 +36,7 @@ class Zone:
 
 
 def usable_cores(topology: Topology) -> tuple[Core, ...]:
-    """Cores with at least one allowed cpu, cut down to those cpus, by lowest cpu; none without a node."""
+    """Cores with a node and at least one allowed cpu, with only their allowed cpus, by lowest cpu."""
     cores = (
         replace(core, cpus=core.cpus & topology.allowed) for core in topology.cores if core.node is not None
     )
@@ -44,11 +44,11 @@ def usable_cores(topology: Topology) -> tuple[Core, ...]:
 
 
 def reserve(cores: Sequence[Core], wanted: int | str) -> tuple[Core, ...] | None:
-    """The cores kept for proxy and OS; None when there are not that many.
+    """The cores reserved for proxy and OS; None when too few are usable.
 
     1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16.
-    2. They are the last cores of the nodes in turn, starting with the lowest node.
-    3. A node's last usable core is never taken; a node that has no other is passed over.
+    2. The last cores of the nodes are taken in turn, starting with the lowest node.
+    3. A node's last usable core is never taken; such a node is skipped.
     """
     count = wanted if isinstance(wanted, int) else 0
     if not isinstance(wanted, int) and len(cores) >= MIN_CORES_TO_RESERVE:
@@ -81,15 +81,15 @@ def zones_of(
     topology: Topology,
     findings: list[Finding],
 ) -> tuple[Zone, ...]:
-    """The zones, each with the models of its instances; what stands against it goes to `findings`.
+    """The zones, each with the models of its instances. Problems are added to `findings`.
 
     1. A model's parts are those in its `sockets` and `nodes`; unknown ids are violations.
     2. instances_per_socket "auto": each part gets one instance per 64 cores, rounded up, at least one;
        models that share a part divide that among them.
-    3. A number N: the socket's parts get N / parts each; where that is uneven the lower nodes get one
-       more (said). Fewer than one a part needs span_nodes: then the parts are joined to N zones.
-    4. per-node: one instance of each model on each part, whatever "auto" would give.
-    5. Models that share a zone are cut together, in the order of the file: n is the sum of their
+    3. A number N: the socket's parts get N / parts each; if that is uneven the lower nodes get one
+       more, with a finding. Fewer than one per part needs span_nodes; the parts are then joined into N zones.
+    4. per-node: one instance of each model on each part, instead of "auto".
+    5. A zone shared by models is divided once, in the order of the file: n is the sum of their
        instances. Zones that overlap without being equal are a violation.
     """
     chosen = [_select(model, parts, topology, findings) for model in models]

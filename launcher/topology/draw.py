@@ -93,7 +93,7 @@ def _index(hexadecimal: str) -> int:
 
 def _legend(picture: Picture, *, color: bool) -> list[str]:
     marks = "   ".join(f"{_cell(mark, color=color)} {mark.value}" for mark in picture.used_marks)
-    if not picture.seats:
+    if not picture.slots:
         return [marks] if marks else []
-    shown = "".join(_cell(i, color=color) for i in range(min(len(picture.seats), len(SIGNS) + 1)))
-    return [f"{shown} {'instance' if len(picture.seats) == 1 else 'instances'}   {marks}".rstrip()]
+    shown = "".join(_cell(i, color=color) for i in range(min(len(picture.slots), len(SIGNS) + 1)))
+    return [f"{shown} {'instance' if len(picture.slots) == 1 else 'instances'}   {marks}".rstrip()]

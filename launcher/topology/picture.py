@@ -1,6 +1,6 @@
 """What a picture of a machine shows, before it is drawn: boxes in boxes, and the mark of every cpu.
 
-`draw` puts it on a terminal, `svg` on paper. Neither knows plans: instances come in as seats.
+`draw` puts it on a terminal, `svg` on paper. Neither knows plans: instances come in as slots.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DrawnSlot:
     """One instance."""
 
     label: str
     cpus: CpuSet
     facts: tuple[str, ...] = ()
-    """What the legend says beside the cpus, e.g. node and KV cache; the same number for all seats."""
+    """What the legend says beside the cpus, e.g. node and KV cache; the same number for all slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,19 @@ class Picture:
     counts: str
     sockets: tuple[SocketBox, ...]
     marks: Mapping[int, int | Mark]
-    """Of every cpu on the picture: the index of its seat, or why it has none."""
-    seats: tuple[Seat, ...]
+    """Of every cpu on the picture: the index of its slot, or why it has none."""
+    slots: tuple[DrawnSlot, ...]
 
     @property
     def used_marks(self) -> tuple[Mark, ...]:
-        """For the legend: those that occur, in order. Without seats nothing needs explaining."""
+        """For the legend: those that occur, in order. Without slots nothing needs explaining."""
         found = set(self.marks.values())
-        return tuple(mark for mark in Mark if mark in found and (self.seats or mark is Mark.DENIED))
+        return tuple(mark for mark in Mark if mark in found and (self.slots or mark is Mark.DENIED))
 
 
-def make_picture(topology: Topology, seats: Sequence[Seat] = (), reserved: CpuSet | None = None) -> Picture:
+def make_picture(
+    topology: Topology, slots: Sequence[DrawnSlot] = (), reserved: CpuSet | None = None
+) -> Picture:
     """A machine with the instances on it."""
     smt = max((len(core.cpus) for core in topology.cores), default=1)
     counts = (
@@ -131,8 +133,8 @@ def make_picture(topology: Topology, seats: Sequence[Seat] = (), reserved: CpuSe
         title=topology.cpu.model or "unknown cpu",
         counts=" · ".join(counted(n, what) for n, what in counts) + (f" ({smt} per core)" if smt > 1 else ""),
         sockets=_sockets(topology),
-        marks=_marks(topology, seats, CpuSet() if reserved is None else reserved),
-        seats=tuple(seats),
+        marks=_marks(topology, slots, CpuSet() if reserved is None else reserved),
+        slots=tuple(slots),
     )
 
 
@@ -165,14 +167,14 @@ def _sockets(topology: Topology) -> tuple[SocketBox, ...]:
     return (*boxes, SocketBox(None, far)) if far else tuple(boxes)
 
 
-def _marks(topology: Topology, seats: Sequence[Seat], reserved: CpuSet) -> dict[int, int | Mark]:
-    seat_of = {cpu: i for i, seat in enumerate(seats) for cpu in seat.cpus}
+def _marks(topology: Topology, slots: Sequence[DrawnSlot], reserved: CpuSet) -> dict[int, int | Mark]:
+    slot_of = {cpu: i for i, slot in enumerate(slots) for cpu in slot.cpus}
     marks: dict[int, int | Mark] = {}
     for core in topology.cores:
-        taken = any(cpu in seat_of for cpu in core.cpus)
+        taken = any(cpu in slot_of for cpu in core.cpus)
         for cpu in core.cpus:
-            if cpu in seat_of:
-                marks[cpu] = seat_of[cpu]
+            if cpu in slot_of:
+                marks[cpu] = slot_of[cpu]
             elif cpu not in topology.allowed:
                 marks[cpu] = Mark.DENIED
             elif cpu in reserved:
@@ -182,9 +184,9 @@ def _marks(topology: Topology, seats: Sequence[Seat], reserved: CpuSet) -> dict[
     return marks
 
 
-def colour(seat: int) -> str:
-    """A seat's colour; after sixteen they start over."""
-    return PALETTE[seat % len(PALETTE)]
+def colour(slot: int) -> str:
+    """A slot's colour; after sixteen they start over."""
+    return PALETTE[slot % len(PALETTE)]
 
 
 def ink(background: str) -> str:

@@ -57,7 +57,7 @@ class _Box:
 
 
 def to_svg(picture: Picture, subtitle: str = "") -> str:
-    """The whole document. `subtitle` says what the seats are, e.g. the strategy."""
+    """The whole document. `subtitle` says what the slots are, e.g. the strategy."""
     body = _flow(_sockets(picture))
     legend = _legend(picture)
     width = (
@@ -119,7 +119,7 @@ def _core(core: Core, picture: Picture) -> _Box:
         yield f"<title>{escape(_tooltip(core, picture))}</title>"
         yield _rect(x, y, CORE_W, CORE_H, f'fill="{fill}" rx="2"')
         text = ink(fill) if fill.startswith("#") else "#000000"
-        faded = "" if isinstance(mark, int) or mark is Mark.RESERVED or not picture.seats else ' opacity=".6"'
+        faded = "" if isinstance(mark, int) or mark is Mark.RESERVED or not picture.slots else ' opacity=".6"'
         yield f'<text x="{x + CORE_W / 2:g}" y="{y + 14:g}" class="c" style="fill:{text}"{faded}>{cpus[0]}</text>'
         for i, cpu in enumerate(cpus[1:]):
             strip = _fill(picture.marks[cpu], picture)
@@ -131,15 +131,15 @@ def _core(core: Core, picture: Picture) -> _Box:
 
 def _fill(mark: int | Mark, picture: Picture) -> str:
     if isinstance(mark, Mark):
-        return "#d0dce8" if mark is Mark.FREE and not picture.seats else _FILLS[mark]
+        return "#d0dce8" if mark is Mark.FREE and not picture.slots else _FILLS[mark]
     return colour(mark)
 
 
 def _tooltip(core: Core, picture: Picture) -> str:
     marks = {
-        picture.seats[mark].label if isinstance(mark, int) else mark.value
+        picture.slots[mark].label if isinstance(mark, int) else mark.value
         for mark in (picture.marks[cpu] for cpu in core.cpus)
-        if picture.seats or mark is not Mark.FREE
+        if picture.slots or mark is not Mark.FREE
     }
     socket, die, core_id = core.key
     where = f"cpu {core.cpus} · core {core_id} of die {die}, socket {socket}"
@@ -147,8 +147,8 @@ def _tooltip(core: Core, picture: Picture) -> str:
 
 
 def _legend(picture: Picture) -> _Box:
-    """A row for each seat: swatch, label, facts and cpus in columns; then the other marks in one row."""
-    rows = [(seat.label, *seat.facts, f"cpus {shorten(seat.cpus)}") for seat in picture.seats]
+    """A row for each slot: swatch, label, facts and cpus in columns; then the other marks in one row."""
+    rows = [(slot.label, *slot.facts, f"cpus {shorten(slot.cpus)}") for slot in picture.slots]
     widths = [max(map(_text_width, column)) + 24 for column in zip(*rows, strict=True)]
     columns = 2 if len(rows) > 8 else 1
     deep = -(-len(rows) // columns)

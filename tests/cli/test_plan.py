@@ -79,7 +79,7 @@ def test_refusals(arguments: list[str], why: str, capsys: pytest.CaptureFixture[
 def test_another_machine_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--machine", "epyc-9755-2p"]) == 0
     shown = said(capsys)
-    assert "warning: no model was named: this is a plan of cpus alone" in shown
+    assert "warning: no model given: this plan covers cpus only" in shown
     assert "socket 0\n" not in shown, "a pipe gets no picture unless it is asked for"
     assert main(["plan", "--machine", "epyc-9755-2p", "--shell"]) == 0
     assert "--membind=1 vllm serve MODEL" in said(capsys)

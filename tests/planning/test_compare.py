@@ -87,7 +87,7 @@ def test_kv_of_nodes_that_differ() -> None:
 def test_notes_say_each_thing_once() -> None:
     found = list(columns(find_topology("epyc-9755-1p"), cpus_only=True, instances_per_socket=3).values())
     said = notes(found)
-    assert sum(note.startswith("all: warning: no model was named") for note in said) == 1
+    assert sum(note.startswith("all: warning: no model given") for note in said) == 1
     assert any(note.startswith("per-node: cannot place 3 instances") for note in said)
     assert len(said) == len(set(said))
 

@@ -168,9 +168,7 @@ def test_huge_pages_are_left_out_and_said() -> None:
     assert plan.ledger[0].total_bytes == 24 * GIB
     assert plan.ledger[0].left_bytes < 0, "8B do not fit into 24 GiB with a KV cache for 131,072 tokens"
     assert {"huge-pages", "out-of-memory"} <= {finding.code for finding in plan.findings}
-    assert "40 GiB of node 0 are set aside" in next(
-        f.message for f in plan.findings if f.code == "huge-pages"
-    )
+    assert "40 GiB of node 0 are reserved" in next(f.message for f in plan.findings if f.code == "huge-pages")
 
 
 def test_free_memory_below_the_plan_is_said() -> None:

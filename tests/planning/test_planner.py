@@ -99,7 +99,7 @@ def test_l3_aligned_never_splits_an_l3() -> None:
 def test_l3_aligned_needs_enough_domains() -> None:
     plan = plan_for(Machine(l3=2, cores=8), strategy=Strategy.L3_ALIGNED, instances_per_socket=3)
     assert codes(plan) == ["cannot-cut"]
-    assert plan.violations[0].message.startswith("cannot cut node 0: ")
+    assert plan.violations[0].message.startswith("cannot divide node 0: ")
 
 
 def test_l3_aligned_needs_an_l3() -> None:

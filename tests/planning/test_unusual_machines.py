@@ -22,7 +22,7 @@ from launcher.sizes import GIB, MIB
 from launcher.topology import machines
 from launcher.topology.draw import draw
 from launcher.topology.model import Topology
-from launcher.topology.picture import Seat, make_picture
+from launcher.topology.picture import DrawnSlot, make_picture
 from launcher.topology.svg import to_svg
 
 PROFILE = ModelProfile(
@@ -114,8 +114,8 @@ def check(plan: Plan, topology: Topology) -> None:
     assert blind or all(row.left_bytes >= 0 for row in plan.ledger) or plan.violations
     to_text(plan, topology)
     json.dumps(plan_json(plan, {slot.id: {} for slot in plan.slots}))
-    seats = [Seat(f"slot {slot.id}", slot.placement.cpus, ("x",)) for slot in plan.slots]
-    picture = make_picture(topology, seats, plan.reserved)
+    slots = [DrawnSlot(f"slot {slot.id}", slot.placement.cpus, ("x",)) for slot in plan.slots]
+    picture = make_picture(topology, slots, plan.reserved)
     draw(picture)
     to_svg(picture, "x")
 

@@ -17,22 +17,22 @@ from launcher.topology.draw import MARKS, SIGNS, draw, sign
 from launcher.topology.machine import parse_machine
 from launcher.topology.machines import find_topology
 from launcher.topology.model import CpuInfo, Topology
-from launcher.topology.picture import PALETTE, Mark, Picture, Seat, colour, ink, make_picture
+from launcher.topology.picture import PALETTE, DrawnSlot, Mark, Picture, colour, ink, make_picture
 from launcher.topology.svg import MAX_ROW, shorten, to_svg
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def seats(topology: Topology, count: int, stop: int | None = None) -> list[Seat]:
+def slots(topology: Topology, count: int, stop: int | None = None) -> list[DrawnSlot]:
     """Interleaved over the first cpus of the cores up to `stop`."""
     firsts = [core.cpus.first for core in topology.cores][:stop]
-    return [Seat(f"slot {k}", CpuSet(firsts[k::count]), (f"node {k}",)) for k in range(count)]
+    return [DrawnSlot(f"slot {k}", CpuSet(firsts[k::count]), (f"node {k}",)) for k in range(count)]
 
 
 def epyc(count: int = 2) -> Picture:
     topology = find_topology("epyc-9755-2p")
-    return make_picture(topology, seats(topology, count, stop=254), CpuSet((254, 255, 510, 511)))
+    return make_picture(topology, slots(topology, count, stop=254), CpuSet((254, 255, 510, 511)))
 
 
 EXPECTED = """\
@@ -73,7 +73,7 @@ def test_colours_change_nothing_but_colours() -> None:
 def test_other_marks() -> None:
     machine = Machine(cores=4, smt=2, allowed=CpuSet.parse("0-2,4-6"), offline=frozenset({7}), memory_only=1)
     topology = machine.topology()
-    shown = draw(make_picture(topology, [Seat("slot 0", CpuSet((0,)))]))
+    shown = draw(make_picture(topology, [DrawnSlot("slot 0", CpuSet((0,)))]))
     assert "\n    0--/\n    ·--\n" in shown
     assert "memory without cpus\n  node 1 · 64 GiB · no cpus" in shown
     assert shown.endswith("0 instance   - not used   · idle SMT sibling   / not allowed to this process")
@@ -122,7 +122,7 @@ def test_signs_are_told_apart() -> None:
     assert len({*SIGNS, *MARKS.values(), "#"}) == len(SIGNS) + len(MARKS) + 1
     assert [sign(0), sign(9), sign(10), sign(61), sign(62)] == ["0", "9", "a", "Z", "#"]
     many = Machine(cores=70).topology()
-    assert "YZ#" in draw(make_picture(many, seats(many, 70)))
+    assert "YZ#" in draw(make_picture(many, slots(many, 70)))
 
 
 def test_every_colour_is_read_with_its_ink() -> None:
@@ -157,7 +157,7 @@ MACHINES = st.builds(
 @given(MACHINES, st.integers(1, 5), st.integers(40, 120))
 def test_every_cpu_is_drawn_once_and_lines_fit(machine: Machine, count: int, width: int) -> None:
     topology = machine.topology()
-    picture = make_picture(topology, seats(topology, count))
+    picture = make_picture(topology, slots(topology, count))
     body = draw(picture, width=width).split("\n\n")[1]
     rows = [line for line in body.splitlines() if line.startswith("    ")]
     assert max(map(len, rows)) <= width
