@@ -1,4 +1,4 @@
-"""Who calls: the API keys in force, read again when their file changes."""
+"""The API keys in force, read again when their file changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/metrics"})
-"""What needs no key, as in vLLM: probes and scrapers have none. They show key names, and no secret."""
+"""Paths without authentication, as in vLLM, for probes and scrapers. They show key names, but no secrets."""
 
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "
@@ -31,11 +31,11 @@ class KeyEntry:
     hash: bytes
     limits: KeyLimits
     sums: KeySums
-    """What keys of this name have done; a request in flight keeps them when its key gets another name."""
+    """Of keys of this name; a request in flight keeps them when its key gets another name."""
 
     @property
     def name(self) -> str:
-        """Who has it; for logs, metrics and fairness."""
+        """The key's owner; for logs, metrics and fairness."""
         return self.record.name
 
     @property
@@ -45,22 +45,21 @@ class KeyEntry:
 
 
 class ApiKeys:
-    """The keys of `path`, or open house where it is None. Owned by the event loop.
+    """The keys of the file `path`; None: no key is needed. Owned by the event loop.
 
-    A check costs one SHA-256 and no cache: nothing remembers a key that was sent, and a revoked one is
-    refused from the next look at the file on, a second later at most.
+    A check costs one SHA-256; results are not cached, so a revoked key is refused within a second.
     """
 
     def __init__(self, path: str | None) -> None:
-        """Raises LauncherError when there is a path and no good file at it."""
+        """Raises LauncherError for a file that is missing or invalid."""
         self._path = path
         self._entries: dict[str, KeyEntry] = {}
         self._complaint: str | None = None
         self.unauthorized = 0
-        """Requests refused with 401."""
+        """Requests that were refused with 401."""
         self.sums: dict[str, KeySums] = {}
-        """By name; those of a revoked key stay, so that no counter falls."""
-        # What an unknown id is compared with, so that it takes as long as a known one.
+        """By name; those of a revoked key stay, so that no counter decreases."""
+        # Unknown ids are compared with this, so that they take as long as known ones.
         self._nobody = (os.urandom(key_record.SALT_BYTES), os.urandom(key_record.HASH_BYTES))
         self._watched = None if path is None else WatchedFile(path)
         if self._watched is not None:
@@ -81,8 +80,8 @@ class ApiKeys:
     def check(self, authorization: str | None, x_api_key: str | None, now: float) -> KeyEntry | None:
         """The key of a request's `Authorization` or, where that is missing, its `X-Api-Key` header.
 
-        None where no key is needed. `now` is the event loop's time, seconds. Raises HttpError 401 for a key
-        that is missing, unknown or revoked; which of the last two it is, it does not say.
+        None where no key is needed. `now` is the event loop's time, seconds. Raises HttpError 401 for a key that is
+        missing, unknown or revoked; the last two get the same answer.
         """
         if self._watched is None:
             return None
@@ -101,7 +100,7 @@ class ApiKeys:
         return entry if key_record.proves(key, salt, expected) else None
 
     def reload(self, now: float) -> bool:
-        """Read the file now (SIGHUP). A bad file leaves the keys as they are, says so in the log; False."""
+        """Read the file now (SIGHUP). False: the file is invalid, which is logged, and the keys stay as they are."""
         if self._path is None:
             return True
         try:
@@ -109,13 +108,13 @@ class ApiKeys:
             # Revoked keys stay in the file: an empty one is being written, or was cut.
             if self._entries and not records:
                 raise LauncherError(
-                    f"cannot use API keys '{self._path}': there is none in it any more",
-                    "take the last one away with `numa-launcher key revoke`",
+                    f"cannot use API keys '{self._path}': the file is empty",
+                    "revoke the last key with `numa-launcher key revoke`",
                 )
         except LauncherError as error:
             if error.message != self._complaint:
                 _LOG.error(
-                    "%s; the %d keys read before stay in force (%s)",
+                    "%s; keeping the %d keys read before (%s)",
                     error.message, len(self._entries), error.remedy, extra={"reason": error.message},
                 )  # fmt: skip
             self._complaint = error.message
@@ -127,15 +126,15 @@ class ApiKeys:
         return True
 
     def _take(self, records: tuple[KeyRecord, ...], now: float) -> None:
-        """Put these in force; what a key has spent of its limits stays spent."""
+        """Replace the keys; what a key has spent of its limits stays spent."""
         entries: dict[str, KeyEntry] = {}
         for record in records:
             if record.revoked is not None:
                 continue
             known = self._entries.get(record.id)
-            limits = KeyLimits(record) if known is None else known.limits
-            limits.follow(record, now)
-            sums = limits.sums = self.sums.setdefault(record.name, KeySums())
+            sums = self.sums.setdefault(record.name, KeySums())
+            limits = KeyLimits(record, sums) if known is None else known.limits
+            limits.follow(record, sums, now)
             entries[record.id] = KeyEntry(
                 record, bytes.fromhex(record.salt), bytes.fromhex(record.hash), limits, sums
             )
@@ -143,7 +142,7 @@ class ApiKeys:
 
 
 def _sent(authorization: str | None, x_api_key: str | None) -> str:
-    """The key of the headers; empty when there is none."""
+    """The key in the headers; empty: none."""
     if authorization is None:
         return (x_api_key or "").strip()
     if authorization[: len(_BEARER)].lower() == _BEARER:
@@ -152,7 +151,7 @@ def _sent(authorization: str | None, x_api_key: str | None) -> str:
 
 
 def _refusal(key: str) -> HttpError:
-    """401 as OpenAI gives it; RFC 6750 3.1: no error code where no credentials came. The key is not quoted."""
+    """401 as OpenAI's; without credentials no error code (RFC 6750 section 3.1). The key is not quoted."""
     if not key:
         return HttpError(
             401,

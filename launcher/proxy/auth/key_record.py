@@ -1,13 +1,12 @@
-"""API keys as they are written: the key a person gets, and the line of the file that proves it.
+"""API keys in writing: the key that a client sends, and the line of the file that proves it.
 
 A key is `nl-ID-SECRET`, 64 characters: ID has 8, SECRET 52 of base32 in lower case, which are 256 bits from
 the kernel. The file has one JSON object per line and never the key itself: `hash` is
 SHA-256(salt + key), hex.
 
-Why not scrypt or Argon2: they make guessing dear where people choose the secret. Nobody guesses 256 random
-bits, whatever one guess costs, and a proxy that checks a key with each request can't spend milliseconds on
-it. The salt keeps equal keys apart and tables useless; the ID names the line, so that one hash is computed
-per request however many keys there are.
+Why not scrypt or Argon2: they slow down guessing of secrets that people choose. 256 random bits can't be guessed, and
+a check on each request can't take milliseconds. The salt makes precomputed tables useless; the ID names the line, so
+that one hash is computed per request however many keys there are.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ class KeyRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     id: Annotated[str, Meta(pattern="^[a-z2-7]{8}$")]
     """Names the line; part of the key, no secret."""
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")]
-    """Who has it; in logs and metrics."""
+    """The key's owner; in logs and metrics."""
     hash: Annotated[Hex, Meta(min_length=2 * HASH_BYTES, max_length=2 * HASH_BYTES)]
     salt: Annotated[Hex, Meta(min_length=16, max_length=128)]
     created: When
     """UTC."""
     revoked: When | None = None
-    """UTC; from then on it opens nothing. The line stays, for the record."""
+    """UTC; the key is refused from then on. The line stays as a record."""
     concurrency: Limit | None = None
-    """Requests that wait or run at once."""
+    """Concurrent requests, queued ones included."""
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
-    """Prompt and answer together."""
+    """Prompt and response together."""
     models: tuple[str, ...] = ()
-    """Models it may name, by their own names or aliases; none listed: all."""
+    """Models that it may use, by name or alias; empty: all."""
     local_only: bool = False
     """Its requests never go to [proxy.overflow]."""
 
@@ -72,22 +71,22 @@ def _base32(data: bytes) -> str:
 
 
 def id_of(key: str) -> str:
-    """The id within a key; some text of no meaning when it is none."""
+    """The id within a key; meaningless for other text."""
     return key[len(_PREFIX) : _ID_END]
 
 
 def hash_of(key: str, salt: bytes) -> bytes:
-    """What the file keeps of a key; any text has one, so that any header may be asked about."""
+    """The hash that the file keeps; defined for any text."""
     return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
 
 
 def proves(key: str, salt: bytes, expected: bytes) -> bool:
-    """Whether it is the key of this salt and hash; takes the same time wherever they differ."""
+    """Whether the key has this salt and hash; in constant time."""
     return hmac.compare_digest(hash_of(key, salt), expected)
 
 
 def make(fields: Mapping[str, object]) -> KeyRecord:
-    """A record of fields by name. Raises LauncherError for one that the file could not hold."""
+    """A record of these fields. Raises LauncherError for invalid ones."""
     try:
         return msgspec.convert(fields, KeyRecord)
     except msgspec.ValidationError as error:
@@ -100,8 +99,8 @@ def make(fields: Mapping[str, object]) -> KeyRecord:
 def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
     """The file's records, in its order. Empty lines and lines that begin with # are skipped.
 
-    Raises LauncherError that names file and line: no JSON, a field that is unknown or wrong, an id or the
-    name of a living key that comes twice.
+    Raises LauncherError that names file and line: invalid JSON, an unknown or invalid field, a duplicate id, a duplicate
+    name among the keys that are not revoked.
     """
     records: dict[str, KeyRecord] = {}
     names: set[str] = set()
@@ -113,10 +112,10 @@ def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise _bad(origin, number, str(error)) from None
         if record.id in records:
-            raise _bad(origin, number, f"id '{record.id}' is there twice")
+            raise _bad(origin, number, f"duplicate id '{record.id}'")
         if record.revoked is None:
             if record.name in names:
-                raise _bad(origin, number, f"name '{record.name}' is there twice")
+                raise _bad(origin, number, f"duplicate name '{record.name}'")
             names.add(record.name)
         records[record.id] = record
     return tuple(records.values())

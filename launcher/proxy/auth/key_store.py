@@ -1,4 +1,4 @@
-"""The API keys' file on disk: read with care, written whole under a lock."""
+"""The API keys' file: checked when read, replaced atomically under a lock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from launcher.proxy.auth import key_record
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.watched_file import excess_mode
 
-ALLOWED_MODE: Final = 0o640  # its owner writes, one group reads: who can write makes keys
+ALLOWED_MODE: Final = 0o640  # who can write to it can add keys
 MAX_BYTES: Final = 64 << 20
 
 Change = Callable[[tuple[KeyRecord, ...]], Iterable[KeyRecord]]
 
 
 def read(path: str) -> tuple[KeyRecord, ...]:
-    """The file's records. Raises LauncherError: not there, not readable, open to others, not well-formed."""
+    """The file's records. Raises LauncherError: missing, unreadable, accessible to others, malformed."""
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
@@ -32,7 +32,7 @@ def read(path: str) -> tuple[KeyRecord, ...]:
         raise LauncherError(f"cannot read API keys '{path}': {_why(error)}", _remedy(path, error)) from None
     if (mode := excess_mode(status, ALLOWED_MODE)) and stat.S_ISREG(status.st_mode):
         raise LauncherError(
-            f"cannot use API keys '{path}': mode {mode} lets others in, who could add a key of their own",
+            f"cannot use API keys '{path}': mode {mode} lets other users add keys",
             f"chmod 640 {path}",
         )
     if len(data) > MAX_BYTES:
@@ -51,10 +51,10 @@ def read(path: str) -> tuple[KeyRecord, ...]:
 
 
 def update(path: str, change: Change) -> tuple[KeyRecord, ...]:
-    """Put `change(records)` in place of the records; nobody ever sees half a file. Returns what is written.
+    """Replace the records by `change(records)`, atomically. Returns the new ones.
 
-    A file that is not there is made, with mode 0600; one that is there keeps owner, group and mode. Two
-    writers wait for each other. What `change` raises leaves the file as it was. Raises LauncherError.
+    A missing file is created with mode 0600; an existing one keeps owner, group and mode. Writers exclude each other. If
+    `change` raises, the file stays as it was. Raises LauncherError.
     """
     try:
         with _locked(path):

@@ -1,9 +1,8 @@
-"""What one API key may do: requests at once, requests and tokens per minute, which models.
+"""The limits of one API key: concurrent requests, requests and tokens per minute, models.
 
-Pure: `now` is the event loop's time in seconds. A limit per minute is a token bucket that holds one minute's
-worth and refills evenly, so a key may spend its minute at once and then has to wait for what it needs.
-Tokens are charged by estimate when a request is admitted and corrected by what it really took: a bucket may
-go below zero, which the next requests wait for.
+Pure: `now` is the event loop's time in seconds. A limit per minute is a token bucket that holds one minute's amount and
+refills evenly. Tokens are charged by estimate when a request is admitted, and corrected when it has ended: a bucket may
+go below zero, and later requests wait for it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.errors import HttpError
 
 MINUTE_S = 60.0
-FIRST_GUESS_S = 1.0  # how long a request of a key takes, before one has ended
+FIRST_GUESS_S = 1.0  # duration of a key's request, before one has ended
 MEAN_WEIGHT = 0.2  # of the latest request in the mean duration
 LONGEST_WAIT_S = 3600
-ROUNDING = 1e-6  # of a token; sums of floats that should meet a limit miss it by less
+ROUNDING = 1e-6  # of a token: error of float sums
 
 
 class Limit(StrEnum):
-    """What a key ran into; the label `limit` of its metric."""
+    """The limit that refused a request; the label `limit` of its metric."""
 
     CONCURRENCY = "concurrency"
     REQUESTS = "requests_per_minute"
@@ -34,25 +33,25 @@ class Limit(StrEnum):
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: `level` of `per_minute`, as it was at `at` (seconds)."""
+    """A token bucket: its level at the time `at` (seconds)."""
 
     per_minute: int
     level: float
     at: float
 
     def refill(self, now: float) -> None:
-        """Bring the level up to now."""
+        """Bring the level up to date."""
         if now > self.at:
             self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / MINUTE_S)
             self.at = now
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` may be taken, 0 when it may be now; more than fits in needs a full bucket."""
+        """Seconds until `amount` may be taken; an amount beyond its size needs a full bucket."""
         missing = min(amount, self.per_minute) - self.level
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Another limit from now on; what was spent stays spent."""
+        """Change the limit; what was spent stays spent."""
         self.refill(now)
         spent = self.per_minute - self.level
         self.per_minute, self.level = per_minute, per_minute - spent
@@ -60,13 +59,13 @@ class Bucket:
 
 @dataclass(slots=True)
 class KeySums:
-    """What the keys of one name have done since the daemon's start."""
+    """Sums of the keys of one name since the daemon's start."""
 
     accepted: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    """By outcome; with those in flight they add up to accepted. The front door counts both."""
+    """By outcome; with those in flight they add up to accepted. The dispatcher counts both."""
     refused: Counter[Limit] = field(default_factory=Counter)
-    """Those that ran into a limit; they are among the rejected, too."""
+    """By limit; these count among the rejected, too."""
     tokens: int = 0
 
     @property
@@ -77,11 +76,11 @@ class KeySums:
 
 @dataclass(slots=True)
 class KeyLimits:
-    """One key's limits, and what it has spent of them. Owned by the event loop."""
+    """One key's limits, and what is spent of them. Owned by the event loop."""
 
     record: KeyRecord
     sums: KeySums = field(default_factory=KeySums)
-    """Of the key's present name."""
+    """Of the key's current name."""
     in_flight: int = 0
     """Requests admitted and not finished."""
     _models: frozenset[str] = frozenset()
@@ -90,24 +89,23 @@ class KeyLimits:
     _mean_s: float = FIRST_GUESS_S
 
     def __post_init__(self) -> None:
-        self.follow(self.record, 0.0)
+        self.follow(self.record, self.sums, 0.0)
 
-    def follow(self, record: KeyRecord, now: float) -> None:
-        """Take the limits of a record that was read anew; what was spent stays spent."""
-        self.record = record
+    def follow(self, record: KeyRecord, sums: KeySums, now: float) -> None:
+        """Apply a record that was read again; what was spent stays spent."""
+        self.record, self.sums = record, sums
         self._models = frozenset(record.models)
         self._requests = _follow(self._requests, record.requests_per_minute, now)
         self._tokens = _follow(self._tokens, record.tokens_per_minute, now)
 
     def allows(self, *names: str) -> bool:
-        """Whether it may use the model that has these names (its own and aliases)."""
+        """Whether the key may use the model of these names (its own and aliases)."""
         return not self._models or not self._models.isdisjoint(names)
 
     def begin(self, now: float, *, large: bool = False) -> Grant:
-        """Take one request, before its body is read. Raises HttpError: 429 with the seconds to wait.
+        """Admit one request, before its body is read. Raises HttpError: 429 with the seconds to wait.
 
-        `large`: reading it is refused while no token is left. What it needs is not known yet, so it may have to wait
-        again; a small one is told once, by `charge`.
+        `large`: refuse it while no token is left, before its body is received; `charge` may refuse it again.
         """
         most = self.record.concurrency
         if most is not None and self.in_flight >= most:
@@ -146,7 +144,7 @@ class KeyLimits:
         grant.admitted = True
 
     def _take_back(self) -> None:
-        """A request that ran into another limit is none of the minute's."""
+        """A request that another limit refused does not count for the minute."""
         if self._requests is not None:
             self._requests.level = min(self._requests.per_minute, self._requests.level + 1)
 
@@ -178,24 +176,24 @@ class KeyLimits:
 
 @dataclass(slots=True)
 class Grant:
-    """One request of a key, from `begin` to `finish`."""
+    """One admitted request of a key, from `begin` to `finish`."""
 
     limits: KeyLimits
     sums: KeySums  # of the key's name at that time
     started: float
     charged: int = 0  # tokens
-    admitted: bool = False  # `charge` found nothing against it
+    admitted: bool = False  # by `charge`, too
     ended: bool = False
 
     def charge(self, names: tuple[str, ...], now: float, tokens: int) -> None:
-        """Its body is here: about `tokens` tokens, for the model of these names; () where there is none.
+        """Charge about `tokens` tokens for the model of these names; () without a model. Call `finish` in any case.
 
-        Raises HttpError: 403 for a model that is not the key's, 429 with the seconds to wait. `finish` is due all the same.
+        Raises HttpError: 403 for a model that the key may not use, 429 with the seconds to wait.
         """
         self.limits._charge(self, names, now, tokens)
 
     def finish(self, tokens: int, now: float) -> None:
-        """It has ended, whichever way, and took this many tokens; a second call does nothing."""
+        """The request has ended and took this many tokens; a second call does nothing."""
         if not self.ended:
             self.ended = True
             self.limits._end(self, tokens, now)

@@ -10,10 +10,9 @@ LOOK_EVERY_S: Final = 1.0
 
 
 class WatchedFile:
-    """Says when a file has changed. Costs one comparison per call and one stat(2) per second.
+    """Detects changes of a file. Costs one comparison per call and one stat(2) per second.
 
-    A change is another inode (files replaced by a rename, a Kubernetes secret's symlink that moves), another
-    time, or another size.
+    A change is another inode (a file replaced by rename, a Kubernetes secret's symlink), time or size.
     """
 
     __slots__ = ("_identity", "_look_at", "path")
@@ -24,14 +23,14 @@ class WatchedFile:
         self._identity: tuple[int, ...] | None = None
 
     def changed(self, now: float) -> bool:
-        """True once after each change, looked for at most once a second; `now` is a monotonic clock's."""
+        """True once after each change, checked at most once a second; `now` is a monotonic clock's."""
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_EVERY_S
         return self.look()
 
     def look(self) -> bool:
-        """Look at once: True when the file is another than at the last look, or has come or gone."""
+        """Check now: True if the file changed, appeared or disappeared since the last check."""
         found = self._identify()
         if found == self._identity:
             return False

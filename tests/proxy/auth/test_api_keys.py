@@ -163,8 +163,8 @@ def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureF
     assert entry(keys, f"Bearer {ann}", now=5.0).name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
     assert len(errors) == 3  # each complaint once
-    assert "1 keys read before stay in force" in errors[0]
-    assert "none in it any more" in errors[1]
+    assert "keeping the 1 keys read before" in errors[0]
+    assert "the file is empty" in errors[1]
     assert "no such file" in errors[2]
 
 
@@ -185,7 +185,7 @@ def test_good_modes(path: Path, mode: int) -> None:
 def test_open_modes_are_refused(path: Path, mode: int) -> None:
     put(path, make("ann")[1])
     path.chmod(mode)
-    with pytest.raises(LauncherError, match=f"mode {mode:04o} lets others in") as caught:
+    with pytest.raises(LauncherError, match=f"mode {mode:04o} lets other users") as caught:
         ApiKeys(str(path))
     assert caught.value.remedy == f"chmod 640 {path}"
 

@@ -85,8 +85,8 @@ def test_a_revoked_keys_name_may_be_used_again() -> None:
     ("text", "why"),
     [
         ("{", "line 1"),
-        (f"{line()}\n{line(name='other')}", "line 2: id 'abcdefgh' is there twice"),
-        (f"{line()}\n{line(id='aaaaaaaa')}", "line 2: name 'n' is there twice"),
+        (f"{line()}\n{line(name='other')}", "line 2: duplicate id 'abcdefgh'"),
+        (f"{line()}\n{line(id='aaaaaaaa')}", "line 2: duplicate name 'n'"),
         (line(hash="00"), "hash"),
         (line(hash="zz" * 32), "hash"),
         (line(salt=""), "salt"),

@@ -132,13 +132,13 @@ def test_models() -> None:
 def test_a_changed_record_keeps_what_was_spent() -> None:
     of = limits(requests_per_minute=10, tokens_per_minute=10, concurrency=1)
     grant = admit(of, M, 0.0, 10)
-    of.follow(record(requests_per_minute=20), 0.0)
+    of.follow(record(requests_per_minute=20), of.sums, 0.0)
     for _ in range(19):
         admit(of, M, 0.0, 10**6)
     assert refusal(of, 0.0).headers == {"Retry-After": "3"}
     grant.finish(3, 0.0)
     assert of.in_flight == 19
-    of.follow(record(requests_per_minute=20), 60.0)
+    of.follow(record(requests_per_minute=20), of.sums, 60.0)
     admit(of, M, 60.0)
 
 
