@@ -10,6 +10,7 @@ from chaos.verdict import readable
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_nothing_is_lost_in_two_minutes(tmp_path: Path) -> None:
     report = run(parse(["--seconds", "120", "--clients", "32", "--faults", "0.15", "--keep", str(tmp_path)]))
     print(readable(report))

@@ -27,6 +27,7 @@ from integration.load import Load
 from launcher.cpuset import CpuSet
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="cpusets of containers need root, or delegated cgroups"),
 ]

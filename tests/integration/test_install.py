@@ -138,6 +138,7 @@ def closed_to_others(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_under_any_umask_and_in_anybodys_folder(host: Host, tmp_path: Path) -> None:
     """All users can run it and nobody else reads the log. sudo keeps the working folder: nothing is imported from there."""
     for name in ("pip", "venv", "ensurepip", "sitecustomize", "launcher"):
@@ -194,12 +195,23 @@ def test_an_upgrade_and_the_way_back(host: Host) -> None:
     assert host.version() == "2.0"
 
 
+def test_a_release_that_cannot_be_compiled_runs_the_sources(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMA_LAUNCHER_COMPILE", "1")
+    done = host.install("1.0")  # there is no mypy among the wheels
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not compiled, the Python sources run: see " in done.stdout
+    assert host.version() == "1.0"
+
+
 def test_with_nothing_to_go_back_to(host: Host) -> None:
     done = host.roll_back()
     assert done.returncode == 2
-    assert done.stderr.startswith("cannot install: there is no release before the first one\n  what to do: ")
+    assert done.stderr.startswith("cannot install: there is no previous release\n  what to do: ")
 
 
+@pytest.mark.slow
 def test_upgrades_that_fail_or_are_killed_change_nothing(host: Host) -> None:
     assert host.install("1.0").returncode == 0
     before = tree(host.top)
@@ -246,6 +258,7 @@ def tree(top: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_old_releases_go_when_nothing_runs_from_them(host: Host) -> None:
     for version in ("1.0", "2.0"):
         assert host.install(version, "--keep", "1").returncode == 0
@@ -259,6 +272,7 @@ def test_old_releases_go_when_nothing_runs_from_them(host: Host) -> None:
     assert host.releases() == ["3.0", "4.0"], "the current one, and the one to go back to"
 
 
+@pytest.mark.slow
 def test_the_layout_before_this_one_is_a_release_to_go_back_to(host: Host) -> None:
     """Made in place, with a unit that starts it by its own path."""
     old = host.prefix / "venv"
@@ -297,7 +311,7 @@ def test_a_second_installation_at_the_same_time_is_refused(host: Host) -> None:
             ["flock", "-n", str(lock.name), *host.words("1.0")], capture_output=True, text=True, check=False, timeout=60
         )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("cannot install: another installation is under way\n")
+    assert done.stderr.startswith("cannot install: another installation is running\n")
 
 
 @pytest.fixture
@@ -309,6 +323,7 @@ def small_disk(host: Host) -> Iterator[Host]:
     subprocess.run(["umount", host.top], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_one_running(small_disk: Host) -> None:
     host = small_disk
     done = host.install("1.0")

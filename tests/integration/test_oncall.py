@@ -65,6 +65,7 @@ def test_quarantine_keeps_a_sick_instance_alive_for_a_look(start: Start) -> None
     assert daemon.cli("release", "0").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
     daemon = start("--token-s", "0.2", more=BRISK)
     daemon.wait_ready(2)
@@ -202,6 +203,7 @@ def test_a_new_configuration_that_does_not_come_up_is_rolled_back(start: Start) 
     assert slots[1]["generation"] == 1, "the other one was never touched"
 
 
+@pytest.mark.slow
 def test_a_new_configuration_that_is_slow_is_rolled_back(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     daemon.wait_ready(2)

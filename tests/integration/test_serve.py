@@ -136,6 +136,7 @@ def test_a_signal_while_loading_ends_all_at_once(start: Start, name: signal.Sign
     daemon.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_requests(start: Start) -> None:
     daemon = start("--token-s", "10")
     daemon.wait_ready(2)

@@ -44,6 +44,7 @@ def said(daemon: DaemonProcess, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", ["unhealthy", "hang"])
+@pytest.mark.slow
 def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, fault: str) -> None:
     daemon = start(more=QUICK + "\nstall_timeout_s = 2\ncanary_interval_s = 1")
     daemon.wait_ready(2)
@@ -102,6 +103,7 @@ def test_an_engine_that_lies_about_its_health_is_found_by_whole_answers_alone(
     assert daemon.slot(1)["generation"] == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_with_whole_answers_alone_is_found(start: Start) -> None:
     """It counts nothing, and its health path is silent as well. What it works on is answered by its sibling."""
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
@@ -117,6 +119,7 @@ def test_a_stopped_engine_with_whole_answers_alone_is_found(start: Start) -> Non
     assert daemon.slot(1)["generation"] == 1
 
 
+@pytest.mark.slow
 def test_a_long_whole_answer_of_an_engine_that_counts_nothing_is_waited_for(start: Start) -> None:
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
     daemon.wait_ready(2)
