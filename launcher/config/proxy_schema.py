@@ -15,6 +15,8 @@ from launcher.config.values import (
 )
 
 _MIB = 1024 * 1024
+# What slow_start_s was, as long as it had an effect.
+SLOW_START_S = 20.0
 
 
 class Overflow(Section, frozen=True):
@@ -138,8 +140,8 @@ class Proxy(Section, frozen=True):
         Seconds, doc("How long an ejected instance gets no requests; then one request tries it.")
     ] = 10.0
     slow_start_s: Annotated[
-        Seconds, doc("Time over which a new instance's share of requests grows to its full share.")
-    ] = 20.0
+        Seconds, doc("Ignored. New instances get their full share at once: requests are bound late.")
+    ] = SLOW_START_S
     header_timeout_s: Annotated[
         Seconds, doc("Longest time for a client to send its request line and headers.")
     ] = 30.0
@@ -187,8 +189,12 @@ class Proxy(Section, frozen=True):
 
     @property
     def outdated(self) -> tuple[str, ...]:
-        """A warning for settings of earlier versions that have no effect."""
-        if self.policy not in REMOVED_POLICIES:
-            return ()
-        was = f'[proxy] policy = "{self.policy}" is no longer available'
-        return (f"{was}: prefix-aware is used, which was never slower in simulation",)
+        """Warnings for settings of earlier versions that have no effect."""
+        found: list[str] = []
+        if self.policy in REMOVED_POLICIES:
+            was = f'[proxy] policy = "{self.policy}" is no longer available'
+            found.append(f"{was}: prefix-aware is used, which was never slower in simulation")
+        if self.slow_start_s != SLOW_START_S:
+            was = f"[proxy] slow_start_s = {self.slow_start_s:g} is ignored"
+            found.append(f"{was}: requests are bound late, so that a new instance is not flooded without it")
+        return tuple(found)

@@ -132,7 +132,7 @@ TABLE: tuple[Spec, ...] = (
     Spec(
         SLOT_WEIGHT,
         MetricKind.GAUGE,
-        "Share of a sibling's load that the slot gets: less than 1 for a straggler or a fresh instance.",
+        "Share of a sibling's load that the slot gets: less than 1 for a straggler.",
         ("slot", "model"),
     ),
     Spec(

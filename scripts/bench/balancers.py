@@ -34,9 +34,7 @@ class Ours:
     ) -> None:
         self.scheduler = Balancer(policy, Random(seed).randrange)
         for slot in range(instances):
-            self.scheduler.add(
-                Upstream(slot, 1, "m", UnixAddress("/x"), max_num_seqs, kv_tokens=kv_tokens), 0.0
-            )
+            self.scheduler.add(Upstream(slot, 1, "m", UnixAddress("/x"), max_num_seqs, kv_tokens=kv_tokens))
         self._tickets: dict[int, Ticket] = {}
         self._requests: dict[Ticket, Request] = {}
 

@@ -27,7 +27,6 @@ async def _serve(args: argparse.Namespace) -> None:
         listen=(args.listen,),
         policy=Policy(args.policy),
         access_log=args.access_log,
-        slow_start_s=args.slow_start_s,
     )
     server = ProxyServer(
         proxy,
@@ -53,7 +52,6 @@ def main() -> None:
     parser.add_argument("--policy", default=Policy.PREFIX_AWARE.value)
     parser.add_argument("--access-log", default="all", choices=["all", "errors", "off"])
     parser.add_argument("--max-num-seqs", type=int, default=4096)
-    parser.add_argument("--slow-start-s", type=float, default=20.0)
     parser.add_argument(
         "--token-ids",
         action=argparse.BooleanOptionalAction,

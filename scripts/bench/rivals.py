@@ -303,9 +303,7 @@ def another_version(checkout: Path) -> Rival:
 # Balancing, compared: proxies with a policy each.
 
 
-def _ours_balancing(to: Setting) -> Sequence[str]:
-    more = ("--max-num-seqs", "32", "--slow-start-s", str(20 / to.speed), "--access-log", "off")
-    return ours(*more)(to)
+_ours_balancing: Final = ours("--max-num-seqs", "32", "--access-log", "off")
 
 
 # Their default of 64 requests lets one engine of 32 sequences fill up while others idle.

@@ -81,7 +81,6 @@ answer_timeout_s = 6
 idle_timeout_s = 3
 hung_timeout_s = 2
 eject_s = 2
-slow_start_s = 2
 park_timeout_s = 30
 access_log = "errors"
 [control]

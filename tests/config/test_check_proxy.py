@@ -15,14 +15,19 @@ def parse(proxy: dict[str, Any], *models: dict[str, Any]) -> None:
     parse_config({"models": [{"path": "/x", **model} for model in plain], "proxy": proxy}, origin="f")
 
 
-@pytest.mark.parametrize(("policy", "lines"), [("prefix-aware", 0), ("session", 1), ("least-tokens", 1)])
-def test_removed_policies_are_read_with_a_warning(policy: str, lines: int) -> None:
-    config = parse_config(
-        {"models": [{"path": "/x", "name": "m"}], "proxy": {"policy": policy, "session_header": "X-S"}},
-        origin="f",
-    )
-    assert len(config.proxy.outdated) == lines
-    assert all(f'policy = "{policy}"' in line for line in config.proxy.outdated)
+@pytest.mark.parametrize(
+    ("proxy", "about"),
+    [
+        ({"policy": "prefix-aware", "session_header": "X-S", "slow_start_s": 20}, None),
+        ({"policy": "session"}, 'policy = "session"'),
+        ({"policy": "least-tokens"}, 'policy = "least-tokens"'),
+        ({"slow_start_s": 5}, "slow_start_s = 5 is ignored"),
+    ],
+)
+def test_settings_without_effect_are_read_with_a_warning(proxy: dict[str, Any], about: str | None) -> None:
+    config = parse_config({"models": [{"path": "/x", "name": "m"}], "proxy": proxy}, origin="f")
+    assert len(config.proxy.outdated) == (about is not None)
+    assert all(about in line for line in config.proxy.outdated if about)
 
 
 OVERFLOW = {"url": "https://api.example.org/v1", "models": {"m": "big"}}

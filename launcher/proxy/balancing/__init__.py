@@ -4,7 +4,7 @@
            -> Balancer.first_token -> Balancer.release; both, and `pump`, may bind other tickets
 
 The balancer owns the rest: admission_queue (who waits), upstreams (who could serve), outlier_detection (ejection,
-slow start, stragglers), load and prefix_cache (work and KV blocks of each instance), cost_model and estimators (what
+stragglers), load and prefix_cache (work and KV blocks of each instance), cost_model and estimators (what
 is learned), policies (one class per rule). Late binding: a request waits here until an instance can start it.
 docs/balancing.md has the cost model.
 """

@@ -48,7 +48,6 @@ class Balancer:
         max_bytes: int = 512 * 1024 * 1024,
         eject_failures: int = 3,
         eject_s: float = 10.0,
-        slow_start_s: float = 20.0,
     ) -> None:
         self.table: UpstreamTable = UpstreamTable()
         self.costs: CostModel = CostModel()
@@ -58,7 +57,6 @@ class Balancer:
         self._number: int = 0
         self._eject_failures: int = eject_failures
         self._eject_s: float = eject_s
-        self._slow_start_s: float = slow_start_s
         self._notes: list[str] = []
         # Loads whose `ahead` this pass over the queue has changed.
         self._passed: list[Load] = []
@@ -91,7 +89,7 @@ class Balancer:
         chosen = self._choose(ticket, candidates, opened, now) if opened else None
         if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
             # Late on a busy instance is better than refused.
-            chosen = self._least_busy(candidates, now)
+            chosen = self._least_busy(candidates)
             if chosen is None:
                 raise FullError(refusal, self.retry_after_s(now))
         if chosen is not None:
@@ -250,15 +248,11 @@ class Balancer:
 
     # --- instances ---------------------------------------------------------------------------------
 
-    def add(self, upstream: Upstream, now: float) -> Upstream | None:
+    def add(self, upstream: Upstream) -> Upstream | None:
         """It may get requests. None: a newer generation was added before."""
         known = self.table.add(upstream)
         if known is upstream:
-            upstream.added_at = now
             upstream.fit = self.costs.fit(upstream.model)
-            # Slow start, where others can carry the load meanwhile.
-            if any(now - other.added_at >= self._slow_start_s for other in self.table.of(upstream.model)):
-                upstream.outliers.begin_slow_start(now)
             if upstream.kv_tokens is not None:
                 self.set_kv_tokens(upstream, upstream.kv_tokens)
         return known
@@ -317,8 +311,7 @@ class Balancer:
         opened: list[Upstream] = []
         for upstream in candidates:
             load, outliers = upstream.load, upstream.outliers
-            limit = upstream.max_num_seqs if outliers.ready_since is None else self._limit(upstream, now)
-            if load.full or upstream.in_flight + load.surplus >= limit:
+            if load.full or upstream.in_flight + load.surplus >= upstream.max_num_seqs:
                 continue
             if load.pending and self._prefills_enough(upstream, now):
                 continue
@@ -326,22 +319,19 @@ class Balancer:
                 opened.append(upstream)
         return opened
 
-    def _limit(self, upstream: Upstream, now: float) -> int:
-        """How many requests it may run, fewer during slow start."""
-        return ceil(upstream.max_num_seqs * upstream.outliers.share(now, self._slow_start_s))
-
     def _prefills_enough(self, upstream: Upstream, now: float) -> bool:
         """Whether one more prompt would only wait there: by time, or by streams while its speed is unknown."""
         if upstream.fit.count >= KNOWN:
             return self.costs.prefill_s(upstream, now) > self.costs.horizon_s(upstream)
         return upstream.load.pending_streams() >= UNKNOWN_AT_ONCE
 
-    def _least_busy(self, candidates: Sequence[Upstream], now: float) -> Upstream | None:
+    @staticmethod
+    def _least_busy(candidates: Sequence[Upstream]) -> Upstream | None:
         """The instance with the fewest requests that runs fewer than it can, whatever it prefills."""
         best: Upstream | None = None
         for upstream in candidates:
             load = upstream.load
-            below = not load.full and upstream.in_flight + load.surplus < self._limit(upstream, now)
+            below = not load.full and upstream.in_flight + load.surplus < upstream.max_num_seqs
             if below and not upstream.outliers.out and (best is None or upstream.in_flight < best.in_flight):
                 best = upstream
         return best

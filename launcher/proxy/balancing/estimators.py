@@ -6,8 +6,9 @@ from math import exp
 from typing import Final
 
 # Until samples come: the first token after 50 ms + 1 ms per prompt token.
-PREFILL: Final = (0.05, 0.001)
-# Tokens; PREFILL is meant for prompts up to about this size.
+PREFILL_BASE_S: Final = 0.05
+PREFILL_TOKEN_S: Final = 0.001
+# Tokens; these are meant for prompts up to about this size.
 TYPICAL_PROMPT: Final = 500.0
 # What one more sample leaves of the prior's weight.
 PRIOR_FADES: Final = 0.8
@@ -38,9 +39,10 @@ class Mean:
 class LinearFit:
     """y = base + slope * x, least squares over about the last `memory` samples; base never negative, slope positive.
 
-    `prior` is (base, slope), for x up to about `scale`. A sample below the prior scales it down, and the prior fades by
-    PRIOR_FADES with each sample: one that is a hundred times too high is gone after a handful of samples. A sample
-    beyond REACH times the largest x so far weighs no more than one there: a single sample must not set the slope.
+    `base` and `slope` are the first guess (the prior), for x up to about `scale`. A sample below the prior scales it
+    down, and the prior fades by PRIOR_FADES with each sample: one that is a hundred times too high is gone after a
+    handful of samples. A sample beyond REACH times the largest x so far weighs no more than one there: a single sample
+    must not set the slope.
     """
 
     __slots__ = (
@@ -59,10 +61,10 @@ class LinearFit:
         "slope",
     )
 
-    def __init__(self, prior: tuple[float, float], scale: float, memory: int) -> None:
-        self._prior: tuple[float, float] = prior
-        self.base: float = prior[0]
-        self.slope: float = prior[1]
+    def __init__(self, base: float, slope: float, scale: float, memory: int) -> None:
+        self._prior: tuple[float, float] = (base, slope)
+        self.base: float = base
+        self.slope: float = slope
         self.count: int = 0
         self._keep: float = 1.0 - 1.0 / memory
         self._scale: float = scale

@@ -1,4 +1,4 @@
-"""Which instances may get requests, and how many: ejection, half-open return, slow start, stragglers (as in Envoy)."""
+"""Which instances may get requests, and how many: ejection, half-open return (as in Envoy), stragglers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ STRAGGLER: Final = 1.5
 RECOVERED: Final = 1.2
 # First tokens seen before an instance is judged.
 ENOUGH: Final = 20
-# Of its load, right after an instance became ready.
-LEAST_SHARE: Final = 0.1
 
 
 class OutlierDetection:
     """The state of one instance."""
 
-    __slots__ = ("ejected_until", "failures", "half_open", "ready_since", "slowness", "straggler", "trial")
+    __slots__ = ("ejected_until", "failures", "half_open", "slowness", "straggler", "trial")
 
     def __init__(self) -> None:
         # Ejection. Failures in a row; after the pause (half open) a single request tries the instance: its ticket number.
@@ -26,8 +24,6 @@ class OutlierDetection:
         self.ejected_until: float | None = None
         self.half_open: bool = False
         self.trial: int | None = None
-        # Slow start. None: no slow start.
-        self.ready_since: float | None = None
         # Stragglers. Measured time to the first token over the time expected from its siblings' speed.
         self.slowness: Mean = Mean(1.0, 50)
         self.straggler: bool = False
@@ -81,22 +77,6 @@ class OutlierDetection:
         self.eject(now + pause_s)
         return True
 
-    # --- slow start --------------------------------------------------------------------------------
-
-    def begin_slow_start(self, now: float) -> None:
-        """It has just become ready, beside siblings that carry the load."""
-        self.ready_since = now
-
-    def share(self, now: float, slow_start_s: float) -> float:
-        """The part of a sibling's load that it gets: from LEAST_SHARE to 1.0 over `slow_start_s`."""
-        if self.ready_since is None:
-            return 1.0
-        age = now - self.ready_since
-        if age >= slow_start_s:
-            self.ready_since = None
-            return 1.0
-        return max(LEAST_SHARE, age / slow_start_s)
-
     # --- stragglers --------------------------------------------------------------------------------
 
     def judge(self, median: float) -> bool:
@@ -106,3 +86,8 @@ class OutlierDetection:
         changed = lags is not self.straggler
         self.straggler = lags
         return changed
+
+    @property
+    def weight(self) -> float:
+        """The share of a sibling's load that it gets: less than 1 for a straggler."""
+        return 1.0 / max(1.0, self.slowness.value) if self.straggler else 1.0

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterator
 
 from launcher.address import Address
 from launcher.proxy.balancing.demand import Key
-from launcher.proxy.balancing.estimators import PREFILL, TYPICAL_PROMPT, WINDOW_S, Arrivals, LinearFit
+from launcher.proxy.balancing.estimators import (
+    PREFILL_BASE_S,
+    PREFILL_TOKEN_S,
+    TYPICAL_PROMPT,
+    WINDOW_S,
+    Arrivals,
+    LinearFit,
+)
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.outlier_detection import OutlierDetection
 from launcher.proxy.balancing.prefix_cache import PrefixCache
@@ -16,7 +23,7 @@ class Upstream:
     """The proxy's view of one ready or draining instance. Changed by the table and the balancer only."""
 
     __slots__ = (
-        "added_at", "address", "arrivals", "draining", "fit", "generation", "gone", "idle_wanted", "in_flight", "key",
+        "address", "arrivals", "draining", "fit", "generation", "gone", "idle_wanted", "in_flight", "key",
         "kv_tokens", "lag", "load", "max_num_seqs", "model", "outliers", "prefixes", "slot",
     )  # fmt: skip
 
@@ -44,9 +51,8 @@ class Upstream:
         self.gone: str | None = None
         # Somebody waits for its last request to leave.
         self.idle_wanted: bool = False
-        self.added_at: float = 0.0
         # Its model's: see CostModel.fit.
-        self.fit: LinearFit = LinearFit(PREFILL, TYPICAL_PROMPT, 200)
+        self.fit: LinearFit = LinearFit(PREFILL_BASE_S, PREFILL_TOKEN_S, TYPICAL_PROMPT, 200)
         # How many times slower than its siblings it is.
         self.lag: float = 1.0
         self.arrivals: Arrivals = Arrivals(WINDOW_S)

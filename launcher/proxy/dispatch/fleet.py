@@ -95,7 +95,6 @@ class Fleet:
         self._hung_timeout_s = proxy.hung_timeout_s
         self._prefill_per_1k_s = proxy.first_token_timeout_per_1k_s
         self._eject_s = proxy.eject_s
-        self._slow_start_s = proxy.slow_start_s
         self._tally = tally
         self._on_idle = on_idle
         self._on_suspect = on_suspect
@@ -113,7 +112,6 @@ class Fleet:
             max_bytes=proxy.queue_max_bytes,
             eject_failures=proxy.eject_failures,
             eject_s=proxy.eject_s,
-            slow_start_s=proxy.slow_start_s,
         )
         self.table = self.scheduler.table
 
@@ -121,7 +119,7 @@ class Fleet:
 
     def add(self, upstream: Upstream) -> None:
         """It may get requests."""
-        known = self.scheduler.add(upstream, self._clock())
+        known = self.scheduler.add(upstream)
         if known is None:
             return
         if known.key not in self._targets:
@@ -259,12 +257,6 @@ class Fleet:
             return  # it was asked before it was ejected
         if self.scheduler.failed(upstream, now):
             self._tally.slot(upstream.slot, upstream.model).ejected += 1
-
-    def weight(self, upstream: Upstream, now: float) -> float:
-        """Its share of a sibling's load: less than 1 for a straggler or a fresh one."""
-        outliers = upstream.outliers
-        slowness = max(1.0, outliers.slowness.value) if outliers.straggler else 1.0
-        return outliers.share(now, self._slow_start_s) / slowness
 
     def remember(self, response_id: str, key: Key) -> None:
         """The instance keeps this stored response."""

@@ -46,7 +46,6 @@ def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -
     """The sums as the values of telemetry.metrics.TABLE."""
     tally, fleet, scheduler = desk.tally, desk.fleet, desk.fleet.scheduler
     rows = list(fleet.table)
-    now = desk.now()
     working = _per_slot(rows)
     ready = {(row.slot, row.model): row for row in rows if not row.draining}
     slots = {(str(slot), sums.model): (slot, sums) for slot, sums in sorted(tally.slots.items())}
@@ -75,7 +74,7 @@ def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -
         },
         metrics.SLOT_EJECTIONS: {labels: sums.ejected for labels, (_, sums) in slots.items()},
         metrics.SLOT_WEIGHT: {
-            (str(slot), model): fleet.weight(row, now) for (slot, model), row in ready.items()
+            (str(slot), model): row.outliers.weight for (slot, model), row in ready.items()
         },
         metrics.READY: {(name,): counts[name] for name in names},
         metrics.QUEUED: {(name,): waiting[name] for name in names},

@@ -32,7 +32,7 @@ def scheduler(
     """A scheduler over instances of model "m", whose speed is known to be what is assumed at first."""
     made = Balancer(policy, Random(1).randrange, max_requests=max_requests, **more)  # type: ignore[arg-type]
     for slot in range(instances):
-        made.add(up(slot, seqs=seqs), 0.0)
+        made.add(up(slot, seqs=seqs))
     made.costs.fit("m").count = LEARNED
     return made
 

@@ -160,7 +160,7 @@ def test_those_who_leave_the_queue_are_not_started() -> None:
 
 def test_models_do_not_get_into_each_others_way() -> None:
     made = scheduler(1, seqs=1)
-    made.add(up(1, model="n", seqs=1), 0.0)
+    made.add(up(1, model="n", seqs=1))
     busy(made, 1)
     waits, other, whichever = ticket(), ticket(model="n"), ticket(model=None)
     assert made.offer(waits, 0.0) is None
@@ -197,7 +197,7 @@ def test_what_failed_elsewhere_does_not_go_back_and_what_is_pinned_goes_home() -
 
 def test_a_pin_to_another_models_instance_counts_for_nothing() -> None:
     made = scheduler(1)
-    made.add(up(1, model="n"), 0.0)
+    made.add(up(1, model="n"))
     made.offer(one := ticket(pinned=(1, 1)), 0.0)
     assert slot(one) == 0
     made.offer(whichever := ticket(pinned=(1, 1), model=None), 0.0)
@@ -227,9 +227,9 @@ def test_drained_and_removed_instances_get_nothing_and_what_they_had_can_move() 
     parked = ticket()
     assert made.offer(parked, 2.0) is None
     assert made.pump(2.0) == []
-    made.add(up(0, generation=2), 3.0)
+    made.add(up(0, generation=2))
     assert made.pump(3.0) == [parked]
-    assert made.add(up(0, generation=1), 3.0) is None
+    assert made.add(up(0, generation=1)) is None
 
 
 def test_failures_eject_and_one_request_tries_it_again() -> None:
@@ -255,18 +255,10 @@ def test_failures_eject_and_one_request_tries_it_again() -> None:
     assert made.next_pump(100.0) is not None
 
 
-def test_a_fresh_instance_beside_proven_ones_starts_slowly() -> None:
-    made = scheduler(1, seqs=10, slow_start_s=20.0)
-    fresh = up(1, seqs=10, kv_tokens=1280)
-    made.add(fresh, 100.0)
-    assert fresh.prefixes.capacity == 10
-    made.drain(0, 1)
-    assert busy(made, 1, 100.0)
-    assert made.offer(ticket(100.0), 100.0) is None
-    assert len(made.pump(110.0)) == 1
-    busy(made, 1, 121.0)
-    made.add(fresh, 122.0)
-    assert fresh.outliers.ready_since is None
+def test_the_size_of_a_kv_cache_is_known_from_the_start_or_learned() -> None:
+    made = scheduler(1)
+    made.add(known := up(1, kv_tokens=1280))
+    assert known.prefixes.capacity == 10
 
 
 def test_what_the_instance_says_itself_counts() -> None:
@@ -346,7 +338,7 @@ def test_only_a_window_of_the_queue_is_looked_at() -> None:
 @pytest.mark.parametrize("keys", [1, 3])
 def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Policy, keys: int) -> None:
     made = scheduler(1, policy=policy, seqs=2, max_requests=1000)
-    made.add(up(1, model="gone"), 0.0)
+    made.add(up(1, model="gone"))
     made.remove(1, 1, "crash")
     running = busy(made, 2)
     for n in range(4 * WINDOW):
@@ -358,7 +350,7 @@ def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Pol
     assert made.pump(1.0) == [whichever, waiting[0]]
     made.release(whichever, 1.1, Ending.WHOLE)
     assert made.pump(1.1) == [waiting[1]]
-    made.add(up(1, model="gone", generation=2), 2.0)
+    made.add(up(1, model="gone", generation=2))
     assert made.pump(2.0)[0].demand.model == "gone"
 
 
@@ -470,7 +462,7 @@ class Play:
 
     def add(self, number: int) -> None:
         self.generation += number % 2
-        self.made.add(up(number % 3, generation=self.generation, seqs=3), self.now)
+        self.made.add(up(number % 3, generation=self.generation, seqs=3))
 
     def remove(self, number: int) -> None:
         self.made.remove(number % 3, self.generation, "gone")
@@ -484,7 +476,7 @@ class Play:
     def settle(self) -> None:
         """Fresh instances serve all that wait, whatever happened before."""
         for number in range(3):
-            self.made.add(up(number, generation=self.generation + 1, seqs=3), self.now)
+            self.made.add(up(number, generation=self.generation + 1, seqs=3))
         for _ in range(500):
             self.now += 30.0
             for one in self.bound:

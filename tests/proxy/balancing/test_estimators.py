@@ -22,7 +22,7 @@ def test_a_mean_begins_at_its_prior_and_forgets() -> None:
 
 
 def test_a_line_is_found_and_then_another() -> None:
-    line = LinearFit((0.0, 1.0), 10.0, 50)
+    line = LinearFit(0.0, 1.0, 10.0, 50)
     for base, slope in ((0.5, 0.1), (0.2, 0.4)):
         for n in range(600):
             line.add(n % 7, base + slope * (n % 7))
@@ -33,7 +33,7 @@ def test_a_line_is_found_and_then_another() -> None:
 
 @pytest.mark.parametrize("took", [0.025, 0.0025])
 def test_a_guess_many_times_too_high_is_left_after_a_handful_of_samples(took: float) -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 200)
+    line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(4):
         line.add(20.0 * (n + 1), took * (1.0 + 0.01 * (n % 2)))
     assert line.at(1000.0) < 0.25 * (0.05 + 1000.0 * 0.001)
@@ -41,14 +41,14 @@ def test_a_guess_many_times_too_high_is_left_after_a_handful_of_samples(took: fl
 
 
 def test_a_guess_that_is_too_low_is_left_too() -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 200)
+    line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(8):
         line.add(300.0 * (n + 1), 0.2 + 0.01 * 300.0 * (n + 1))
     assert line.slope == pytest.approx(0.01, rel=0.1)
 
 
 def test_where_more_work_takes_no_longer_the_line_is_flat_at_the_mean() -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 200)
+    line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(40):
         line.add(100.0 * (n % 5), 0.025 - 0.001 * (n % 5))
     assert line.base == pytest.approx(0.023, abs=0.001)
@@ -57,7 +57,7 @@ def test_where_more_work_takes_no_longer_the_line_is_flat_at_the_mean() -> None:
 
 @given(st.lists(st.tuples(seconds, seconds), max_size=80))
 def test_a_line_never_says_that_work_takes_no_or_negative_time(points: list[tuple[float, float]]) -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 20)
+    line = LinearFit(0.05, 0.001, 500.0, 20)
     for x, y in points:
         line.add(x, y)
     assert line.base >= 0.0
@@ -65,11 +65,11 @@ def test_a_line_never_says_that_work_takes_no_or_negative_time(points: list[tupl
 
 
 def test_points_that_tell_no_slope_change_none() -> None:
-    line = LinearFit((1.0, 2.0), 0.0, 2)
+    line = LinearFit(1.0, 2.0, 0.0, 2)
     for _ in range(100):
         line.add(0.0, 5.0)
     assert (line.base, line.slope) == (1.0, 2.0)
-    falling = LinearFit((1.0, 2.0), 1.0, 2)
+    falling = LinearFit(1.0, 2.0, 1.0, 2)
     for n in range(100):
         falling.add(n % 2, 9.0 - n % 2)
     assert falling.slope > 0.0
@@ -86,7 +86,7 @@ def test_a_rate_is_right_when_young_and_fades() -> None:
 
 @pytest.mark.parametrize("before", [0, 300])
 def test_one_sample_far_beyond_the_others_is_not_the_slope(before: int) -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 200)
+    line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(before):
         line.add(100.0 + n * 37 % 1900, 0.05 + 0.001 * (100.0 + n * 37 % 1900))
     line.add(200_000.0, 0.1)
@@ -96,7 +96,7 @@ def test_one_sample_far_beyond_the_others_is_not_the_slope(before: int) -> None:
 
 
 def test_prompts_may_grow_longer() -> None:
-    line = LinearFit((0.05, 0.001), 500.0, 200)
+    line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(200):
         line.add(100.0 + n, 0.05 + 0.001 * (100.0 + n))
     for n in range(60):

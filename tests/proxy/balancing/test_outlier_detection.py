@@ -1,6 +1,8 @@
-"""Ejection, half-open return, slow start, stragglers."""
+"""Ejection, half-open return, stragglers."""
 
 from __future__ import annotations
+
+import pytest
 
 from launcher.proxy.balancing.outlier_detection import ENOUGH, OutlierDetection
 
@@ -36,16 +38,6 @@ def test_after_the_pause_a_single_request_tries_it() -> None:
     assert not outliers.half_open
 
 
-def test_slow_start() -> None:
-    outliers = OutlierDetection()
-    assert outliers.share(0.0, 20.0) == 1.0
-    outliers.ready_since = 100.0
-    assert outliers.share(100.0, 20.0) == 0.1
-    assert outliers.share(110.0, 20.0) == 0.5
-    assert outliers.share(120.0, 20.0) == 1.0
-    assert outliers.ready_since is None
-
-
 def test_a_straggler_and_its_recovery_are_each_reported_once() -> None:
     outliers = OutlierDetection()
     outliers.slowness.add(3.0)
@@ -55,8 +47,10 @@ def test_a_straggler_and_its_recovery_are_each_reported_once() -> None:
     assert not outliers.judge(0.0)
     assert outliers.judge(1.0)
     assert outliers.straggler
+    assert outliers.weight == pytest.approx(1 / 3)
     assert not outliers.judge(1.0)
     for _ in range(500):
         outliers.slowness.add(1.0)
     assert outliers.judge(1.0)
     assert not outliers.straggler
+    assert outliers.weight == 1.0
