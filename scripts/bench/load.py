@@ -123,11 +123,14 @@ class Client(asyncio.Protocol):
 
 
 class StreamClient(Client):
-    """Sends the next streamed request as soon as one has ended."""
+    """Sends streamed requests: with `again` the next one as soon as one has ended."""
 
-    def __init__(self, record: Record, requests: Callable[[], tuple[bytes, int]]) -> None:
+    def __init__(
+        self, record: Record, requests: Callable[[], tuple[bytes, int]], *, again: bool = True
+    ) -> None:
         super().__init__(record)
         self._requests = requests
+        self._again = again
         self._expected = 0
         self._seen = 0
         self._last = 0.0
@@ -167,7 +170,7 @@ class StreamClient(Client):
                 record.requests += 1
             if self._seen != self._expected:
                 self.fail(f"{self._seen} events, not {self._expected}")
-            else:
+            elif self._again:
                 self.go()
 
 
@@ -240,6 +243,51 @@ class Streams:
 
     async def stop(self) -> None:
         """Close all; what is under way is no failure any more."""
+        for client in self._clients:
+            client.busy = False
+            client.closing = True
+            client.transport.abort()
+        await asyncio.sleep(0.05)
+
+
+class Bursts:
+    """`count` streams that begin in the same moment, on idle engines: a burst every PERIOD_S, once the last has ended."""
+
+    PERIOD_S: Final = 1.0
+
+    def __init__(self, count: int, tokens: int, body_bytes: int) -> None:
+        self.record = Record()
+        self._count = count
+        self._tokens = tokens
+        self._bodies = [
+            request_of(body_of(body_bytes, seed=n, stream=True, max_tokens=tokens)) for n in range(64)
+        ]
+        self._clients: list[StreamClient] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def _next(self) -> tuple[bytes, int]:
+        return random.choice(self._bodies), self._tokens + 3  # noqa: S311
+
+    async def start(self, targets: Sequence[Target]) -> None:
+        """Connect all, then begin."""
+        for number in range(self._count):
+            client = StreamClient(self.record, self._next, again=False)
+            await open_client(targets[number % len(targets)], client)
+            self._clients.append(client)
+        self._task = asyncio.create_task(self._run(), name="bursts")
+
+    async def _run(self) -> None:
+        while True:
+            if not any(client.busy for client in self._clients):
+                for client in self._clients:
+                    client.go()
+            await asyncio.sleep(self.PERIOD_S)
+
+    async def stop(self) -> None:
+        """Close all; what is under way is no failure any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
         for client in self._clients:
             client.busy = False
             client.closing = True

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.load import Smalls, Streams, Target, now
+from bench.load import Bursts, Smalls, Streams, Target, now
 from bench.processes import FailedError, Process
 
 SAMPLE_S: Final = 0.25  # between two looks at the memory
@@ -31,6 +31,22 @@ class StreamPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstPoint:
+    """`streams` that all begin in the same moment, on idle engines, several times."""
+
+    streams: int = 256
+    tokens: int = 20
+    body_bytes: int = 1024
+    window_s: float = 5.0
+    settle_s: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return f"burst of {self.streams} streams"
+
+
+@dataclass(frozen=True, slots=True)
 class SmallPoint:
     """Small answers at `rate` a second; the CPU time is per request."""
 
@@ -46,7 +62,7 @@ class SmallPoint:
         return f"{size(self.body_bytes)} requests" + ("" if self.rate else ", as many as it can")
 
 
-Point = StreamPoint | SmallPoint
+Point = StreamPoint | BurstPoint | SmallPoint
 
 
 def size(number: int) -> str:
@@ -79,11 +95,14 @@ async def measure(
     point: Point, targets: Sequence[Target], proxy: Process | None, idle: float, seed: int
 ) -> Measured:
     """`idle` is the proxy's CPU share while nothing comes, 0..1. Raises FailedError when nothing is answered."""
-    load = (
-        Streams(point.streams, point.tokens, point.body_bytes, seed)
-        if isinstance(point, StreamPoint)
-        else Smalls(point.connections, point.rate, point.body_bytes)
-    )
+    load: Streams | Bursts | Smalls
+    match point:
+        case StreamPoint():
+            load = Streams(point.streams, point.tokens, point.body_bytes, seed)
+        case BurstPoint():
+            load = Bursts(point.streams, point.tokens, point.body_bytes)
+        case SmallPoint():
+            load = Smalls(point.connections, point.rate, point.body_bytes)
     record = load.record
     try:
         await load.start(targets)
@@ -106,7 +125,7 @@ async def measure(
         gc.enable()
         gc.unfreeze()
         await load.stop()
-    units = record.events if isinstance(point, StreamPoint) else record.requests
+    units = record.requests if isinstance(point, SmallPoint) else record.events
     if not units or not record.ttft_s:
         why = record.failures[0] if record.failures else "nothing was answered in time"
         raise FailedError(f"{point.label}: {why}")

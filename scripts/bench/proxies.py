@@ -33,7 +33,7 @@ import uvloop
 
 from bench import pages, rivals
 from bench.load import Target, now
-from bench.points import Measured, Point, SmallPoint, StreamPoint, measure
+from bench.points import BurstPoint, Measured, Point, SmallPoint, StreamPoint, measure
 from bench.processes import FailedError, Process, free_port
 from bench.rivals import DIRECT, OURS, RIVALS, SCRIPTS, Rival, Setting, another_version
 
@@ -44,6 +44,7 @@ FULL: Final[tuple[Point, ...]] = (
     StreamPoint(64),
     StreamPoint(256),
     StreamPoint(1000),
+    BurstPoint(),
     SmallPoint(1024),
     SmallPoint(16384),
     SmallPoint(65536),
@@ -51,6 +52,7 @@ FULL: Final[tuple[Point, ...]] = (
 )
 QUICK: Final[tuple[Point, ...]] = (
     StreamPoint(32, tokens=20, window_s=0.6, settle_s=0.2),
+    BurstPoint(32, tokens=5, window_s=1.2, settle_s=0.2),
     SmallPoint(1024, rate=500, connections=8, window_s=0.4, settle_s=0.1),
 )
 
@@ -263,7 +265,11 @@ def _points(args: argparse.Namespace) -> tuple[Point, ...]:
     if args.streams:
         return tuple(StreamPoint(count) for count in args.streams)
     points = QUICK if args.quick else FULL
-    kinds = {"all": (StreamPoint, SmallPoint), "streams": (StreamPoint,), "requests": (SmallPoint,)}
+    kinds = {
+        "all": (StreamPoint, BurstPoint, SmallPoint),
+        "streams": (StreamPoint, BurstPoint),
+        "requests": (SmallPoint,),
+    }
     return tuple(point for point in points if isinstance(point, kinds[args.points]))
 
 
