@@ -32,7 +32,7 @@ def test_quick(tmp_path: Path) -> None:
     assert "CPU µs per event" in done.stdout
     assert "CPU µs per request" in done.stdout
     rows = {(row["proxy"], row["point"]): row for row in json.loads(kept.read_text())["rows"]}
-    assert len(rows) == 4
+    assert len(rows) == 6
     for row in rows.values():
         assert row["failures"] == 0
         assert row["units"] > 50
