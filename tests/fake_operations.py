@@ -75,13 +75,13 @@ class FakeOperations:
 
     def _known(self, slot: int) -> None:
         if slot not in self.slots:
-            raise NotFoundError(f"cannot use slot '{slot}': there is none of that number", "slots are 0, 1")
+            raise NotFoundError(f"cannot use slot '{slot}': no such slot", "slots are 0, 1")
 
     def act(self, slot: int, request: Request) -> None:
         self._known(slot)
         if self.refused and not request.force:
-            raise RefusedError(f"cannot {request.verb} slot '{slot}': too few are left", "add --force")
-        self.asked.append((slot, request.verb))
+            raise RefusedError(f"cannot {request.command} slot '{slot}': too few are left", "add --force")
+        self.asked.append((slot, request.command))
         self.requests.append(request)
 
     async def reload(

@@ -96,17 +96,17 @@ class Answers:
         return json_answer(begun)
 
     async def act(self, request: web.Request) -> web.Response:
-        """A verb on a slot."""
+        """A command for a slot."""
         slot = slot_of(request)
         word = verb_of(request)
         try:
-            verb = SlotCommand(word)
+            command = SlotCommand(word)
         except ValueError:
             raise NotFoundError(
-                f"cannot '{quoted(word, MAX_SHOWN)}' a slot: no such verb",
-                f"verbs are {', '.join(SlotCommand)}",
+                f"cannot '{quoted(word, MAX_SHOWN)}' a slot: no such command",
+                f"commands are {', '.join(SlotCommand)}",
             ) from None
-        asked = Request(verb, force=flag(request, "force"), deadline_s=deadline(request))
+        asked = Request(command, force=flag(request, "force"), deadline_s=deadline(request))
         self._operations.act(slot, asked)
         await asyncio.sleep(0)  # the slot's owner takes the event before we report
         return json_answer(self._slot_status(slot))

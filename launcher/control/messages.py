@@ -49,9 +49,9 @@ DISRUPTIVE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One verb with its options: ``?force=1&deadline=30``."""
+    """One command with its options: ``?force=1&deadline=30``."""
 
-    verb: SlotCommand
+    command: SlotCommand
     force: bool = False
     """Also when fewer than `supervision.min_ready` instances would be left."""
     deadline_s: float | None = None
@@ -115,13 +115,13 @@ REDACT: Final = Option(
 _SLOT: Final = "the slot as it is now, in the form that it has in `status`"
 
 
-def _verb(verb: SlotCommand) -> Endpoint:
-    options = [_FORCE] if verb in DISRUPTIVE else []
-    if verb is SlotCommand.DRAIN:
+def _endpoint(command: SlotCommand) -> Endpoint:
+    options = [_FORCE] if command in DISRUPTIVE else []
+    if command is SlotCommand.DRAIN:
         options.append(Option("deadline", "30", "what is in flight after so many seconds is ended"))
     return Endpoint(
-        "act", "POST", f"/slots/{{slot}}/{verb}", SUMMARY[verb], _SLOT, f"{verb} SLOT", tuple(options),
-        ("deadline=30",) if verb is SlotCommand.DRAIN else ("",),
+        "act", "POST", f"/slots/{{slot}}/{command}", SUMMARY[command], _SLOT, f"{command} SLOT", tuple(options),
+        ("deadline=30",) if command is SlotCommand.DRAIN else ("",),
     )  # fmt: skip
 
 
@@ -175,5 +175,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "verify", "POST", "/slots/{slot}/verify", "look where a slot's threads and pages are, now", _SLOT, "verify SLOT",
         within_s=VERIFY_S,
     ),
-    *(_verb(verb) for verb in SlotCommand),
+    *(_endpoint(command) for command in SlotCommand),
 )  # fmt: skip

@@ -149,7 +149,7 @@ class Daemon:
         """Clients wait in systemd's socket until instances that an earlier daemon left can serve them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKE_OVER_S):
-                await self.supervisor.taken_over()
+                await self.supervisor.adopted_ready()
         await self._open(ready)
 
     async def _serve(self, ready: Sequence[socket.socket]) -> None:
@@ -304,7 +304,7 @@ class Daemon:
                 notify.ready(text)
             notify.status(text)
             self._watchdog.beat("loop")
-            if self.supervisor.moves(time.monotonic()):
+            if self.supervisor.makes_progress(time.monotonic()):
                 self._watchdog.beat("slots")
             self._report_failures.end()
             if not self._watchdog.kick():

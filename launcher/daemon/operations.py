@@ -113,10 +113,10 @@ class Operations:
 
     def act(self, slot: int, request: Request) -> None:
         """Ask a slot's owner for a change. Raises NotFoundError for an unknown slot, RefusedError."""
-        verb = request.verb
+        command = request.command
         if self._stopping():
             raise RefusedError(
-                f"cannot {verb} slot '{slot}': the daemon is stopping", "start the daemon again"
+                f"cannot {command} slot '{slot}': the daemon is stopping", "start the daemon again"
             )
         self._supervisor.controller(slot)  # there is one
         check_request(

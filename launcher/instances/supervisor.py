@@ -1,4 +1,4 @@
-"""All slots: one task each, one proxy for events and questions."""
+"""All slots of a plan: one task each, and one place for events and questions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from launcher.instances.slot_state import (
 )
 from launcher.plan import Plan, Slot
 
-# A step may copy a compile cache, or wait for a busy systemd.
+# One step may copy a compile cache, or wait for a busy systemd.
 STUCK_S: Final = 600.0
 
 
 class Supervisor:
-    """Keeps every slot of a plan as its operator wants it."""
+    """Runs the slot controllers of a plan."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class Supervisor:
         held: HeldFile | None = None,
     ) -> None:
         self._ending = False
-        self._left: frozenset[int] = frozenset()
-        """Slots whose instances an earlier daemon left."""
-        self._asked_for_left = asyncio.Event()
+        self._adopted: frozenset[int] = frozenset()
+        """Slots with an adopted instance."""
+        self._adoption_known = asyncio.Event()
         self._seen: dict[int, tuple[int, float]] = {}
-        """Steps that each slot's owner had made, and when that was seen first."""
+        """By slot: steps of its controller, and when that number was seen first."""
         self._start_order = plan.start_order
         self._engine = engine
         self._held = frozenset() if held is None else held.slots
-        """Slots that an earlier daemon was told to hold."""
+        """Slots that were held when an earlier daemon stopped."""
         self._pending = {slot.id for slot in plan.slots} - self._held
-        """Slots whose first start is still to come, and of which nobody has asked anything else."""
+        """Slots that wait for their first start; an operator's command removes a slot from it."""
         self._last_generation: dict[int, int] = {}
-        """Generation of the last life of slots that were removed: whoever knows it takes a lower one for overtaken."""
+        """By removed slot: its last generation. The proxy ignores lower ones, so they are not reused."""
         self._spawner = spawner
         self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
             lambda slot, engine, limits, probing: SlotController(
@@ -89,55 +89,52 @@ class Supervisor:
 
     @property
     def controllers(self) -> Mapping[int, SlotController]:
-        """The slots' owners, by slot."""
+        """By slot."""
         return self._controllers
 
     def controller(self, slot: int) -> SlotController:
-        """The owner of a slot. Raises LauncherError when there is none."""
+        """The controller of a slot. Raises NotFoundError."""
         try:
             return self._controllers[slot]
         except KeyError:
             known = ", ".join(str(known) for known in self._controllers)
-            raise NotFoundError(
-                f"cannot use slot '{slot}': there is none of that number", f"slots are {known}"
-            ) from None
+            raise NotFoundError(f"cannot use slot '{slot}': no such slot", f"slots are {known}") from None
 
     async def run(self) -> None:
-        """Start every slot and own them until cancelled."""
+        """Adopt or start an instance in every slot; run the controllers until cancelled."""
         adopted = await self._spawner.adopt(
             {
                 slot: partial(self._engine.launch, controller.slot)
                 for slot, controller in self._controllers.items()
             }
         )
-        self._left = frozenset(adopted)
-        self._asked_for_left.set()
+        self._adopted = frozenset(adopted)
+        self._adoption_known.set()
         async with asyncio.TaskGroup() as group:
             self._group = group
             for slot, controller in self._controllers.items():
                 self._tasks[slot] = group.create_task(controller.run(adopted.get(slot)), name=f"slot {slot}")
             await self._start_all()
 
-    async def begun(self) -> None:
-        """Return when every slot's owner runs, and those of instances that an earlier daemon left have them."""
-        await self._asked_for_left.wait()
-        for slot in self._left & self._controllers.keys():
+    async def adopted(self) -> None:
+        """Return when the controllers have adopted the running instances of an earlier daemon."""
+        await self._adoption_known.wait()
+        for slot in self._adopted & self._controllers.keys():
             await self._controllers[slot].until(lambda slot: slot.generation > 0)
 
-    async def taken_over(self) -> None:
-        """Return when each model with an instance that an earlier daemon left has one that is ready, or none left."""
-        await self._asked_for_left.wait()
+    async def adopted_ready(self) -> None:
+        """Return when, of each model with adopted instances, one is ready or all have failed."""
+        await self._adoption_known.wait()
         models: dict[str, list[SlotController]] = {}
-        for slot in self._left & self._controllers.keys():
+        for slot in self._adopted & self._controllers.keys():
             models.setdefault(self._controllers[slot].slot.model.name, []).append(self._controllers[slot])
         for controllers in models.values():
             waits = [
-                asyncio.create_task(_until_settled(controller), name="taken over")
-                for controller in controllers
+                asyncio.create_task(_until_probed(controller), name="adopted") for controller in controllers
             ]
             try:
-                for settled in asyncio.as_completed(waits):
-                    if await settled is State.READY:
+                for probed in asyncio.as_completed(waits):
+                    if await probed is State.READY:
                         break
             finally:
                 for wait in waits:
@@ -145,14 +142,14 @@ class Supervisor:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     def add(self, slot: Slot, engine: Engine, limits: Limits, probing: ProbeSettings) -> SlotController:
-        """One more slot, stopped; its owner lives as long as the others."""
+        """Add a slot, stopped."""
         assert self._group is not None  # noqa: S101  the supervisor runs
         controller = self._controllers[slot.id] = self._make(slot, engine, limits, probing)
         self._tasks[slot.id] = self._group.create_task(controller.run(), name=f"slot {slot.id}")
         return controller
 
     async def remove(self, slot: int) -> None:
-        """Drain and stop a slot, whoever starts it meanwhile, and forget it. Raises NotFoundError."""
+        """Drain, stop and remove a slot, even if an operator starts it meanwhile. Raises NotFoundError."""
         controller = self.controller(slot)
         self._pending.discard(slot)
         while not controller.stopped:
@@ -165,36 +162,36 @@ class Supervisor:
         await asyncio.wait({task})
 
     async def _start_all(self) -> None:
-        """Wave by wave (`Plan.start_order`): the next one when no slot of this one is still loading, less those in
-        quarantine, which have no deadline. A slot of which somebody has asked something meanwhile is left to him."""
+        """One batch of `Plan.start_order` after the other, each when the one before has loaded. A quarantined slot, having
+        no deadline, is not waited for; a slot that got another command meanwhile is not started."""
         for slot in self._held & self._controllers.keys():
             self._controllers[slot].post(HoldRequested())
-        for wave in self._start_order:
+        for batch in self._start_order:
             if self._ending:
                 return
-            for slot in wave:
+            for slot in batch:
                 if slot in self._pending:
                     self.post(slot, StartRequested())
-            for slot in wave:
+            for slot in batch:
                 if slot in self._controllers:
                     await _until_loaded(self._controllers[slot])
 
     def post(self, slot: int, event: Event) -> None:
-        """Hand an event to a slot's owner. Raises LauncherError for an unknown slot."""
+        """Post an event to a slot. Raises NotFoundError."""
         self.controller(slot).post(event)
         if not isinstance(event, ResumeRequested | ReleaseRequested):
             self._pending.discard(slot)
 
     def went_idle(self, slot: int, generation: int) -> None:
-        """The proxy has nothing in flight on a draining instance."""
+        """The proxy has no request on a draining instance."""
         self.post(slot, WentIdle(generation))
 
     def suspect(self, slot: int, generation: int) -> None:
         """The proxy could not use an instance."""
         self.controller(slot).suspect(generation)
 
-    def moves(self, now: float) -> bool:
-        """Whether every slot's owner works: none has had something to do for STUCK_S without doing anything."""
+    def makes_progress(self, now: float) -> bool:
+        """False where a controller has had events for STUCK_S without handling one."""
         for slot, controller in self._controllers.items():
             steps, since = self._seen.get(slot, (-1, now))
             if controller.steps != steps or not controller.backlog:
@@ -228,6 +225,6 @@ async def _until_loaded(controller: SlotController) -> None:
     )
 
 
-async def _until_settled(controller: SlotController) -> State:
+async def _until_probed(controller: SlotController) -> State:
     await controller.until(lambda slot: slot.generation > 0 and slot.state is not State.STARTING)
     return controller.slot_state.state

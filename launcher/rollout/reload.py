@@ -1,4 +1,4 @@
-"""`reload`: reads the configuration again, says what would change, and starts the rollout that goes there."""
+"""`reload`: reads the configuration again, compares it with the one in force, and starts the rollout."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from launcher.cpuset import CpuSet
 from launcher.daemon.deployment import Deployment
 from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.backoff import Limits
-from launcher.instances.disruption import Standing, check
+from launcher.instances.disruption import Availability, check
 from launcher.instances.ports import Prober
 from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_state import Intent, State
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.diff import Changes, Step, compare
-from launcher.rollout.rollout import Rollout, Stage, least_of
+from launcher.rollout.rollout import Rollout, min_ready_by_model
 
 log = logging.getLogger("launcher.rollout")
 
-# To ask systemd what an earlier daemon left: milliseconds mostly. Less than a client of the control socket waits.
-TAKE_OVER_S: Final = 20.0
+# For systemd to list the units of an earlier daemon, usually milliseconds. Less than a control client waits.
+ADOPTION_S: Final = 20.0
 
 Reread = Callable[[Sequence[str]], Deployment]
-"""Makes the plan anew, with overrides. Blocking. Raises LauncherError."""
+"""Builds the deployment again, with overrides. Blocking. Raises LauncherError."""
 
 
 class Reloader:
@@ -52,10 +52,10 @@ class Reloader:
     async def reload(
         self, before: Deployment, overrides: Sequence[str], *, dry_run: bool, force: bool
     ) -> dict[str, Any]:
-        """Re-read the configuration and go there, one slot at a time. Returns when it has begun.
+        """Start a rollout to the configuration as it is now; `dry_run` only returns the difference.
 
-        Raises LauncherError for a configuration that can't be used: nothing has changed then. RefusedError where
-        only a restart of the daemon would take it over, while another reload runs, or without a spare instance.
+        Raises LauncherError for an unusable configuration, and RefusedError where a restart of the daemon is needed, while
+        another reload runs, or where too few instances would stay ready. Nothing has changed then.
         """
         if self._reread is None:
             raise RefusedError(
@@ -64,81 +64,71 @@ class Reloader:
         if self._rolling is not None or self._comparing.locked():
             raise RefusedError("cannot reload: another reload is running", "numa-launcher reload --show")
         async with self._comparing:
-            await self._wait_for_take_over()
-            allowed = before.topology.allowed | before.topology.offline  # it may have come back
-            after = await asyncio.to_thread(_in_full_view, self._reread, overrides, allowed)
+            await self._wait_for_adoption()
+            allowed = before.topology.allowed | before.topology.offline  # offline cpus may be back online
+            after = await asyncio.to_thread(_reread_with_all_cpus, self._reread, overrides, allowed)
             changes = compare(before, after)
             if dry_run:
                 return {"stage": "dry run", "changes": changes}
-            if self._ended:  # while it compared
+            if self._ended:  # meanwhile
                 raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
             self._check(before, after, changes, force=force)
             self._rollout = Rollout(
                 self._supervisor, self._prober, before, after, changes, settings_of, force=force
             )
-            self._rolling = asyncio.create_task(self._roll(self._rollout, after), name="reload")
+            self._rolling = asyncio.create_task(self._roll(self._rollout), name="reload")
         return self.show()
 
-    async def _wait_for_take_over(self) -> None:
-        """Until it is known what an earlier daemon left running: a slot that looks stopped may have an instance.
-
-        Raises BusyError.
-        """
+    async def _wait_for_adoption(self) -> None:
+        """A slot that seems stopped may have an instance of an earlier daemon. Raises BusyError."""
         try:
-            async with asyncio.timeout(TAKE_OVER_S):
-                await self._supervisor.begun()
+            async with asyncio.timeout(ADOPTION_S):
+                await self._supervisor.adopted()
         except TimeoutError:
             raise BusyError(
-                "cannot reload: the instances of an earlier daemon are still being taken over",
-                "look at `numa-launcher status`, then reload again",
+                "cannot reload: the instances of an earlier daemon are still being adopted",
+                "wait until `numa-launcher status` shows them, then reload again",
             ) from None
 
     def _check(self, before: Deployment, after: Deployment, changes: Changes, *, force: bool) -> None:
-        """Raise RefusedError where only a restart of the daemon would do, or some step would leave too few instances."""
+        """Raise RefusedError where a restart of the daemon is needed, or a step would leave too few instances."""
         if changes.needs_restart:
             keys = ", ".join(changes.needs_restart)
             raise RefusedError(
-                f"cannot reload: only a restart of the daemon takes over {keys}",
-                "systemctl restart numa-launcher, or take these changes back",
+                f"cannot reload: only a restart of the daemon applies {keys}",
+                "systemctl restart numa-launcher, or undo these changes",
             )
         if force:
             return
-        # One that is on its way is waited for.
-        standing = {
-            slot: Standing(
+        # The rollout waits for instances that are starting.
+        slots = {
+            slot: Availability(
                 controller.slot.model.name,
                 controller.slot_state.intent is Intent.RUN
                 and controller.slot_state.state is not State.FAILED,
             )
             for slot, controller in self._supervisor.controllers.items()
         }
-        least = least_of(before)
+        min_ready = min_ready_by_model(before)
         models = {slot.id: slot.model.name for slot in after.plan.slots}
         for change in changes.steps:
-            if change.step is not Step.START and change.slot in standing:
-                check("reload", change.slot, standing, least[standing[change.slot].model])
-                stood = standing.pop(change.slot)
+            if change.step is not Step.START and change.slot in slots:
+                check("reload", change.slot, slots, min_ready[slots[change.slot].model])
+                stopped = slots.pop(change.slot)
                 if change.step is Step.RESTART:
-                    standing[change.slot] = Standing(models[change.slot], stood.ready)
+                    slots[change.slot] = Availability(models[change.slot], stopped.ready)
             elif change.step is Step.START:
-                standing[change.slot] = Standing(models[change.slot], ready=True)
+                slots[change.slot] = Availability(models[change.slot], ready=True)
 
-    async def _roll(self, rollout: Rollout, after: Deployment) -> None:
+    async def _roll(self, rollout: Rollout) -> None:
         try:
             if await rollout.run():
-                self._reloaded(after)
-        except Exception as error:
-            rollout.progress.stage = Stage.STUCK
-            rollout.progress.error = f"cannot reload: {error!r}, which should not happen"
-            rollout.progress.remedy = (
-                "look at the daemon's log and at `numa-launcher status`; report it with a bundle"
-            )
-            log.exception("reload: failed", extra={"audit": "stuck"})
+                self._reloaded(rollout.after)
         finally:
             self._rolling = None
 
     def show(self) -> dict[str, Any]:
-        """How far the last reload has come."""
+        """The progress of the last reload."""
         if self._rollout is None:
             return {"stage": "none"}
         progress = self._rollout.progress
@@ -149,19 +139,19 @@ class Reloader:
 
     @property
     def target(self) -> Deployment | None:
-        """Where a rollout that is under way goes to."""
+        """The new deployment while a rollout is running."""
         return self._rollout.after if self._rollout is not None and self._rolling is not None else None
 
     async def end(self) -> None:
-        """A daemon that ends goes nowhere any more."""
+        """The daemon exits: cancel a rollout that is running."""
         self._ended = True
         if self._rolling is not None:
             self._rolling.cancel()
             await asyncio.wait({self._rolling})
 
 
-def _in_full_view(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> Deployment:
-    """In a thread: with the cpus that the daemon had before it moved to the reserved ones. Raises LauncherError."""
+def _reread_with_all_cpus(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> Deployment:
+    """In a thread, with the affinity that the daemon had before it moved to the reserved cpus. Raises LauncherError."""
     was = os.sched_getaffinity(0)
     try:
         with contextlib.suppress(OSError):
@@ -175,7 +165,7 @@ def _in_full_view(reread: Reread, overrides: Sequence[str], allowed: CpuSet) -> 
 
 
 def refuse_violations(deployment: Deployment) -> None:
-    """Raise LauncherError where the plan can't be started."""
+    """Raise LauncherError where the plan has violations."""
     if violations := deployment.plan.violations:
         more = f" (and {len(violations) - 1} more, see `numa-launcher plan`)" if len(violations) > 1 else ""
         raise LauncherError(violations[0].message + more, violations[0].remedy)

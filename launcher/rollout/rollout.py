@@ -1,5 +1,5 @@
-"""Applies the difference between two configurations one slot at a time, checks each new instance against its siblings,
-and goes back to the old configuration when one fails. Whatever operators do to a slot meanwhile, it comes to an end."""
+"""Applies the difference between two deployments one slot at a time, checks each new instance against its siblings, and
+returns to the old deployment when one fails. It ends whatever operators do to a slot meanwhile."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from launcher.daemon.deployment import Deployment
 from launcher.errors import LauncherError, RefusedError
 from launcher.instances.backoff import Limits
-from launcher.instances.disruption import Standing, check, least_ready
+from launcher.instances.disruption import Availability, check, min_ready_of
 from launcher.instances.ports import Prober
 from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_controller import SlotController
@@ -32,49 +32,50 @@ from launcher.rollout.diff import Changes, SlotChange, Step
 
 log = logging.getLogger("launcher.rollout")
 
-# Completions of one token asked of a new instance and of a sibling.
+# Completions of one token that a new instance and a sibling answer.
 CANARIES: Final = 3
 CANARY_TIMEOUT_S: Final = 60.0
-# A new instance may take so much longer than a sibling, which may have the prompt in its cache.
+# A new instance may take this many times a sibling's time, which may have the prompt in its cache, plus a slack.
 SLOWER: Final = 3.0
 SLACK_S: Final = 1.0
-# Where the operator insists, or on the way back: siblings that are on their way get so long to come before one more is
-# taken out of rotation. Else as long as a start may take.
+# With --force, and on the way back, siblings get this time to become ready before another instance leaves rotation;
+# otherwise ready_timeout_s.
 SIBLINGS_S: Final = 60.0
 
-_ASIDE: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD})
-_MOVING: Final = frozenset({State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF})
+_OUT_OF_ROTATION: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD})
+_IN_TRANSITION: Final = frozenset({State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF})
+_OPPOSITE: Final = {Step.START: Step.STOP, Step.STOP: Step.START, Step.RESTART: Step.RESTART}
 
 
 class Stage(StrEnum):
-    """How far a rollout has come."""
+    """How far a rollout is."""
 
     RUNNING = "running"
     DONE = "done"
     ROLLING_BACK = "rolling back"
     ROLLED_BACK = "rolled back"
     STUCK = "stuck"
-    """The old configuration did not come back either."""
+    """The old deployment could not be restored."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What `reload` shows."""
 
     stage: Stage
     changes: Changes
-    done: list[str] = field(default_factory=list)
+    done: tuple[str, ...] = ()
     doing: str = ""
     error: str = ""
     remedy: str = ""
 
 
 class CheckError(LauncherError):
-    """A new instance is worse than its siblings, or did not come up."""
+    """A new instance did not become ready, or is slower than its siblings."""
 
 
 class Rollout:
-    """One way from `before` to `after`."""
+    """One transition from `before` to `after`."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -95,61 +96,70 @@ class Rollout:
         self._settings = settings
         self._clock = clock
         self._force = force
-        self._least = least_of(before)
+        self._min_ready = min_ready_by_model(before)
         self.progress = Progress(Stage.RUNNING, changes)
 
     async def run(self) -> bool:
-        """Apply. True when everything is as `after` says; False when it is as `before` said, or stuck."""
-        progress = self.progress
-        applied: list[SlotChange] = []
-        self._take_over(self.after, [c for c in progress.changes.slots if c.step is Step.NOTHING])
+        """Apply. True when `after` is in force; False when `before` is restored, or neither is."""
         try:
-            for change in progress.changes.steps:
-                doing = progress.doing = f"{change.step} slot {change.slot}"
+            return await self._run()
+        except Exception as error:
+            self._note(
+                stage=Stage.STUCK,
+                error=f"cannot reload: {error!r}, which should not happen",
+                remedy="see the daemon's log and `numa-launcher status`; report it with a bundle",
+            )
+            log.exception("reload: failed", extra={"audit": "stuck"})
+            return False
+
+    async def _run(self) -> bool:
+        changes = self.progress.changes
+        applied: list[SlotChange] = []
+        self._reconfigure(self.after, [c for c in changes.slots if c.step is Step.NOTHING])
+        try:
+            for change in changes.steps:
+                doing = f"{change.step} slot {change.slot}"
+                self._note(doing=doing)
                 limits, _ = self._settings(self._before)
-                await self._make_room(change, SIBLINGS_S if self._force else limits.ready_timeout_s)
+                await self._wait_for_turn(change, SIBLINGS_S if self._force else limits.ready_timeout_s)
                 applied.append(change)
                 await self._apply(change, self.after)
-                progress.done.append(doing)
+                self._note(done=(*self.progress.done, doing))
         except LauncherError as error:
-            progress.error, progress.remedy = error.message, error.remedy
+            self._note(error=error.message, remedy=error.remedy)
             log.error(  # noqa: TRY400  a person's error
-                "reload: %s; back to the configuration before", error.message, extra={"audit": "rolled back"}
-            )
+                "reload: %s; restoring the previous configuration", error.message, extra={"audit": "rolled back"}
+            )  # fmt: skip
             await self._roll_back(applied)
             return False
-        progress.stage, progress.doing = Stage.DONE, ""
-        log.info("reload: done, %d slots changed", len(progress.done), extra={"audit": "done"})
+        self._note(stage=Stage.DONE, doing="")
+        log.info("reload: done, %d slots changed", len(self.progress.done), extra={"audit": "done"})
         return True
 
     async def _roll_back(self, applied: Sequence[SlotChange]) -> None:
-        progress = self.progress
-        progress.stage = Stage.ROLLING_BACK
-        opposite = {Step.START: Step.STOP, Step.STOP: Step.START, Step.RESTART: Step.RESTART}
-        self._take_over(self._before, progress.changes.slots)
+        self._note(stage=Stage.ROLLING_BACK)
+        self._reconfigure(self._before, self.progress.changes.slots)
         failed = False
         for change in reversed(applied):
-            back = SlotChange(change.slot, opposite[change.step])
-            progress.doing = f"back: {back.step} slot {back.slot}"
+            back = SlotChange(change.slot, _OPPOSITE[change.step])
+            self._note(doing=f"back: {back.step} slot {back.slot}")
             try:
-                await self._make_room(back, SIBLINGS_S)
+                await self._wait_for_turn(back, SIBLINGS_S)
                 await self._apply(back, self._before)
             except RefusedError as error:
                 failed = True
-                progress.error += f"; slot {change.slot} is left with the new configuration: {error.message}"
-                log.error(  # noqa: TRY400
-                    "reload: slot %d is left with the new configuration: %s", change.slot, error.message
-                )
+                kept = f"slot {change.slot} keeps the new configuration: {error.message}"
+                self._note(error=f"{self.progress.error}; {kept}")
+                log.error("reload: %s", kept)  # noqa: TRY400
             except LauncherError as error:
                 failed = True
-                log.error(  # noqa: TRY400
-                    "reload: slot %d did not come back: %s", change.slot, error.message
-                )
-        progress.doing = ""
-        progress.stage = Stage.STUCK if failed else Stage.ROLLED_BACK
+                log.error("reload: cannot restore slot %d: %s", change.slot, error.message)  # noqa: TRY400
+        self._note(doing="", stage=Stage.STUCK if failed else Stage.ROLLED_BACK)
 
-    def _take_over(self, deployment: Deployment, changes: Sequence[SlotChange]) -> None:
-        """Limits and probing, and what the next life is started as, of slots that go on."""
+    def _note(self, **changes: object) -> None:
+        self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
+
+    def _reconfigure(self, deployment: Deployment, changes: Sequence[SlotChange]) -> None:
         limits, probing = self._settings(deployment)
         slots = {slot.id: slot for slot in deployment.plan.slots}
         for change in changes:
@@ -166,145 +176,138 @@ class Rollout:
                 slot = next(slot for slot in deployment.plan.slots if slot.id == change.slot)
                 controller = self._supervisor.add(slot, deployment.engine, limits, probing)
                 controller.post(StartRequested())
-                await self._come_up(controller, controller.slot_state.generation + 1)
-            case Step.START | Step.RESTART:  # a way back may have left one that was new
+                await self._becomes_ready(controller, controller.slot_state.generation + 1)
+            case Step.START | Step.RESTART:  # a rollback may have kept a slot that was new
                 controller = self._supervisor.controllers[change.slot]
-                least = controller.slot_state.generation + 1
-                self._take_over(deployment, [change])
-                await self._restart(controller, least)
+                generation = controller.slot_state.generation + 1
+                self._reconfigure(deployment, [change])
+                await self._restart(controller, generation)
             case Step.NOTHING:
                 pass
 
-    async def _make_room(self, change: SlotChange, patience_s: float) -> None:
-        """Wait until one more may be taken out of rotation. Raises RefusedError where too few would be left."""
+    async def _wait_for_turn(self, change: SlotChange, patience_s: float) -> None:
+        """Until one more instance may leave rotation. Raises RefusedError where too few would be left."""
         controller = self._supervisor.controllers.get(change.slot)
-        if controller is None or _is_aside(controller.slot_state):
+        if controller is None or _is_out_of_rotation(controller.slot_state):
             return
-        await self._siblings_are_back(controller, patience_s)
+        await self._wait_for_siblings(controller, patience_s)
         if not self._force:
-            standing = {
-                number: Standing(other.slot.model.name, other.in_rotation)
+            slots = {
+                number: Availability(other.slot.model.name, other.in_rotation)
                 for number, other in self._supervisor.controllers.items()
             }
-            check("reload", change.slot, standing, self._least.get(controller.slot.model.name, 0))
+            check("reload", change.slot, slots, self._min_ready.get(controller.slot.model.name, 0))
 
-    async def _restart(self, controller: SlotController, least: int) -> None:
-        """Into life `least` or a later one: those have the new configuration. One that somebody has taken out of
-        rotation takes it when it starts again."""
-        if _is_aside(controller.slot_state):
-            self._say_aside(controller)
+    async def _restart(self, controller: SlotController, generation: int) -> None:
+        """Into `generation` or a later one: these have the new configuration. A slot that an operator has taken out of
+        rotation gets it at its next start."""
+        if _is_out_of_rotation(controller.slot_state):
+            _log_deferred(controller)
             return
-        if controller.slot_state.state is State.STARTING and controller.slot_state.generation < least:
-            controller.post(
-                StopRequested()
-            )  # `restart` leaves a start alone, and this one is of the old configuration
+        if controller.slot_state.state is State.STARTING and controller.slot_state.generation < generation:
+            # RestartRequested does not interrupt a start, and this start has the old configuration.
+            controller.post(StopRequested())
             await controller.until_stopped_or_called_off()
-        match controller.slot_state.state:
+        slot_state = controller.slot_state
+        match slot_state.state:
             case State.STOPPED | State.FAILED:
                 controller.post(StartRequested())
-            case _ if controller.slot_state.generation < least and not _is_aside(controller.slot_state):
+            case _ if slot_state.generation < generation and not _is_out_of_rotation(slot_state):
                 controller.post(RestartRequested())
-        await self._come_up(controller, least)
+        await self._becomes_ready(controller, generation)
 
-    async def _siblings_are_back(self, controller: SlotController, patience_s: float) -> None:
-        """Wait until no other instance of the model is on its way."""
+    async def _wait_for_siblings(self, controller: SlotController, patience_s: float) -> None:
         doing = self.progress.doing
         for other in self._siblings(controller):
-            self.progress.doing = f"{doing}: waits for slot {other.slot.id}"
+            self._note(doing=f"{doing}: waits for slot {other.slot.id}")
             try:
                 async with asyncio.timeout(patience_s):
-                    await other.until(lambda slot: slot.state not in _MOVING or _is_aside(slot))
+                    await other.until(
+                        lambda slot: slot.state not in _IN_TRANSITION or _is_out_of_rotation(slot)
+                    )
             except TimeoutError:
                 log.warning("reload: slot %d is still %s", other.slot.id, other.slot_state.state)
-        self.progress.doing = doing
+        self._note(doing=doing)
 
     def _siblings(self, controller: SlotController) -> list[SlotController]:
-        name = controller.slot.model.name
-        return [
-            k
-            for k in self._supervisor.controllers.values()
-            if k is not controller and k.slot.model.name == name
-        ]
+        model, others = controller.slot.model.name, self._supervisor.controllers.values()
+        return [other for other in others if other is not controller and other.slot.model.name == model]
 
-    async def _come_up(self, controller: SlotController, least: int) -> None:
-        """Until its new life is ready and as good as its siblings. Raises CheckError."""
-        slot = controller.slot.id
-        await controller.until(lambda slot: not controller.backlog and _is_over(slot, least))
+    async def _becomes_ready(self, controller: SlotController, generation: int) -> None:
+        """Until its new instance is ready and as fast as its siblings. Raises CheckError."""
+        number = controller.slot.id
+        await controller.until(lambda slot: not controller.backlog and _has_ended(slot, generation))
         slot_state = controller.slot_state
-        if _is_aside(slot_state):
-            self._say_aside(controller)
+        if _is_out_of_rotation(slot_state):
+            _log_deferred(controller)
             return
         if slot_state.state is not State.READY:
-            cause = None if slot_state.last_cause is None else slot_state.last_cause.of_slot(slot)
+            cause = None if slot_state.last_cause is None else slot_state.last_cause.of_slot(number)
             why = f"{cause.name}: {cause.message}" if cause is not None else f"it is {slot_state.state}"
             raise CheckError(
-                f"cannot reload: slot {slot} did not come up: {why}",
-                cause.remedy if cause is not None else "look at `numa-launcher events`",
+                f"cannot reload: slot {number} did not become ready: {why}",
+                cause.remedy if cause is not None else "see `numa-launcher events`",
             )
-        if slot_state.generation < least:
+        if slot_state.generation < generation:
             raise CheckError(
-                f"cannot reload: somebody has put slot {slot} back into rotation before it had restarted",
-                f"`numa-launcher events --audit --slot {slot}` says who; then reload again",
+                f"cannot reload: slot {number} was put back into rotation before it had restarted",
+                f"see who did it with `numa-launcher events --audit --slot {number}`, then reload again",
             )
         await self._check(controller)
 
-    def _say_aside(self, controller: SlotController) -> None:
-        slot_state, slot = controller.slot_state, controller.slot.id
-        log.info(
-            "reload: slot %d is %s (%s): it changes when it starts again", slot, slot_state.state, slot_state.intent,
-            extra={"slot": slot},
-        )  # fmt: skip
-
     async def _check(self, controller: SlotController) -> None:
-        """Answers as quickly as a sibling, and without an error. Raises CheckError."""
+        """Compare its answers with a sibling's. Raises CheckError."""
+        number = controller.slot.id
         sibling = next((k for k in self._siblings(controller) if k.slot_state.state is State.READY), None)
-        new = await self._ask(controller)
+        new = await self._canaries(controller)
         if new is None:
             raise CheckError(
-                f"cannot reload: slot {controller.slot.id} gave no answer to a completion of one token",
-                f"numa-launcher logs {controller.slot.id}",
+                f"cannot reload: slot {number} gave no answer to a completion of one token",
+                f"numa-launcher logs {number}",
             )
-        old = await self._ask(sibling) if sibling is not None else None
+        old = await self._canaries(sibling) if sibling is not None else None
         if old is not None and new > old * SLOWER + SLACK_S:
             raise CheckError(
-                f"cannot reload: slot {controller.slot.id} took {new:.2f} s for one token, its sibling {old:.2f} s",
+                f"cannot reload: slot {number} took {new:.2f} s for one token, its sibling {old:.2f} s",
                 "compare the two configurations with `numa-launcher reload --dry-run`",
             )
-        log.info(
-            "reload: slot %d answers in %.3f s", controller.slot.id, new, extra={"slot": controller.slot.id}
-        )
+        log.info("reload: slot %d answers in %.3f s", number, new, extra={"slot": number})
 
-    async def _ask(self, controller: SlotController) -> float | None:
-        """The median of a few completions of one token, in seconds; None when one fails."""
-        address, took = controller.instance.address, []
+    async def _canaries(self, controller: SlotController) -> float | None:
+        """The median duration of completions of one token, in seconds; None when one fails."""
+        address, durations = controller.instance.address, []
         if address is None:
             return None
         for _ in range(CANARIES):
             began = self._clock()
             if not await self._prober.canary(address, controller.slot.model.name, CANARY_TIMEOUT_S):
                 return None
-            took.append(self._clock() - began)
-        return statistics.median(took)
+            durations.append(self._clock() - began)
+        return statistics.median(durations)
 
 
-def least_of(before: Deployment) -> Mapping[str, int]:
-    """Instances that stay ready, by model, on the way to another configuration."""
+def min_ready_by_model(before: Deployment) -> Mapping[str, int]:
+    """Instances that stay ready during a rollout, by model."""
     names = [slot.model.name for slot in before.plan.slots]
-    return {name: least_ready(before.config.supervision.min_ready, names.count(name)) for name in names}
+    return {name: min_ready_of(before.config.supervision.min_ready, names.count(name)) for name in names}
 
 
-def _is_aside(slot_state: SlotState) -> bool:
-    """An operator wants it out of rotation, or stopped."""
-    return slot_state.intent in _ASIDE
+def _log_deferred(controller: SlotController) -> None:
+    slot_state, number = controller.slot_state, controller.slot.id
+    log.info(
+        "reload: slot %d is %s (%s): it changes at its next start",
+        number, slot_state.state, slot_state.intent, extra={"slot": number},
+    )  # fmt: skip
 
 
-def _is_over(slot_state: SlotState, least: int) -> bool:
-    """A restart into life `least` has come to an end, a good one or another."""
-    if _is_aside(slot_state) or slot_state.state is State.FAILED:
+def _is_out_of_rotation(slot: SlotState) -> bool:
+    return slot.intent in _OUT_OF_ROTATION
+
+
+def _has_ended(slot: SlotState, generation: int) -> bool:
+    """A restart into `generation` has ended, with success or not."""
+    if _is_out_of_rotation(slot) or slot.state is State.FAILED:
         return True
-    if slot_state.generation < least:
-        return slot_state.state is State.READY and not slot_state.restarting
-    return slot_state.state in {State.READY, State.BACKOFF}
-
-
-__all__ = ["CheckError", "Progress", "Rollout", "Stage", "least_of"]
+    if slot.generation < generation:
+        return slot.state is State.READY and not slot.restarting
+    return slot.state in {State.READY, State.BACKOFF}

@@ -417,7 +417,7 @@ def test_a_slot_that_a_reload_takes_away_meanwhile(
 
 def test_unknown_slot(daemon: Backstage, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "7"]) == 2
-    assert two_lines(capsys) == ["cannot use slot '7': there is none of that number", "slots are 0, 1"]
+    assert two_lines(capsys) == ["cannot use slot '7': no such slot", "slots are 0, 1"]
 
 
 # --- logs and verify --------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_a_page_of_text(daemon: Backstage) -> None:
 def test_the_daemons_error_is_raised_as_it_is(daemon: Backstage) -> None:
     with pytest.raises(LauncherError) as caught:
         ControlClient(daemon.path).post("/slots/9/stop")
-    assert caught.value.message == "cannot use slot '9': there is none of that number"
+    assert caught.value.message == "cannot use slot '9': no such slot"
     assert caught.value.remedy == "slots are 0, 1"
 
 

@@ -66,7 +66,7 @@ async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
 async def test_clients_are_let_in_once_one_of_them_serves() -> None:
     scene = Scene(0, 2)
     scene.prober.health = None
-    waiting = asyncio.create_task(scene.supervisor.taken_over())
+    waiting = asyncio.create_task(scene.supervisor.adopted_ready())
     await until(lambda: scene.prober.asked > 3)
     assert not waiting.done()
     scene.prober.health = True
@@ -79,7 +79,7 @@ async def test_clients_are_let_in_once_one_of_them_serves() -> None:
 async def test_clients_are_let_in_when_none_of_them_lives() -> None:
     scene = Scene(1)
     scene.prober.health = None
-    waiting = asyncio.create_task(scene.supervisor.taken_over())
+    waiting = asyncio.create_task(scene.supervisor.adopted_ready())
     await until(lambda: scene.prober.asked > 3)
     scene.old[1].end(signal=9)
     async with asyncio.timeout(SOON_S):
@@ -90,7 +90,7 @@ async def test_clients_are_let_in_when_none_of_them_lives() -> None:
 async def test_with_nothing_left_nobody_waits() -> None:
     scene = Scene()
     async with asyncio.timeout(SOON_S):
-        await scene.supervisor.taken_over()
+        await scene.supervisor.adopted_ready()
     await until(lambda: {scene.state(slot) for slot in range(3)} == {State.READY})
-    assert scene.supervisor.moves(0.0)
+    assert scene.supervisor.makes_progress(0.0)
     await scene.end()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RefusedError
-from launcher.instances.disruption import Standing, check, least_ready
+from launcher.instances.disruption import Availability, check, min_ready_of
 from launcher.instances.eta import eta
 from launcher.instances.slot_state import Intent, SlotState, State
 
-READY, AWAY = Standing("m", True), Standing("m", False)
+READY, AWAY = Availability("m", True), Availability("m", False)
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ READY, AWAY = Standing("m", True), Standing("m", False)
         ({0: READY, 1: AWAY}, None, False),
         ({0: AWAY, 1: READY}, None, True),
         ({0: AWAY, 1: AWAY}, None, True),
-        ({0: READY, 1: Standing("other", True)}, None, True),
+        ({0: READY, 1: Availability("other", True)}, None, True),
         ({0: READY}, 1, False),
         ({0: READY, 1: AWAY}, 0, True),
         ({0: READY, 1: READY, 2: READY}, 2, True),
         ({0: READY, 1: READY, 2: AWAY}, 2, False),
     ],
 )
-def test_check(slots: dict[int, Standing], min_ready: int | None, allowed: bool) -> None:
+def test_check(slots: dict[int, Availability], min_ready: int | None, allowed: bool) -> None:
     if allowed:
         check("restart", 0, slots, min_ready)
         return
@@ -37,7 +37,7 @@ def test_check(slots: dict[int, Standing], min_ready: int | None, allowed: bool)
 
 
 def test_least_ready() -> None:
-    assert [least_ready(None, 1), least_ready(None, 2), least_ready(3, 2)] == [0, 1, 3]
+    assert [min_ready_of(None, 1), min_ready_of(None, 2), min_ready_of(3, 2)] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_bad_file_changes_nothing(start: Start) -> None:
     edit(daemon, "127.0.0.1:", "127.0.0.2:")
     refused = daemon.cli("reload")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("cannot reload: only a restart of the daemon takes over proxy.listen")
+    assert refused.stderr.startswith("cannot reload: only a restart of the daemon applies proxy.listen")
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
 
 
@@ -196,7 +196,7 @@ def test_a_new_configuration_that_does_not_come_up_is_rolled_back(start: Start) 
         done = daemon.cli("reload")
         assert done.returncode == 1
         assert "rolled back" in done.stdout
-        assert "slot 0 did not come up: bad-argument" in done.stdout
+        assert "slot 0 did not become ready: bad-argument" in done.stdout
     assert load.tally.failures == []
     slots = daemon.status()["slots"]
     assert [slot["state"] for slot in slots] == ["ready", "ready"]

@@ -134,9 +134,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing() -> None:
         with pytest.raises(LauncherError, match="cannot use it"):
             await house.ask()
         house.fails, house.after = None, made(systemd={"memory_max": "4GiB"})
-        with pytest.raises(
-            RefusedError, match=r"only a restart of the daemon takes over systemd\.memory_max"
-        ):
+        with pytest.raises(RefusedError, match=r"only a restart of the daemon applies systemd\.memory_max"):
             await house.ask()
         assert reloader.show() == {"stage": "none"}
 
@@ -221,12 +219,12 @@ async def test_a_reload_waits_until_what_an_earlier_daemon_left_is_taken_over() 
         )
 
 
-async def test_a_take_over_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.rollout.reload.TAKE_OVER_S", 0.01)
+async def test_a_reload_is_refused_while_an_adoption_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.rollout.reload.ADOPTION_S", 0.01)
     spawner = SlowSpawner()
     house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
     async with house.play() as reloader:
-        with pytest.raises(BusyError, match="still being taken over"):
+        with pytest.raises(BusyError, match="still being adopted"):
             await house.ask()
         assert reloader.show() == {"stage": "none"}
         spawner.asked.set()

@@ -116,7 +116,7 @@ async def test_one_slot_after_the_other() -> None:
     async with company.play() as rollout:
         assert await rollout.run()
         assert rollout.progress.stage is Stage.DONE
-        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+        assert list(rollout.progress.done) == ["restart slot 0", "restart slot 1"]
         assert all("--changed" in company.argv(slot) for slot in (0, 1))
         assert company.states == {State.READY}
         assert company.most_away == 1
@@ -166,7 +166,7 @@ async def test_one_that_does_not_come_up_is_named_and_the_other_is_not_touched()
         failing = asyncio.create_task(fail_the_second())
         assert not await rollout.run()
         await failing
-        assert "slot 0 did not come up: bad-argument" in rollout.progress.error
+        assert "slot 0 did not become ready: bad-argument" in rollout.progress.error
         assert rollout.progress.stage is Stage.ROLLED_BACK
         assert [k.slot_state.generation for k in company.supervisor.controllers.values()] == [3, 1]
 
@@ -223,7 +223,7 @@ async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
         assert company.supervisor.controllers[0].slot_state.state is State.READY
         company.prober.health = True
         assert await rolling
-        assert rollout.progress.done == ["restart slot 0", "restart slot 1"]
+        assert list(rollout.progress.done) == ["restart slot 0", "restart slot 1"]
 
 
 async def test_one_that_is_starting_with_the_old_configuration_starts_anew() -> None:
@@ -267,7 +267,7 @@ async def test_one_that_somebody_puts_back_before_it_has_restarted_is_told(verb:
     company.meddle = put_back
     async with company.play() as rollout:
         assert not await rollout.run()
-        assert "somebody has put slot 0 back into rotation" in rollout.progress.error
+        assert "slot 0 was put back into rotation" in rollout.progress.error
         assert rollout.progress.stage is Stage.ROLLED_BACK
         assert company.states == {State.READY}
 
@@ -346,7 +346,7 @@ async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
         assert not await rollout.run()
         assert rollout.progress.stage is Stage.STUCK
         assert rollout.progress.error.endswith(
-            "; slot 0 is left with the new configuration: cannot reload slot '0': 0 instances of 'm' would be left "
+            "; slot 0 keeps the new configuration: cannot reload slot '0': 0 instances of 'm' would be left "
             "ready, and supervision.min_ready is 1"
         )
         assert company.most_away == 1
@@ -364,7 +364,7 @@ async def test_a_new_slot_that_a_way_back_left_is_restarted_by_the_next_reload()
         await until(lambda: controllers[0].slot_state.state is State.HELD)
         assert not await rollout.run()
         assert rollout.progress.stage is Stage.STUCK
-        assert "slot 1 is left with the new configuration" in rollout.progress.error
+        assert "slot 1 keeps the new configuration" in rollout.progress.error
         assert controllers[1].slot_state.state is State.READY
         controllers[0].post(ReleaseRequested())
         await until(lambda: company.states == {State.READY})
