@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -12,44 +11,19 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from daemon_logs import Logs, collected
 from fake_operations import FakeOperations
 
 from launcher.control.server import ControlServer
-from launcher.host.events import EventRing
-from launcher.host.journal import FieldsHandler, LineFormatter
 
 FORGED = "\n01:02:03 INFO    POST /v1/slots/0/stop by root (uid 0, pid 1): 200"
 CODES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2066\u2028\r\x7f"
 
 
-class Logs:
-    """Everywhere that the daemon's events go."""
-
-    def __init__(self) -> None:
-        self.text = io.StringIO()
-        self.entries: list[dict[str, Any]] = []
-        self.ring = EventRing()
-        terminal = logging.StreamHandler(self.text)
-        terminal.setFormatter(LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
-        journal = FieldsHandler(sender_function=self._send)
-        journal.setFormatter(logging.Formatter())
-        self.handlers = (terminal, journal, self.ring)
-
-    def _send(self, message: str, **fields: Any) -> None:
-        self.entries.append({"MESSAGE": message, **fields})
-
-
 @pytest.fixture
 def logs() -> Iterator[Logs]:
-    made, log = Logs(), logging.getLogger("launcher")
-    before = log.level
-    log.setLevel(logging.INFO)
-    for handler in made.handlers:
-        log.addHandler(handler)
-    yield made
-    for handler in made.handlers:
-        log.removeHandler(handler)
-    log.setLevel(before)
+    with collected(logging.INFO) as made:
+        yield made
 
 
 @pytest.fixture

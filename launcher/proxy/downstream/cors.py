@@ -1,8 +1,8 @@
 """Cross-origin requests from pages in browsers, for the origins that `[proxy] cors_origins` names.
 
 The Fetch standard's protocol (https://fetch.spec.whatwg.org/#http-cors-protocol): a preflight is answered
-here and never reaches an instance; every other answer to an allowed origin gets a few header lines. No
-cookies are ever meant (`Access-Control-Allow-Credentials` is not sent): keys come in `Authorization`.
+here and never reaches an instance; every other response to an allowed origin gets a few header lines. Cookies are not
+used (`Access-Control-Allow-Credentials` is not sent): keys come in `Authorization`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 MAX_AGE_S: Final = 7200  # Chrome's upper bound; Firefox takes a day
 METHODS: Final = "GET, HEAD, POST"
 EXPOSED: Final = "X-Request-Id, Retry-After, Server-Timing, X-Served-By"
-"""What a page's script may read of an answer, besides what it always may."""
+"""Header fields that a page's script may read, besides those that it always may."""
 
 ANY: Final = "*"
 _TOKENS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
@@ -35,7 +35,7 @@ class Cors:
 
     @property
     def enabled(self) -> bool:
-        """Whether any origin may call; the door need not look at Origin otherwise."""
+        """Whether any origin may call."""
         return bool(self.origins)
 
     def allows(self, origin: str) -> bool:
@@ -43,14 +43,14 @@ class Cors:
         return ANY in self._allowed or origin.lower() in self._allowed
 
     def lines(self, origin: str | None) -> bytes:
-        """Header lines, each with its CRLF, that every answer gets whose request had this `Origin`.
+        """Header lines, each ended by CRLF, of every response to a request with this `Origin`.
 
-        Where origins are named, caches are told that the answer depends on it, also when it is refused.
+        Where origins are named, `Vary` tells caches that the response depends on it, also when it is refused.
         """
         if not self.origins:
             return b""
         if ANY in self._allowed:
-            return _EVERYBODY if origin is not None else b""
+            return _ALLOW_ANY if origin is not None else b""
         if origin is None or not self.allows(origin) or _ORIGIN.fullmatch(origin.lower()) is None:
             return b"Vary: Origin\r\n"
         return b"Access-Control-Allow-Origin: %s\r\n%sVary: Origin\r\n" % (origin.encode(), _EXPOSE)
@@ -58,10 +58,10 @@ class Cors:
     def preflight(
         self, origin: str | None, method: str | None, headers: str | None
     ) -> tuple[int, bytes] | None:
-        """Status and header lines of the answer to an OPTIONS request; its body is empty.
+        """Status and header lines of the response to an OPTIONS request; its body is empty.
 
         `method` and `headers` are its Access-Control-Request-Method and -Headers. None: it is no preflight
-        (no Origin, no method), or nobody may call; then OPTIONS is a method like any other that no route has.
+        (no Origin, no method), or no origin may call; then OPTIONS is an unsupported method.
         """
         if not self.origins or origin is None or method is None:
             return None
@@ -77,4 +77,4 @@ class Cors:
 
 
 _EXPOSE: Final = b"Access-Control-Expose-Headers: %s\r\n" % EXPOSED.encode()
-_EVERYBODY: Final = b"Access-Control-Allow-Origin: *\r\n" + _EXPOSE
+_ALLOW_ANY: Final = b"Access-Control-Allow-Origin: *\r\n" + _EXPOSE

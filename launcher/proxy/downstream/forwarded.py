@@ -1,7 +1,7 @@
-"""What a proxy in front of us says of its client.
+"""Header fields in which a trusted proxy names its client.
 
-Forwarded (RFC 7239), X-Forwarded-* and X-Real-IP are a client's own word unless the direct peer is one of
-`[proxy] trusted_proxies`. Without that none of them goes on to an instance (http1.requests cuts them out).
+Forwarded (RFC 7239), X-Forwarded-* and X-Real-IP can be made up by any client, unless the direct peer is one of
+`[proxy] trusted_proxies`. From other peers none of them passes to an instance (http1.requests removes them).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 
 from launcher.proxy.http1 import FORWARDED_FIELDS, RequestHead, field_lines
 
-UNIX: Final = "unix"  # a peer on a UNIX socket, which has no address
+UNIX: Final = "unix"  # the name of a peer on a UNIX socket
 
 
 class TrustedProxies:
-    """The peers whose word on their own client counts."""
+    """The peers that may name their clients."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         """Each is an address, a CIDR or "unix". Raises ValueError."""
@@ -39,7 +39,7 @@ def peer_name(address: object) -> str:
 
 
 def appended(head: RequestHead, peer: str) -> bytes:
-    """Field lines for an instance: what a trusted peer said of its client, and its own address behind it."""
+    """Field lines for an instance: those of a trusted peer, with its own address appended."""
     lines = {name: head.all(name) for name in (b"x-forwarded-for", b"forwarded")}
     if peer != UNIX:
         lines[b"x-forwarded-for"].append(peer)

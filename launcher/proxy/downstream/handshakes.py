@@ -1,7 +1,7 @@
-"""TLS connections before their first request: counted from the accept on, their handshakes bounded in time.
+"""TLS handshakes: connections are counted from the accept on, and handshakes are bounded in time.
 
-`create_server(ssl=...)` tells of a connection only when its handshake is done; until then nobody could count it or
-refuse it. So connections are accepted here, and each handshake is a task of its own (`loop.connect_accepted_socket`).
+`create_server(ssl=...)` reports a connection after its handshake; until then it could be neither counted nor refused.
+So connections are accepted here, and each handshake is a task (`loop.connect_accepted_socket`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 
 from launcher.errors import OWN_SHORTAGE
 
-# Accepted at most in one turn of the loop; a handshake takes about a millisecond of CPU time.
+# Per turn of the loop; a handshake takes about a millisecond of CPU time.
 ACCEPTS: Final = 8
-# Between two tries to accept while the process lacks descriptors or memory.
+# Between two attempts to accept while the process lacks descriptors or memory.
 RETRY_S: Final = 1.0
-# Beyond all deadlines of a client's connection, which know whether it still takes its answer.
+# Longer than all deadlines of a client's connection.
 TLS_CLOSING_S: Final = 86_400.0
 
 _LOG = logging.getLogger(__name__)
 
 
 class Handshakes:
-    """Owner of the listening TLS sockets, and of the handshakes under way. `close` ends both."""
+    """Owns the listening TLS sockets and the handshakes in progress; `close` ends both."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Handshakes:
         timeout_s: float,
         has_room: Callable[[], bool],
     ) -> None:
-        """`make` is called for each connection that `has_room` lets in; the protocol hears of it after its handshake."""
+        """`make` is called for each accepted connection; its `connection_made` after the handshake."""
         self._make = make
         self._context = context
         self._timeout_s = timeout_s
@@ -44,15 +44,15 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way: set[asyncio.Protocol] = set()
+        self._in_progress: set[asyncio.Protocol] = set()
 
     def __len__(self) -> int:
-        """How many handshakes are under way."""
-        return len(self._under_way)
+        """How many handshakes are in progress."""
+        return len(self._in_progress)
 
     def ended(self, connection: asyncio.Protocol) -> None:
-        """Its handshake, if it had one, is over; its `connection_made` says so before anything else counts it."""
-        self._under_way.discard(connection)
+        """The handshake of a connection, if there was one, is over."""
+        self._in_progress.discard(connection)
 
     def listen(self, sock: socket.socket) -> None:
         """Accept on a listening socket, and own it."""
@@ -60,7 +60,7 @@ class Handshakes:
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Accept no more, and give the handshakes up."""
+        """Accept no more, and cancel the handshakes."""
         for sock in self._listening:
             self._loop.remove_reader(sock.fileno())
             sock.close()
@@ -76,8 +76,8 @@ class Handshakes:
                 return
             except OSError as error:
                 if error.errno not in OWN_SHORTAGE:
-                    continue  # that connection's own: accept(2) passes on what the network said of it
-                _LOG.warning("cannot accept a connection: %s; next try in %g s", error.strerror, RETRY_S)
+                    continue  # an error of that connection (accept(2))
+                _LOG.warning("cannot accept a connection: %s; next attempt in %g s", error.strerror, RETRY_S)
                 self._loop.remove_reader(sock.fileno())
                 self._loop.call_later(RETRY_S, self._accept_again, sock)
                 return
@@ -86,7 +86,7 @@ class Handshakes:
                 continue
             accepted.setblocking(False)
             connection = self._make()
-            self._under_way.add(connection)
+            self._in_progress.add(connection)
             shaking = self._shake_hands(accepted, connection)
             task = self._loop.create_task(shaking, name="TLS handshake")
             self._tasks.add(task)
@@ -98,7 +98,7 @@ class Handshakes:
 
     async def _shake_hands(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
         try:
-            # It left, took too long (also in silence), or speaks no TLS; ssl.SSLError is an OSError.
+            # The client left, timed out, or speaks no TLS; ssl.SSLError is an OSError.
             with contextlib.suppress(OSError):
                 await self._loop.connect_accepted_socket(
                     lambda: connection, accepted, ssl=self._context,

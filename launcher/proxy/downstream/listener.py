@@ -1,4 +1,4 @@
-"""Where clients connect: listening sockets, TCP and UNIX."""
+"""Listening sockets, TCP and UNIX."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from launcher.errors import LauncherError, reason
 from launcher.proxy.downstream.handshakes import Handshakes
 
 BACKLOG = 1024
-# Connections taken at most in one turn of the loop: libuv takes one for each descriptor (since 1.45), and a turn
-# takes tens of milliseconds when a thousand streams move, so that a thousand clients at once would wait for seconds.
+# Connections accepted per turn of the loop: libuv accepts one per descriptor (since 1.45), and a turn takes tens of
+# milliseconds with a thousand streams, so that a thousand new clients would wait for seconds.
 ACCEPTS = 8
 
 
 class Listener:
-    """The listening sockets; each connection gets a protocol of `make`. TCP sockets are `handshakes`' where there is TLS."""
+    """The listening sockets; each connection gets a protocol of `make`. With TLS, TCP sockets belong to `handshakes`."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol], handshakes: Handshakes | None = None) -> None:
         self._make = make
@@ -39,7 +39,7 @@ class Listener:
             await self.take(sock)
 
     async def take(self, sock: socket.socket) -> None:
-        """Serve on a listening socket; in one of systemd's clients queue when we have closed our copy."""
+        """Serve on a listening socket. In one of systemd's, clients queue after our copy is closed."""
         secure = sock.family != socket.AF_UNIX and self._handshakes is not None
         if self._handshakes is not None and secure:
             sock.setblocking(False)
@@ -52,7 +52,7 @@ class Listener:
         self.endpoints.append(endpoint(sock, tls=secure))
 
     def close(self) -> None:
-        """No new connections."""
+        """Accept no more connections."""
         for server in self._listening:
             server.close()
         if self._handshakes is not None:
@@ -72,7 +72,7 @@ def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
-    """Entries of `[proxy] listen` that somebody has set and that are none of the endpoints: systemd's sockets go first."""
+    """Entries of a configured `[proxy] listen` that are not served, because systemd's sockets take precedence."""
     found = {endpoint.partition("://")[2] or endpoint for endpoint in endpoints}
     return [] if tuple(listens) == Proxy().listen else [one for one in listens if one not in found]
 
@@ -117,7 +117,7 @@ def _bind_tcp(listen: str, family: int, address: tuple[Any, ...]) -> socket.sock
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)  # now, so that an address in use is known here
+        sock.listen(BACKLOG)  # here, so that an address in use raises
     except OSError as error:
         sock.close()
         raise _cannot_listen(listen, error) from error
@@ -139,13 +139,13 @@ def _bind_unix(listen: str, path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket that nobody listens on; a living one is in use."""
+    """Remove a socket file that no process listens on."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+        raise FileExistsError(errno.EEXIST, "the file exists and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -154,7 +154,7 @@ def _remove_stale(path: str) -> None:
             Path(path).unlink()
             return
         except BlockingIOError:
-            pass  # its queue is full: it lives
+            pass  # its backlog is full: it is in use
     raise OSError(errno.EADDRINUSE, "address in use")
 
 

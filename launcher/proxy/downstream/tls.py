@@ -1,10 +1,8 @@
 """TLS for the TCP listeners: certificate and key from files, read again when they change.
 
-`ServerTls.context` is given once to `create_server(ssl=...)`, asyncio's or uvloop's. Each handshake takes its
-certificate from the newest context that loaded well: OpenSSL's servername callback puts it in place, and
-is called for clients that name no server, too. That is better than `load_cert_chain` on the living
-context, which would keep an RSA chain beside the ECDSA one that replaces it, and is half loaded when
-the new key does not fit.
+`ServerTls.context` is used for every handshake; its servername callback, which OpenSSL calls for clients that name no
+server, too, puts the newest valid context in its place. `load_cert_chain` on the context in use would keep an RSA chain
+beside the ECDSA chain that replaces it, and leave it half loaded when the new key does not fit.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ from launcher.errors import LauncherError
 from launcher.proxy.auth.watched_file import WatchedFile, excess_mode
 
 ALPN: Final = ("http/1.1",)
-KEY_MODE: Final = 0o770  # what others must not have: anything
+KEY_MODE: Final = 0o770  # no access for others
 
 _LOG = logging.getLogger(__name__)
 _REMEDY: Final = "name a PEM chain in [proxy] tls_certificate and its PEM key in tls_key"
 
 
 class ServerTls:
-    """The certificate in force. Files are looked at during handshakes, at most once a second."""
+    """The certificate in force. Its files are checked during handshakes, at most once a second."""
 
     def __init__(
         self, certificate: str, key: str | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`key` None: it is in the certificate's file. Raises LauncherError when they can't be used."""
+        """`key` None: it is in the certificate's file. Raises LauncherError for unusable files."""
         self._certificate = certificate
         self._key = key
         self._clock = clock
@@ -43,17 +41,17 @@ class ServerTls:
         self._newest = _load(certificate, key)
         _warn_of_mode(key or certificate)
         self.context = _load(certificate, key)
-        """For `create_server(ssl=...)`."""
+        """For handshakes."""
         self.context.sni_callback = self._choose
 
     def reload(self) -> bool:
-        """Read the files now (SIGHUP). Bad ones leave the old certificate in force and are logged; False."""
+        """Read the files now (SIGHUP). False: they are unusable, which is logged, and the certificate stays."""
         try:
             self._newest = _load(self._certificate, self._key)
         except LauncherError as error:
             if error.message != self._complaint:
                 _LOG.error(
-                    "%s; the certificate read before stays in force (%s)",
+                    "%s; keeping the certificate read before (%s)",
                     error.message, error.remedy, extra={"reason": error.message},
                 )  # fmt: skip
             self._complaint = error.message
@@ -65,8 +63,8 @@ class ServerTls:
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Called in each handshake, before a certificate is sent."""
         now = self._clock()
-        # Both are looked at: a chain and its key seldom change in the same moment. What does not fit
-        # together yet is refused, and fits at the next change.
+        # A chain and its key seldom change at the same moment: files that do not fit together are refused until the
+        # next change.
         changes = [file.changed(now) for file in self._files]
         if any(changes):
             self.reload()
@@ -74,7 +72,7 @@ class ServerTls:
 
 
 def _load(certificate: str, key: str | None) -> ssl.SSLContext:
-    """A context of its own. TLS 1.2 or later, forward secrecy, no compression, HTTP/1.1."""
+    """TLS 1.2 or later, forward secrecy, no compression, HTTP/1.1."""
     for path in dict.fromkeys((certificate, key or certificate)):
         try:
             with open(path, "rb"):  # noqa: PTH123 - ssl says "No such file" and not of which
@@ -90,7 +88,7 @@ def _load(certificate: str, key: str | None) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_no_password)
     except _EncryptedError:
         raise LauncherError(
-            f"cannot use the TLS key '{key or certificate}': it is encrypted, and nobody is there to ask",
+            f"cannot use the TLS key '{key or certificate}': it is encrypted",
             "write it without a password (openssl pkey -in OLD -out NEW; chmod 600 NEW)",
         ) from None
     except (ssl.SSLError, OSError) as error:
@@ -112,13 +110,11 @@ def _why(error: OSError) -> str:
     reason = getattr(error, "reason", None)
     return {
         "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
-        "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # nor of its kind
+        "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # another type of key
         "NO_START_LINE": "no PEM block in it",
     }.get(str(reason), str(reason or error))
 
 
 def _warn_of_mode(path: str) -> None:
     if mode := excess_mode(os.stat(path), KEY_MODE):  # noqa: PTH116
-        _LOG.warning(
-            "the TLS key %s has mode %s: everybody on this host can read it; chmod 600 %s", path, mode, path
-        )
+        _LOG.warning("the TLS key %s has mode %s: other users can read it; chmod 600 %s", path, mode, path)

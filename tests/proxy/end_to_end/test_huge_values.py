@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon_logs import Logs, collected
 from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import Call
-
-from launcher.host.events import EventRing
-from launcher.host.journal import FieldsHandler, LineFormatter
 
 MIB = 1 << 20
 ANSWER_BYTES = 2048
@@ -22,45 +20,21 @@ FIELD = 512
 LONG = "A" * 8000  # of a header or a path
 
 
-class Logs:
-    """What the daemon's own handlers make of its records: journald's fields, a terminal's lines, and `events`."""
-
-    def __init__(self) -> None:
-        self.entries: list[dict[str, str]] = []
-        self.lines: list[str] = []
-        self.ring = EventRing()
-        self.journal = FieldsHandler(sender_function=self._send)
-        self.terminal = logging.Handler()
-        self.terminal.emit = lambda record: self.lines.append(self._formatter.format(record))  # type: ignore[method-assign]
-        self._formatter = LineFormatter("%(message)s")
-
-    def _send(self, message: str, **fields: str) -> None:
-        self.entries.append({"MESSAGE": message, **fields})
-
-    @property
-    def handlers(self) -> tuple[logging.Handler, ...]:
-        return self.journal, self.terminal, self.ring
-
-    def check(self) -> None:
-        assert self.entries
-        for entry in self.entries:
-            assert len(entry.pop("MESSAGE")) <= LINE
-            assert all(len(str(value)) <= FIELD for value in entry.values()), entry.keys()
-        assert all(len(line) <= LINE and line.isprintable() for line in self.lines)
-        assert all(len(json.dumps(event)) <= 3 * LINE for event in self.ring.last(1000))
+def check(logs: Logs) -> None:
+    """No line, field or event is as long as what was sent."""
+    assert logs.entries
+    for entry in logs.entries:
+        assert len(entry.pop("MESSAGE")) <= LINE
+        assert all(len(str(value)) <= FIELD for value in entry.values()), entry.keys()
+    lines = logs.text.getvalue().splitlines()
+    assert all(len(line) <= LINE + len("00:00:00 WARNING ") and line.isprintable() for line in lines)
+    assert all(len(json.dumps(event)) <= 3 * LINE for event in logs.ring.last(1000))
 
 
 @pytest.fixture
 def logs() -> Iterator[Logs]:
-    made, log = Logs(), logging.getLogger("launcher")
-    before = log.level
-    log.setLevel(logging.DEBUG)
-    for handler in made.handlers:
-        log.addHandler(handler)
-    yield made
-    for handler in made.handlers:
-        log.removeHandler(handler)
-    log.setLevel(before)
+    with collected(logging.DEBUG) as made:
+        yield made
 
 
 def body(**fields: object) -> bytes:
@@ -152,7 +126,7 @@ async def test_a_clients_values(build: Build, logs: Logs, what: str) -> None:
     assert b"AAAA" not in page
     assert b"forged" not in page
     await until(lambda: proxy.sums()["in_flight"] == 0)
-    logs.check()
+    check(logs)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +139,7 @@ async def test_an_api_key_is_never_said(build: Build, tmp_path: Path, logs: Logs
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"AAAA" not in answer
     assert "AAAA" not in str(logs.entries)
-    logs.check()
+    check(logs)
 
 
 @pytest.mark.parametrize(
@@ -188,5 +162,5 @@ async def test_an_engines_answer_that_is_none(build: Build, logs: Logs, said: by
     answer = await answer_of(proxy, post(CHAT, body()))
     assert answer.startswith(b"HTTP/1.1 502 ")
     assert len(answer) <= ANSWER_BYTES
-    logs.check()
+    check(logs)
     assert all(len(reason) < LINE for _, _, reason in proxy.suspects)
