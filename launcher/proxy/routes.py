@@ -1,9 +1,8 @@
-"""The allow-list: the exact paths an application may call. Everything else is 404.
+"""The allow-list: the exact paths that clients may call. Everything else is 404.
 
-vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so
-paths are compared as they came, undecoded: no spelling of an administration route can match.
-Left out on purpose: /invocations and /ping (SageMaker's second names), REALTIME (a WebSocket), /load,
-/server_info, /kv_event_sources, /inference/v1/abort_requests.
+vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so paths are
+compared undecoded: no spelling of an administration route can match. Left out on purpose: /invocations and /ping
+(SageMaker's aliases), REALTIME (a WebSocket), /load, /server_info, /kv_event_sources, /inference/v1/abort_requests.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from urllib.parse import unquote
 
 
 class Kind(StrEnum):
-    """Who answers a route, and what its request says of the model."""
+    """Who answers a route, and where its request names the model."""
 
     JSON = "json"  # an instance; `model` is in a JSON body
     FORM = "form"  # an instance; `model` is a multipart field (audio)
-    STORED = "stored"  # the instance that keeps this response
+    STORED = "stored"  # the instance that stores this response
     ANY = "any"  # any ready instance
-    MODELS = "models"  # us, from what ready instances list
+    MODELS = "models"  # the proxy, from the instances' lists
     MODEL = "model"
     HEALTH = "health"
     METRICS = "metrics"
 
 
-REALTIME = "/v1/realtime"  # known, and refused by its name
-GATHERED = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # answered by us
+REALTIME = "/v1/realtime"  # refused with an error of its own
+GATHERED = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # the proxy's own pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,11 @@ class Route:
     path: str
     methods: tuple[str, ...]
     kind: Kind
-    streams: bool = False  # it answers with an event stream where that is asked for
-    ends_in_done: bool = False  # which ends in `data: [DONE]`
-    prompt: tuple[str, ...] = ()  # JSON: the fields that are computed, in the template's order; (): none is
+    streams: bool = False  # an event stream on request
+    ends_in_done: bool = False  # its event stream ends in `data: [DONE]`
+    prompt: tuple[
+        str, ...
+    ] = ()  # JSON: the fields that make the prompt, in the template's order; (): no prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class NoMethod:
 _GET = ("GET", "HEAD")
 _POST = ("POST",)
 _CHAT = ("messages",)
-# Of the four ways to say it one is used (vLLM 0.32, entrypoints/pooling/scoring/protocol.py).
+# A request uses one of four pairs of names (vLLM 0.32, entrypoints/pooling/scoring/protocol.py).
 _SCORED = ("queries", "text_1", "data_1", "documents", "items", "text_2", "data_2")
 
 ROUTES: tuple[Route, ...] = (
@@ -95,7 +96,7 @@ ROUTES: tuple[Route, ...] = (
             ("/inference/v1/generate", ("token_ids",)),
         )
     ),
-    # A tokenizer's or a template's work (vLLM 0.32, entrypoints/serve and scale_out): no prompt is computed.
+    # Tokenizing and templates only (vLLM 0.32, entrypoints/serve and scale_out): no prompt is computed.
     *(
         Route(path, _POST, Kind.JSON)
         for path in (
@@ -121,9 +122,9 @@ _MODEL_ID = re.compile(r"/v1/models/(.{1,1000})")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """`(path, query)` of a request target, both as they came; absolute form loses scheme and authority.
+    """`(path, query)` of a request target, undecoded; absolute form loses scheme and authority.
 
-    RFC 9112 3.2.2: a server must accept absolute form. Asterisk and authority form match no route.
+    A server must accept absolute form (RFC 9112 section 3.2.2). Asterisk and authority form match no route.
     """
     lowered = target[:8].lower()
     for scheme in ("http://", "https://"):

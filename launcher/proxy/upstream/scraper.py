@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance that lives: what the front door knows of it."""
+    """A running instance, as far as pages show it."""
 
     slot: int
     generation: int

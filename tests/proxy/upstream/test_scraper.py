@@ -47,7 +47,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         assert len(engine.calls) == 1
 
 
-async def test_the_next_life_at_the_same_address(tmp_path: Path) -> None:
+async def test_the_next_generation_at_the_same_address(tmp_path: Path) -> None:
     there = Instance(0, 1, "m", FakeEngine(tmp_path / "a").address)
     for _ in range(2):
         async with FakeEngine(tmp_path / "a", hello):
