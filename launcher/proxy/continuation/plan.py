@@ -14,7 +14,7 @@ string waits until it does not (vLLM 0.32, v1/engine/detokenizer.py). The tokens
 text is complete, so that the next instance's text begins where that one ends.
 
 Text is not tokens. A text may be cut into other tokens than the engine had chosen, and chat templates trim white space.
-So at temperature 0 the text that is handed over stops some words before the cut: `eat` is what the next instance must
+So at temperature 0 the text that is handed over stops some words before the cut: `overlap` is what the next instance must
 repeat first, word for word, and what the client does not get twice. An instance that generates something else has
 diverged (splicer.Diverged), and the answer is repeated from its beginning. At other temperatures only white space that a
 template may trim is repeated: a sampled word would differ. There a chat template that makes another prompt of a partial
@@ -83,7 +83,7 @@ class Continuation:
 
     body: bytes
     base_tokens: int  # tokens of the answer that are part of the new prompt
-    eat: str = ""  # the text that the next instance repeats first
+    overlap: str = ""  # the text that the next instance repeats first
     prompt_tokens: int | None = None  # of the client's own request, where they are known
     prompt_ids: list[int] | None = (
         None  # the prompt is given by these token ids, which the next instance must confirm
@@ -165,9 +165,9 @@ class _Planner:
             return reason
         return "the model's chat template does not continue a partial answer" if self._path == CHAT else None
 
-    def _from_start(self, eat: str = "", *, asks_ids: bool = False) -> Continuation:
+    def _from_start(self, overlap: str = "", *, asks_ids: bool = False) -> Continuation:
         request = asking_ids(self._request) if asks_ids else self._request
-        return Continuation(msgspec.json.encode(request), 0, eat, asks_ids=asks_ids)
+        return Continuation(msgspec.json.encode(request), 0, overlap, asks_ids=asks_ids)
 
     def _repeat(self) -> Continuation:
         return self._from_start(text_of(self._pieces))
@@ -234,9 +234,9 @@ class _Planner:
         reason = self._why_not(by_ids=False)
         if reason is not None:
             return NotExact(reason)
-        text, eat, events = self._cut()
+        text, overlap, events = self._cut()
         counted = self._counted(events)
-        plan = self._after_text(text, eat, events if counted is None else counted)
+        plan = self._after_text(text, overlap, events if counted is None else counted)
         if not isinstance(plan, Continuation):
             return plan
         if counted is not None and self._tokens is not None:
@@ -245,9 +245,9 @@ class _Planner:
             return self._repeat() if self._certain else NotExact(UNCOUNTED)
         return plan
 
-    def _after_text(self, text: str, eat: str, tokens: int) -> Continuation | NotExact:
+    def _after_text(self, text: str, overlap: str, tokens: int) -> Continuation | NotExact:
         if not text:
-            return self._from_start(eat)
+            return self._from_start(overlap)
         if "<think>" in text or "</think>" in text:  # templates leave an assistant's thoughts out
             return NotExact("thoughts in the text")
         request = shortened(self._path, self._request, tokens)
@@ -257,7 +257,7 @@ class _Planner:
         return (
             NotExact(longer)
             if isinstance(longer, str)
-            else Continuation(msgspec.json.encode(longer), tokens, eat)
+            else Continuation(msgspec.json.encode(longer), tokens, overlap)
         )
 
     def _cut(self) -> tuple[str, str, int]:
@@ -265,12 +265,12 @@ class _Planner:
         pieces = self._pieces
         if self._certain:
             cut = _word_start(pieces)
-            text, eat = text_of(pieces[:cut]), text_of(pieces[cut:])
+            text, overlap = text_of(pieces[:cut]), text_of(pieces[cut:])
         else:
             whole = text_of(pieces)
             text = whole.rstrip() if self._path == CHAT else whole
-            eat = whole[len(text) :]
-            cut, left = len(pieces), len(eat)
+            overlap = whole[len(text) :]
+            cut, left = len(pieces), len(overlap)
             while left and len(part_of(pieces[cut - 1])) <= left:
                 cut -= 1
                 left -= len(part_of(pieces[cut]))
@@ -279,7 +279,7 @@ class _Planner:
             held += 1
         if field_value(self._request, "stop"):
             held = max(held, next(index for index, piece in enumerate(pieces) if piece))
-        return text, eat, max(cut - held, 0)
+        return text, overlap, max(cut - held, 0)
 
     def _counted(self, events: int) -> int | None:
         """The tokens of so many events; None where they are not known, or may be more than their text's."""

@@ -37,9 +37,9 @@ class Splicer:
         self._theirs = EventPattern()  # of the next instance's events
         self._around_ids: tuple[bytes, bytes] | None = None  # of those that bring token ids
         self._ours = transcript.pattern  # of the events as the client knows them
-        self._eat = plan.eat
+        self._overlap = plan.overlap
         self._prompt = plan.prompt_ids  # until the instance has confirmed it
-        self._again = list(plan.repeated_ids)
+        self._repeated_ids = list(plan.repeated_ids)
         self._held = (
             0  # tokens without text (half a character) at the end of what the client has: they come again
         )
@@ -62,7 +62,7 @@ class Splicer:
             else:
                 out += self._rewrite(event)
         if start < len(payload):
-            raise Diverged("cannot go on: an event that is larger than any should be")
+            raise Diverged("diverged: an event is too large")
         return bytes(out)
 
     def _rewrite(self, event: bytes) -> bytes:
@@ -70,14 +70,14 @@ class Splicer:
         if data is None:
             return event
         if data == b"[DONE]":
-            self._must_be_eaten()
+            self._no_overlap_left()
             return event
         try:
             chunk = msgspec.json.decode(data, type=dict[str, Any])
             # Without choices it is an error event, which ends the stream.
             return self._rewrite_chunk(event, chunk) if "choices" in chunk else event
         except UNREADABLE as error:
-            raise Diverged(f"cannot go on: an event that is no chunk ({error})") from None
+            raise Diverged(f"diverged: an event that is no chunk ({error})") from None
 
     def _rewrite_chunk(self, event: bytes, chunk: dict[str, Any]) -> bytes:
         known = self._transcript
@@ -102,27 +102,27 @@ class Splicer:
         for holder in (chunk, choice):
             if holder.get("prompt_token_ids") is not None:
                 if self._prompt is not None and holder["prompt_token_ids"] != self._prompt:
-                    raise IdsIgnored("cannot go on: the instance made another prompt of the request")
+                    raise IdsIgnored("token ids ignored: the instance rendered another prompt")
                 holder["prompt_token_ids"] = self._prompt = None
         if self._prompt is not None:
-            raise IdsIgnored("cannot go on: the instance does not say what it made of the prompt")
+            raise IdsIgnored("token ids ignored: the instance does not tell its prompt")
         told = choice.get("token_ids") or []
-        count = min(len(told), len(self._again))
-        if told[:count] != self._again[:count]:
+        count = min(len(told), len(self._repeated_ids))
+        if told[:count] != self._repeated_ids[:count]:
             raise Diverged(
-                f"cannot go on: tokens {self._again[:count]} should come again, {told[:count]} came"
+                f"diverged: tokens {self._repeated_ids[:count]} should be repeated, {told[:count]} came"
             )
         if count:
             choice["token_ids"] = told[count:]
-            del self._again[:count]
+            del self._repeated_ids[:count]
 
     def _plain(self, choice: dict[str, Any]) -> bool:
         """Whether events like this may pass unparsed from now on."""
         return (
-            not self._eat
+            not self._overlap
             and not self._held
             and not self._plan.only_usage
-            and not self._again
+            and not self._repeated_ids
             and not any(value for key, value in choice.items() if key not in _PLAIN_KEYS)
             and not set(choice.get("delta", {})) - {"content"}
             and (choice.get("text") is not None or choice.get("delta", {}).get("content") is not None)
@@ -164,33 +164,33 @@ class Splicer:
         text = holder.get(key)
         if choice.get("token_ids"):  # new ones, with or without text
             self._held = 0
-        elif finish is None and not text and (self._eat or self._held):
-            self._held -= not self._eat
+        elif finish is None and not text and (self._overlap or self._held):
+            self._held -= not self._overlap
             return False
-        if text and not self._eat:
+        if text and not self._overlap:
             self._held = 0
-        if self._eat and text:
-            holder[key] = rest = self._bite(text)
+        if self._overlap and text:
+            holder[key] = rest = self._new_text(text)
             if not rest and finish is None and not choice.get("token_ids"):
                 return False
         if finish is not None:
-            self._must_be_eaten()
+            self._no_overlap_left()
             return True
         return not opening or bool(text) or bool(delta.keys() - {"content"})
 
-    def _bite(self, text: str) -> str:
-        """What of the text is new."""
-        if self._eat.startswith(text):
-            self._eat = self._eat[len(text) :]
+    def _new_text(self, text: str) -> str:
+        """The part of the text that the client does not have."""
+        if self._overlap.startswith(text):
+            self._overlap = self._overlap[len(text) :]
             return ""
-        if text.startswith(self._eat):
-            rest, self._eat = text[len(self._eat) :], ""
+        if text.startswith(self._overlap):
+            rest, self._overlap = text[len(self._overlap) :], ""
             return rest
-        raise Diverged(f"cannot go on: {self._eat!r} should come again, {text!r} came")
+        raise Diverged(f"diverged: {self._overlap!r} should be repeated, {text!r} came")
 
-    def _must_be_eaten(self) -> None:
-        if self._eat:
-            raise Diverged(f"cannot go on: {self._eat!r} should come again, the end came")
+    def _no_overlap_left(self) -> None:
+        if self._overlap:
+            raise Diverged(f"diverged: {self._overlap!r} should be repeated, it ended")
 
     def _add_up(self, usage: dict[str, Any]) -> None:
         base, prompt = self._plan.base_tokens, self._plan.prompt_tokens

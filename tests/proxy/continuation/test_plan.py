@@ -178,7 +178,7 @@ def test_chat_goes_on_in_the_assistants_turn() -> None:
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
-    assert (found.eat, found.base_tokens) == (AGAIN, 4)
+    assert (found.overlap, found.base_tokens) == (AGAIN, 4)
 
 
 def test_a_completion_goes_on_from_a_longer_prompt() -> None:
@@ -239,7 +239,7 @@ def test_a_text_tells_no_usage() -> None:
     usage = {"stream_options": {"include_usage": True}}
     found = plan(**usage)
     assert isinstance(found, Continuation)
-    assert (found.base_tokens, found.eat) == (0, HANDED + AGAIN)
+    assert (found.base_tokens, found.overlap) == (0, HANDED + AGAIN)
     assert plan(temperature=1, **usage) == NotExact(
         "its tokens can't be counted: the engine tells no token ids"
     )
@@ -257,20 +257,20 @@ def test_tokens_that_wait_for_a_stop_string_are_not_counted() -> None:
     late = PlainEngine(CHAT, ("", "", *SAID))
     found = plan(late, AMID + 2, stop=["END"], max_tokens=20)
     assert isinstance(found, Continuation)
-    assert found.eat == AGAIN
+    assert found.overlap == AGAIN
     assert found.base_tokens == 4  # of six events, and two tokens are held back
 
 
 def test_half_a_character_is_not_counted() -> None:
     found = plan(PlainEngine(CHAT, (*SAID[:6], "", " 😀", *"abcdef")), 14)
     assert isinstance(found, Continuation)
-    assert (found.base_tokens, found.eat) == (6, " 😀abcde")
+    assert (found.base_tokens, found.overlap) == (6, " 😀abcde")
 
 
 def test_text_without_spaces_goes_on_where_it_was_cut() -> None:
     found = plan(PlainEngine(CHAT, ("你", "好") * 12), 20)
     assert isinstance(found, Continuation)
-    assert found.eat == "好你好你好你"
+    assert found.overlap == "好你好你好你"
     assert found.base_tokens == 13
 
 
@@ -288,7 +288,7 @@ def test_the_text_handed_over_never_ends_in_white_space(said: tuple[str, ...], h
     assert isinstance(found, Continuation)
     messages = json.loads(found.body)["messages"]
     assert (messages[1]["content"] if len(messages) > 1 else "") == handed
-    assert handed + found.eat == "".join(said)
+    assert handed + found.overlap == "".join(said)
 
 
 def test_half_a_surrogate_pair_is_no_text() -> None:
@@ -306,7 +306,7 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
     found = plan_continuation(CHAT, body, transcript)
     assert isinstance(found, Continuation)
     assert json.loads(found.body)["messages"][1]["content"] == "Hello world and all"
-    assert found.eat == " theabca😀"
+    assert found.overlap == " theabca😀"
 
 
 FORBIDDEN: list[dict[str, Any]] = [
@@ -371,7 +371,7 @@ def test_an_answer_without_chance_may_be_repeated() -> None:
     found = plan_continuation(CHAT, body, after(ENGINE, body, AMID), repeat=True)
     assert isinstance(found, Continuation)
     assert json.loads(found.body) == json.loads(body)
-    assert (found.eat, found.base_tokens) == (HANDED + AGAIN, 0)
+    assert (found.overlap, found.base_tokens) == (HANDED + AGAIN, 0)
     for warm in (1, None):
         body = ENGINE.request(temperature=warm)
         refused = plan_continuation(CHAT, body, after(ENGINE, body, AMID), repeat=True)
@@ -395,7 +395,7 @@ def test_only_white_space_begins_again_too() -> None:
         found = plan(blank, 3, **more)
         assert isinstance(found, Continuation)
         assert json.loads(found.body) == json.loads(blank.request(**more))
-        assert (found.eat, found.base_tokens) == ("\n\n", 0)
+        assert (found.overlap, found.base_tokens) == ("\n\n", 0)
 
 
 def test_a_text_that_was_told_its_end_needs_only_the_marker() -> None:
@@ -460,7 +460,7 @@ def test_thoughts_would_be_left_out_by_the_template() -> None:
     assert plan(thoughtful) == NotExact("thoughts in the text")
 
 
-class TestRewriter:
+class TestSplicer:
     """Answers of the next instance that are not what vLLM's are."""
 
     def test_another_word_than_the_last_diverges(self) -> None:
@@ -468,7 +468,7 @@ class TestRewriter:
         assert isinstance(found, Continuation)
         rewriter = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
         other = PlainEngine(CHAT, (*SAID[:4], " mars"))
-        with pytest.raises(Diverged, match="' all the rest of it!' should come again, ' mars' came"):
+        with pytest.raises(Diverged, match="' all the rest of it!' should be repeated, ' mars' came"):
             rewriter.feed(b"".join(other.answer(found.body)))
 
     @pytest.mark.parametrize("skip", [1, 2])
@@ -476,13 +476,13 @@ class TestRewriter:
         found = plan()
         assert isinstance(found, Continuation)
         rewriter = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
-        with pytest.raises(Diverged, match="the end came"):
+        with pytest.raises(Diverged, match="it ended"):
             rewriter.feed(b"".join(PlainEngine(CHAT, SAID[:4]).answer(found.body)[skip:]))
 
     def test_the_rest_of_a_longer_token_passes(self) -> None:
         found = plan(events=3)
         assert isinstance(found, Continuation)
-        assert (found.eat, found.base_tokens) == ("Hello wor", 0)  # so short an answer begins again
+        assert (found.overlap, found.base_tokens) == ("Hello wor", 0)  # so short an answer begins again
         told = Splicer(found, after(ENGINE, ENGINE.request(), 3)).feed(
             b"".join(PlainEngine(CHAT, ("Hello", " world")).answer(found.body))
         )
@@ -496,7 +496,7 @@ class TestRewriter:
     def test_garbage_diverges(self) -> None:
         with pytest.raises(Diverged, match="no chunk"):
             Splicer(Continuation(b"", 0), Transcript()).feed(b"data: {oh\n\n")
-        with pytest.raises(Diverged, match="larger"):
+        with pytest.raises(Diverged, match="too large"):
             Splicer(Continuation(b"", 0), Transcript()).feed(b"data: a part of an event")
 
     def test_a_role_with_text_keeps_its_text(self) -> None:
