@@ -125,7 +125,10 @@ class Answers:
         if not follows(request):
             return json_answer({"lines": self._operations.log_tail(slot, tail)})
         if self._followers >= MAX_FOLLOWERS:
-            raise BusyError(f"cannot follow slot '{slot}': {self._followers} do", "end some of them")
+            raise BusyError(
+                f"cannot follow slot '{slot}': {self._followers} clients already follow a slot",
+                "end one of them",
+            )
         redactor = await self._operations.redactor() if READS_ONLY.get() else None
         feed = self._operations.log_follow(slot, tail)
         self._followers += 1

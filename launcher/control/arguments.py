@@ -52,7 +52,7 @@ def flag(request: web.Request, name: str) -> bool:
     if text not in {"0", "1", "false", "true"}:
         raise LauncherError(
             f"cannot use {name}='{quoted(text, MAX_SHOWN)}': it is a switch",
-            f"give {name}=1 or leave it away",
+            f"give {name}=1, or omit it",
         )
     return text in {"1", "true"}
 

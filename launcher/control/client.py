@@ -72,8 +72,8 @@ class ControlClient:
                 yield self._tree(json.loads(line))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UnreachableError(
-                f"cannot read on from '{self._path}': {str(error) or type(error).__name__}",
-                "the daemon has ended: look at its log",
+                f"cannot read further from '{self._path}': {str(error) or type(error).__name__}",
+                "the daemon has exited: see its log",
             ) from None
         finally:
             connection.close()
@@ -99,12 +99,12 @@ class ControlClient:
     def _no_answer(self, timeout_s: float | None) -> NoAnswerError:
         return NoAnswerError(
             f"cannot reach numa-launcher on '{self._path}': no answer within {timeout_s:g} s",
-            "it hangs, or the machine does: look at its log, and at `top` or `ps`",
+            "the daemon or the machine hangs: see its log, and `top` or `ps`",
         )
 
     def _unreadable(self, error: Exception) -> LauncherError:
         return LauncherError(
-            f"cannot read the daemon's answer on '{self._path}': {error}", "look at the daemon's log"
+            f"cannot read the daemon's answer on '{self._path}': {error}", "see the daemon's log"
         )
 
     def _request(
@@ -124,8 +124,8 @@ class ControlClient:
         except ConnectionRefusedError:
             connection.close()
             raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': connection refused: a daemon was there, and is no more",
-                "read its last words (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
+                f"cannot reach numa-launcher on '{self._path}': connection refused: the daemon has exited",
+                "see why (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
                 "or `numa-launcher serve -c FILE`)",
             ) from None
         except PermissionError:
@@ -151,7 +151,7 @@ class ControlClient:
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
                 message, remedy = (
                     f"cannot {method} {path}: status {response.status}",
-                    "look at the daemon's log",
+                    "see the daemon's log",
                 )
             connection.close()
             busy = response.status == http.client.SERVICE_UNAVAILABLE

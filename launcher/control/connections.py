@@ -20,7 +20,7 @@ _FULL: Final = b"""HTTP/1.1 503 Service Unavailable\r
 Content-Type: application/json\r
 Connection: close\r
 \r
-{"error":{"message":"cannot use the control socket: too many connections are open","remedy":"end some of them"}}
+{"error":{"message":"cannot use the control socket: too many connections are open","remedy":"end one of them"}}
 """
 
 

@@ -64,7 +64,7 @@ def _groups_by_name(uid: int, gid: int) -> frozenset[int]:
 
 
 def group_id(name: str | None, key: str = "group") -> int | None:
-    """The id of a configured group. Raises LauncherError when there is none of that name."""
+    """The id of a configured group. Raises LauncherError when no such option."""
     if name is None:
         return None
     try:

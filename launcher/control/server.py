@@ -153,7 +153,7 @@ class ControlServer:
         writer.close()
         raise LauncherError(
             f"cannot open the control socket '{self._path}': another numa-launcher answers there",
-            "stop that one first, or set control.socket",
+            "stop that one first, or set another control.socket",
         )
 
     async def stop(self) -> None:
@@ -205,7 +205,7 @@ class ControlServer:
         except TimeoutError:
             raise BusyError(
                 f"cannot answer {request.method} {quoted(request.path)}: it took more than {within_s:g} s",
-                "look at `numa-launcher status`, and ask again",
+                "see `numa-launcher status`, then try again",
             ) from None
 
     def _check_options(self, request: web.Request) -> None:
@@ -218,7 +218,7 @@ class ControlServer:
             if name not in known:
                 what = f"{request.method} {quoted(request.path)}"
                 raise LauncherError(
-                    f"cannot use option '{quoted(name, MAX_SHOWN)}' of {what}: there is none of that name",
+                    f"cannot use option '{quoted(name, MAX_SHOWN)}' of {what}: no such option",
                     f"options are {', '.join(known)}" if known else "it takes no options",
                 )
 

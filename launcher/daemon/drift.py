@@ -1,4 +1,4 @@
-"""Whether the machine is still the one that was planned for: cpus on- and offline, the cgroup's cpuset, memory."""
+"""Differences between the planned machine and the present one: online cpus, the cgroup's cpuset, memory."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from launcher.plan import Plan
 from launcher.topology import sysfs
 from launcher.topology.model import Topology
 
-# The kernel gives back and takes small pieces of MemTotal (crash kernels, hot-plugged blocks are far larger).
+# The kernel changes MemTotal by small amounts; crash kernels and hot-plugged blocks are far larger.
 _MEMORY_SHARE = 0.02
 
 
-# The kernel's NR_CPUS tops out here.
+# The kernel's largest NR_CPUS.
 _EVERY_CPU: Final = CpuSet(range(8192))
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class MachineView:
     """The machine at one moment."""
 
     topology: Topology
-    """As a process with the affinity of the planned one would see it."""
-    room: CpuSet
-    """Cpus that are online and in this cgroup's cpuset, whatever the affinity."""
+    """With the affinity of the planned one."""
+    cpuset: CpuSet
+    """Online cpus in this cgroup's cpuset, without regard to affinity."""
 
 
-def look(planned: Topology) -> Sight:
+def read_machine(planned: Topology) -> MachineView:
     """The machine now. Blocking. Raises LauncherError."""
     now = sysfs.read(affinity=_EVERY_CPU)
-    return Sight(replace(now, allowed=now.allowed & (planned.allowed | planned.offline)), now.allowed)
+    return MachineView(replace(now, allowed=now.allowed & (planned.allowed | planned.offline)), now.allowed)
 
 
-def added(planned: Topology, first: Sight, now: Sight) -> CpuSet:
-    """What the cgroup's cpuset has now and had not at the `first` look. What came online is another thing."""
-    return now.room - first.room - planned.allowed - (now.topology.online - first.topology.online)
+def added(planned: Topology, first: MachineView, now: MachineView) -> CpuSet:
+    """Cpus that were added to the cgroup's cpuset since `first`, without those that came online."""
+    return now.cpuset - first.cpuset - planned.allowed - (now.topology.online - first.topology.online)
 
 
 def drift(
@@ -46,15 +46,14 @@ def drift(
     plan: Plan,
     more: CpuSet = CpuSet(),  # noqa: B008  frozen
 ) -> tuple[str, ...]:
-    """What has changed, one line each with the slots that it hurts; `numa-launcher reload` plans anew.
+    """The differences, one line each, with the slots that they affect. `more`: the result of `added`.
 
-    Instances that run stay where they are: the kernel moves threads of an offlined cpu, and memory does not move.
-    `more`: as `added` says.
+    Running instances stay: the kernel moves the threads of an offline cpu, and memory is not moved.
     """
     lines = tuple(_lines(planned, now, plan))
     if more:
         lines += (
-            f"cpus {more} were added to this cgroup's cpuset, and nothing runs there: a restart of the daemon plans anew",
+            f"cpus {more} were added to this cgroup's cpuset, but are unused: restart the daemon to plan again",
         )
     return lines
 
@@ -62,15 +61,15 @@ def drift(
 def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
     gone, come = planned.online - now.online, now.online - planned.online
     if gone:
-        yield f"cpus {gone} went offline{_hurt(gone, plan)}"
+        yield f"cpus {gone} are offline{_affected(gone, plan)}"
     if come:
-        yield f"cpus {come} came online, and nothing runs there: numa-launcher reload plans anew"
+        yield f"cpus {come} are online now, but unused: numa-launcher reload plans again"
     lost = (planned.allowed & now.online) - now.allowed
     if lost:
-        yield f"cpus {lost} were taken out of this cgroup's cpuset{_hurt(lost, plan)}"
+        yield f"cpus {lost} were removed from this cgroup's cpuset{_affected(lost, plan)}"
     nodes = planned.allowed_nodes - now.allowed_nodes
     if nodes:
-        yield f"memory nodes {nodes} were taken out of this cgroup's cpuset{_hurt_nodes(nodes, plan)}"
+        yield f"memory nodes {nodes} were removed from this cgroup's cpuset{_affected_nodes(nodes, plan)}"
     before = {node.id: node.memory_bytes for node in planned.numa_nodes}
     for node in now.numa_nodes:
         had = before.get(node.id)
@@ -78,8 +77,8 @@ def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
             yield f"NUMA node {node.id} is new"
         elif abs(node.memory_bytes - had) > had * _MEMORY_SHARE:
             yield (
-                f"node {node.id} has {node.memory_bytes / 2**30:.1f} GiB of memory, planned were {had / 2**30:.1f}"
-                f"{_hurt_nodes(CpuSet((node.id,)), plan) if node.memory_bytes < had else ''}"
+                f"node {node.id} has {node.memory_bytes / 2**30:.1f} GiB of memory, planned with {had / 2**30:.1f}"
+                f"{_affected_nodes(CpuSet((node.id,)), plan) if node.memory_bytes < had else ''}"
             )
     yield from (
         f"NUMA node {node} is gone" for node in sorted(before.keys() - {n.id for n in now.numa_nodes})
@@ -89,11 +88,11 @@ def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
         yield f"this cgroup's memory limit fell to {limit / 2**30:.1f} GiB"
 
 
-def _hurt(cpus: CpuSet, plan: Plan) -> str:
+def _affected(cpus: CpuSet, plan: Plan) -> str:
     return _naming([slot.id for slot in plan.slots if slot.placement.cpus & cpus])
 
 
-def _hurt_nodes(nodes: CpuSet, plan: Plan) -> str:
+def _affected_nodes(nodes: CpuSet, plan: Plan) -> str:
     return _naming([slot.id for slot in plan.slots if slot.placement.membind & nodes])
 
 
@@ -102,5 +101,5 @@ def _naming(slots: list[int]) -> str:
         return ""
     names = ", ".join(map(str, slots))
     return (
-        f": {'slot' if len(slots) == 1 else 'slots'} {names} planned there; numa-launcher reload plans anew"
+        f": {'slot' if len(slots) == 1 else 'slots'} {names} planned there; numa-launcher reload plans again"
     )

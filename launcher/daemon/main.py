@@ -1,4 +1,4 @@
-"""The composition root: builds everything, wires it, and ends it in order."""
+"""The composition root: builds the daemon's parts, connects them, and stops them in order."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from launcher.telemetry import metrics
 
 log = logging.getLogger("launcher.daemon")
 
-# Beyond drain and stop, for SIGKILL to take effect on a large tree.
+# Added to drain and stop, for SIGKILL to take effect on a large process tree.
 STOP_SLACK_S: Final = 30.0
 
-# For an adopted instance to answer one completion; clients wait that long at most before they are told.
-TAKE_OVER_S: Final = 30.0
+# For an adopted instance to answer one completion. Clients wait in the socket meanwhile.
+ADOPTION_S: Final = 30.0
 
-# How often systemd's STATUS= line is refreshed where no watchdog sets the probing.
+# Between updates of systemd's STATUS= line where no watchdog sets the interval.
 STATUS_INTERVAL_S: Final = 5.0
 
 
@@ -62,7 +62,7 @@ class Daemon:
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
         self._for_good = False
-        """systemd is not to start the daemon again."""
+        """systemd must not start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
         self._report_failures = Failures(log, "report to systemd")
         self.proxy = ProxyServer(
@@ -75,8 +75,7 @@ class Daemon:
         self.spawner = choose_spawner(
             config,
             os.environ,
-            deployment.topology.allowed
-            | deployment.topology.offline,  # what comes online, a reload may plan with
+            deployment.topology.allowed | deployment.topology.offline,  # a reload may use what comes online
             deployment.run_dir.with_suffix(".state"),
             self._placement_of,
         )
@@ -108,7 +107,7 @@ class Daemon:
         )
 
     async def run(self) -> None:
-        """Serve until a signal; then drain, stop every instance and return. Raises LauncherError."""
+        """Serve until a signal; then drain, stop or leave the instances, and return. Raises LauncherError."""
         logging.getLogger("launcher").addHandler(self.ring)
         try:
             await self._run()
@@ -121,7 +120,7 @@ class Daemon:
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        # Both sockets before the first process: a taken port or a second daemon starts nothing.
+        # Open both sockets before the first instance: on a used port, or beside another daemon, nothing starts.
         ready = activation.sockets()
         await self.control.start(ready.get(activation.CONTROL, ()))
         try:
@@ -141,19 +140,19 @@ class Daemon:
         idle = unused(self.operations.deployment.config.proxy.listen, self.proxy.endpoints) if ready else []
         if idle:
             log.warning(
-                "[proxy] listen = %s is not used: systemd listens, on %s; systemctl edit numa-launcher.socket changes that",
+                "[proxy] listen = %s is not used: systemd listens on %s; change it with systemctl edit numa-launcher.socket",
                 ", ".join(idle), ", ".join(self.proxy.endpoints),
             )  # fmt: skip
 
-    async def _open_when_taken_over(self, ready: Sequence[socket.socket]) -> None:
-        """Clients wait in systemd's socket until instances that an earlier daemon left can serve them."""
+    async def _open_when_adopted(self, ready: Sequence[socket.socket]) -> None:
+        """Clients wait in systemd's socket until adopted instances can serve them."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAKE_OVER_S):
+            async with asyncio.timeout(ADOPTION_S):
                 await self.supervisor.adopted_ready()
         await self._open(ready)
 
     async def _serve(self, ready: Sequence[socket.socket]) -> None:
-        """Until a signal; a supervisor or reporter that ends before has failed, and its error is raised."""
+        """Until a signal. A task that ends before has failed, and its error is raised."""
         try:
             async with asyncio.TaskGroup() as group:
                 owners = [
@@ -162,7 +161,7 @@ class Daemon:
                     group.create_task(self.machine.run(), name="machine"),
                 ]
                 if ready:
-                    owners.append(group.create_task(self._open_when_taken_over(ready), name="listener"))
+                    owners.append(group.create_task(self._open_when_adopted(ready), name="listener"))
                 await self._stop_asked.wait()
                 await self.operations.end()
                 await self._shut_down()
@@ -172,7 +171,7 @@ class Daemon:
             raise _for_a_person(group) or group from None
 
     async def _shut_down(self) -> None:
-        """No new requests, those in flight to their end, then the instances; at once on a second signal."""
+        """Refuse new requests, finish those in flight, then stop the instances; at once on a second signal."""
         notify.stopping()
         supervision = self.operations.deployment.config.supervision
         grace = supervision.drain_timeout_s
@@ -181,7 +180,7 @@ class Daemon:
             "stopping: %d requests in flight; a second signal stops at once", self.proxy.stats()["in_flight"]
         )
         if await self._keeps_instances():
-            log.info("the daemon ends; its instances go on")
+            log.info("daemon exiting; instances keep running")
         orderly = asyncio.create_task(self._end_in_order(grace), name="orderly stop")
         kill = asyncio.create_task(self._kill_asked.wait(), name="kill asked")
         try:
@@ -189,7 +188,7 @@ class Daemon:
             if not kill.done():
                 await orderly
             elif await self._keeps_instances():
-                log.info("a second signal: requests in flight end now")
+                log.info("second signal: requests in flight end now")
             else:
                 await self.supervisor.kill()
         finally:
@@ -203,8 +202,8 @@ class Daemon:
         return None if controller is None else controller.slot.placement
 
     async def _keeps_instances(self) -> bool:
-        """Whether the instances do. Asked anew at each step: a restart's drain takes minutes, and `systemctl stop`
-        may come in its place. A stop is final."""
+        """Whether the instances keep running. Asked at each step: during a restart's drain, which takes minutes, `systemctl
+        stop` may be called. A stop is final."""
         if not self._for_good:
             self._for_good = not await self.spawner.keeps_instances()
         return not self._for_good
@@ -222,7 +221,7 @@ class Daemon:
             self._kill_asked.set()
 
     def _on_hangup(self) -> None:
-        """As `numa-launcher reload`: what goes wrong is said in the log."""
+        """As `numa-launcher reload`; errors go to the log."""
         log.info("got SIGHUP: reload", extra={"audit": "done", "verb": "reload"})
         self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
 
@@ -236,7 +235,7 @@ class Daemon:
         except Exception:  # nobody awaits this task
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
 
-    # --- the seam between supervisor and proxy ---------------------------------------
+    # --- between supervisor and proxy --------------------------------------------------------
 
     def _apply(self, event: InstanceEvent) -> None:
         match event:
@@ -264,21 +263,21 @@ class Daemon:
         self.supervisor.went_idle(slot, generation)
 
     def _on_suspect(self, slot: int, generation: int, reason: str) -> None:
-        log.warning("slot %d: the proxy could not use it: %s", slot, reason, extra={"slot": slot})
+        log.warning("slot %d: the proxy could not use its instance: %s", slot, reason, extra={"slot": slot})
         self.supervisor.suspect(slot, generation)
 
     # --- instances.ports.Traffic -----------------------------------------------------------
 
     def in_flight(self, slot: int, generation: int) -> int:
-        """Requests of the proxy that an instance still owes something."""
+        """Requests on an instance whose clients wait for it."""
         return self.proxy.awaited(slot, generation)
 
     def relayed(self, slot: int, generation: int) -> int:
-        """Events that the proxy has relayed from an instance."""
+        """Events relayed from an instance."""
         return self.proxy.progress(slot, generation)
 
     def _watched(self) -> metrics.Values:
-        """Values of the metrics that the supervisor measures."""
+        """Values of the supervisor's metrics."""
         controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]
         return {
             metrics.SLOT_WATCHED: {
@@ -287,14 +286,14 @@ class Daemon:
         }
 
     def silent(self, slot: int, generation: int) -> bool:
-        """Nothing has come of an instance's requests for long, and it has room for a question."""
+        """An instance's requests got no answers for long, and it has room for one more."""
         return self.proxy.silent(slot, generation)
 
     # --- systemd ---------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """READY at the first ready instance, then STATUS and the watchdog. It runs in the event loop
-        beside the slots' owners: a loop that hangs kicks no watchdog, and a dead supervisor ends the daemon."""
+        """READY=1 at the first ready instance, then STATUS= and the watchdog. It runs in the slot controllers' event loop:
+        a loop that hangs does not kick the watchdog."""
         announced = False
         interval = min(notify.watchdog_interval_s() or STATUS_INTERVAL_S, STATUS_INTERVAL_S)
         while True:
@@ -308,7 +307,7 @@ class Daemon:
                 self._watchdog.beat("slots")
             self._report_failures.end()
             if not self._watchdog.kick():
-                log.error("no watchdog kick: %s stand still", ", ".join(sorted(self._watchdog.missing)))
+                log.error("watchdog withheld: no progress in %s", ", ".join(sorted(self._watchdog.missing)))
             await asyncio.sleep(interval if announced else min(interval, 0.2))
 
     def _summary(self) -> str:
@@ -319,12 +318,12 @@ class Daemon:
 
 
 def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:
-    """The error among these that says what to do; the others are in the log then."""
+    """The first LauncherError of a group; the other errors are logged."""
     told, others = group.split(LauncherError)
     if told is None:
         return None
     if others is not None:
-        log.error("failed with it", exc_info=others)
+        log.error("other tasks also failed", exc_info=others)
     error: BaseException = told
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -333,16 +332,16 @@ def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | N
 
 
 def _pin_to(reserved: Any) -> None:
-    """The daemon lives on the reserved cpus, where there are any, and takes none from inference."""
+    """Move the daemon to the reserved cpus, so that it takes none from inference."""
     if reserved:
-        with contextlib.suppress(OSError):  # a cpu went offline, or a cpuset shrank: not worth a refusal
+        with contextlib.suppress(OSError):  # a cpu is offline, or the cpuset shrank
             os.sched_setaffinity(0, set(reserved))
 
 
 async def serve(deployment: Deployment, reread: Reread | None = None) -> None:
     """Run the daemon of a deployment. Raises LauncherError for violations, before anything starts.
 
-    `reread` makes the plan anew, from the same configuration as it is then; given `section.key=value` on top.
+    `reread` builds the deployment again from the current configuration and `section.key=value` overrides.
     """
     refuse_violations(deployment)
     await Daemon(deployment, reread).run()

@@ -1,4 +1,4 @@
-"""What a running daemon does for an operator (control.operations.Operations), and the configuration that is in force."""
+"""The operator's façade of a running daemon (control.operations.Operations), and the deployment in force."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
 from launcher.rollout.reload import Reloader, Reread
 
-# Known by value, the latest first: those of a configuration, and of some before it.
+# Secrets of the configuration in force and of earlier ones, the latest first.
 MAX_SECRETS: Final = 256
 
 
 class Operations:
-    """Answers operators. `stopping`: the daemon ends; `drift`: what of the machine is other than planned."""
+    """`stopping`: the daemon exits; `drift`: how the machine differs from the plan."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Operations:
         drift: Callable[[], tuple[str, ...]],
     ) -> None:
         self.deployment = deployment
-        """In force: the last that was gone to."""
+        """In force: the last that a reload has applied."""
         self._supervisor = supervisor
         self._proxy = proxy
         self._ring = ring
@@ -64,7 +64,7 @@ class Operations:
         )
 
     def config_of(self, slot: int) -> Config:
-        """What a slot was started by: during a reload some slots have the next configuration already."""
+        """The configuration of a slot: during a reload some slots already have the next one."""
         target, controller = self._reloader.target, self._supervisor.controllers.get(slot)
         if target is not None and controller is not None and controller.engine is target.engine:
             return target.config
@@ -74,11 +74,11 @@ class Operations:
         self.deployment = deployment
 
     async def end(self) -> None:
-        """A rollout that is under way stops where it is."""
+        """Cancel a running rollout."""
         await self._reloader.end()
 
     def status(self) -> Status:
-        """The whole state."""
+        """The state of the daemon, its slots and its requests."""
         slots = tuple(
             slot_status(
                 controller,
@@ -112,13 +112,13 @@ class Operations:
         )
 
     def act(self, slot: int, request: Request) -> None:
-        """Ask a slot's owner for a change. Raises NotFoundError for an unknown slot, RefusedError."""
+        """Post a command to a slot. Raises NotFoundError, RefusedError."""
         command = request.command
         if self._stopping():
             raise RefusedError(
                 f"cannot {command} slot '{slot}': the daemon is stopping", "start the daemon again"
             )
-        self._supervisor.controller(slot)  # there is one
+        self._supervisor.controller(slot)  # raises NotFoundError
         check_request(
             slot, request, self._supervisor.controllers, self.deployment.config.supervision.min_ready
         )
@@ -127,7 +127,7 @@ class Operations:
     async def reload(
         self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
     ) -> dict[str, Any]:
-        """Re-read the configuration and go there. Raises LauncherError; nothing has changed then."""
+        """Start a reload. Raises LauncherError; nothing has changed then."""
         if self._stopping():
             raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
         return await self._reloader.reload(self.deployment, overrides, dry_run=dry_run, force=force)
@@ -153,9 +153,9 @@ class Operations:
         return await self._proxy.metrics_page()
 
     async def redactor(self) -> Redactor:
-        """What masks every secret that is known here."""
+        """Masks every secret that the daemon knows."""
         values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)
-        # Those that were known stay so: a file may be unreadable for want of descriptors, and a reload leaves log lines.
+        # Earlier secrets stay known: a file may be unreadable for want of descriptors, and log lines outlive a reload.
         self._secrets = dict.fromkeys((*values, *self._secrets))
         while len(self._secrets) > MAX_SECRETS:
             self._secrets.popitem()

@@ -94,4 +94,4 @@ def _tell(message: str) -> None:
 @functools.cache
 def complain(why: str) -> None:
     """Once for each reason: the status is told every few seconds."""
-    log.warning("cannot tell systemd how the daemon is: %s; see NOTIFY_SOCKET=", why)
+    log.warning("cannot notify systemd: %s; see NOTIFY_SOCKET=", why)

@@ -262,5 +262,5 @@ def cannot_reach(error: BusError) -> LauncherError:
     """systemd's refusal, for a person."""
     return LauncherError(
         f"cannot use systemd: {error.text}",
-        'see `systemctl status dbus`; supervision.spawner = "direct" does without systemd',
+        'see `systemctl status dbus`; supervision.spawner = "direct" works without systemd',
     )

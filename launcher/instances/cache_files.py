@@ -77,7 +77,7 @@ def _prepare(order: Order, compiled: Path, say: Say) -> None:
     if found is not None:
         say(
             logging.INFO,
-            f"slot {order.slot}: its compile cache is another model's or setting's: emptied",
+            f"slot {order.slot}: compile cache of another model or other settings emptied",
         )
         shutil.rmtree(folder, ignore_errors=True)
     source = next(_siblings(folder, order.kind), None)

@@ -67,7 +67,7 @@ def choose_spawner(
         )
     if config.systemd.user in {config.control.group, config.control.read_group}:
         raise LauncherError(
-            f"cannot use control.group = '{config.systemd.user}': the instances run as it, and could change slots",
+            f"cannot use control.group = '{config.systemd.user}': instances run as this group and could change slots",
             "choose a group of operators: groupadd --system operators",
         )
     # What units print is in the journal already, under their own names.

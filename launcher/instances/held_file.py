@@ -37,7 +37,7 @@ class HeldFile:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             log.warning(
-                "slot %d: cannot write '%s': %s; the next daemon does not know that it is %sheld",
+                "slot %d: cannot write '%s': %s; the next daemon will not know that it is %sheld",
                 slot, self._path, reason(error), "" if held else "no longer ", extra={"slot": slot},
             )  # fmt: skip
 

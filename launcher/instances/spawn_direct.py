@@ -323,9 +323,11 @@ async def _first_word(words: asyncio.StreamReader, shim: asyncio.subprocess.Proc
             first = (await words.readline()).decode(errors="replace").strip()
     except TimeoutError:
         shim.kill()
-        raise ChildProcessError(f"its shim has said nothing for {START_S:.0f} s") from None
+        raise ChildProcessError(f"its shim did not start the instance within {START_S:.0f} s") from None
     if not first.startswith("pid "):
-        raise ChildProcessError(f"its shim ended with {await shim.wait()} before it had begun")
+        raise ChildProcessError(
+            f"its shim exited with {await shim.wait()} before it had started the instance"
+        )
     return int(first.removeprefix("pid "))
 
 

@@ -129,10 +129,15 @@ def _load(path: Path) -> dict[int, Record]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("cannot read the state file '%s': %s; running instances are started anew", path, error)
+        log.warning("cannot read the state file '%s': %s; running instances are restarted", path, error)
         return {}
     if found.version != VERSION:
-        log.warning("the state file '%s' is of version %d, not %d", path, found.version, VERSION)
+        log.warning(
+            "state file '%s' has version %d, not %d; running instances are restarted",
+            path,
+            found.version,
+            VERSION,
+        )
         return {}
     return {record.slot: record for record in found.instances}
 

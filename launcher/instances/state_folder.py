@@ -32,7 +32,7 @@ class StateFolder:
             self._file.put(record)
         except OSError as error:
             log.warning(
-                "cannot write '%s': %s; a daemon that starts now would start slot %d anew",
+                "cannot write '%s': %s; a daemon that starts now would restart slot %d",
                 self._file.path, reason(error), record.slot, extra={"slot": record.slot},
             )  # fmt: skip
 

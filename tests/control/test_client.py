@@ -62,7 +62,7 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert "--socket" in caught.value.remedy
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead"))
-    with pytest.raises(UnreachableError, match="connection refused: a daemon was there") as caught:
+    with pytest.raises(UnreachableError, match="connection refused: the daemon has exited") as caught:
         ControlClient(str(tmp_path / "dead")).get("/status")
     assert "journalctl -u numa-launcher" in caught.value.remedy
     with pytest.raises(LauncherError, match="too long"):
@@ -93,7 +93,7 @@ def test_a_daemon_that_hangs(tmp_path: Path) -> None:
         hung.listen()
         with pytest.raises(LauncherError, match=r"no answer within 0\.05 s") as caught:
             ControlClient(str(tmp_path / "c.sock")).get("/status", 0.05)
-    assert "it hangs" in caught.value.remedy
+    assert "the machine hangs" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

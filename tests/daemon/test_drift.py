@@ -1,4 +1,4 @@
-"""A machine that is no longer the one that was planned for."""
+"""A machine that differs from the planned one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synthetic import Machine
 
 from launcher.config.schema import Strategy
 from launcher.cpuset import CpuSet
-from launcher.daemon.drift import Sight, added, drift, look
+from launcher.daemon.drift import MachineView, added, drift, read_machine
 from launcher.plan import Plan
 from launcher.sizes import GIB
 from launcher.topology import sysfs
@@ -27,7 +27,7 @@ PLAN = Plan(
     (),
 )
 
-REMEDY = " planned there; numa-launcher reload plans anew"
+REMEDY = " planned there; numa-launcher reload plans again"
 
 
 def smaller(node: int, gib: float) -> Topology:
@@ -41,32 +41,32 @@ def smaller(node: int, gib: float) -> Topology:
         (PLANNED, []),
         (
             replace(PLANNED, online=CpuSet.parse("0-5"), allowed=CpuSet.parse("0-5")),
-            ["cpus 6-7 went offline: slot 1 planned there; numa-launcher reload plans anew"],
+            ["cpus 6-7 are offline: slot 1 planned there; numa-launcher reload plans again"],
         ),
         (
             replace(PLANNED, online=CpuSet.parse("0-9"), allowed=CpuSet.parse("0-9")),
-            ["cpus 8-9 came online, and nothing runs there: numa-launcher reload plans anew"],
+            ["cpus 8-9 are online now, but unused: numa-launcher reload plans again"],
         ),
         (
             replace(PLANNED, allowed=CpuSet.parse("2-5")),
-            ["cpus 0-1,6-7 were taken out of this cgroup's cpuset: slots 0, 1" + REMEDY],
+            ["cpus 0-1,6-7 were removed from this cgroup's cpuset: slots 0, 1" + REMEDY],
         ),
         (
             replace(PLANNED, allowed_nodes=CpuSet.parse("0")),
-            ["memory nodes 1 were taken out of this cgroup's cpuset: slot 1" + REMEDY],
+            ["memory nodes 1 were removed from this cgroup's cpuset: slot 1" + REMEDY],
         ),
         (
             smaller(0, 32),
             [
-                "node 0 has 32.0 GiB of memory, planned were 64.0: slot 0 planned there; numa-launcher reload plans anew"
+                "node 0 has 32.0 GiB of memory, planned with 64.0: slot 0 planned there; numa-launcher reload plans again"
             ],
         ),
-        (smaller(0, 96), ["node 0 has 96.0 GiB of memory, planned were 64.0"]),
+        (smaller(0, 96), ["node 0 has 96.0 GiB of memory, planned with 64.0"]),
         (smaller(0, 63.5), []),
         (replace(PLANNED, numa_nodes=PLANNED.numa_nodes[:1]), ["NUMA node 1 is gone"]),
         (
             replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6")),
-            ["cpus 7 went offline: slot 1" + REMEDY],
+            ["cpus 7 are offline: slot 1" + REMEDY],
         ),
         (replace(PLANNED, memory_limit_bytes=GIB), ["this cgroup's memory limit fell to 1.0 GiB"]),
     ],
@@ -77,7 +77,7 @@ def test_drift(now: Topology, lines: list[str]) -> None:
 
 def test_cpus_that_nobody_was_planned_on() -> None:
     now = replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6"))
-    assert drift(PLANNED, now, replace(PLAN, slots=PLAN.slots[:1])) == ("cpus 7 went offline",)
+    assert drift(PLANNED, now, replace(PLAN, slots=PLAN.slots[:1])) == ("cpus 7 are offline",)
 
 
 def test_a_new_node() -> None:
@@ -88,20 +88,20 @@ def test_a_new_node() -> None:
 
 def test_this_machine_has_not_drifted() -> None:
     here = sysfs.read()
-    now = look(here)
+    now = read_machine(here)
     assert drift(here, now.topology, PLAN, added(here, now, now)) == ()
-    assert here.allowed <= now.room
+    assert here.allowed <= now.cpuset
 
 
 def test_a_cpuset_that_grows() -> None:
     narrow = replace(PLANNED, allowed=CpuSet.parse("0-3"))
-    first = Sight(narrow, CpuSet.parse("0-3"))
+    first = MachineView(narrow, CpuSet.parse("0-3"))
     assert added(narrow, first, first) == CpuSet()
-    grown = Sight(narrow, CpuSet.parse("0-7"))
+    grown = MachineView(narrow, CpuSet.parse("0-7"))
     assert drift(narrow, narrow, PLAN, added(narrow, first, grown)) == (
-        "cpus 4-7 were added to this cgroup's cpuset, and nothing runs there: a restart of the daemon plans anew",
+        "cpus 4-7 were added to this cgroup's cpuset, but are unused: restart the daemon to plan again",
     )
-    # A daemon under taskset had the room from the first on; a cpu that comes online is said as such.
+    # A daemon under taskset had these cpus from the start; a cpu that comes online is reported as such.
     assert added(narrow, grown, grown) == CpuSet()
-    nine = Sight(replace(narrow, online=CpuSet.parse("0-8")), CpuSet.parse("0-3,8"))
+    nine = MachineView(replace(narrow, online=CpuSet.parse("0-8")), CpuSet.parse("0-3,8"))
     assert added(narrow, first, nine) == CpuSet()

@@ -9,13 +9,13 @@ import pytest
 from daemon.test_drift import PLAN, PLANNED
 
 from launcher.cpuset import CpuSet
-from launcher.daemon.drift import Sight
+from launcher.daemon.drift import MachineView
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.errors import LauncherError
 from launcher.topology.model import Topology
 
 LESS = replace(PLANNED, online=CpuSet.parse("0-5"), allowed=CpuSet.parse("0-5"))
-GONE = "cpus 6-7 went offline: slot 1 planned there; numa-launcher reload plans anew"
+GONE = "cpus 6-7 are offline: slot 1 planned there; numa-launcher reload plans again"
 
 
 @dataclass
@@ -25,49 +25,49 @@ class Machine:
     now: Topology | LauncherError = PLANNED
     planned: Topology = PLANNED
 
-    def look(self, planned: Topology) -> Sight:
+    def read(self, planned: Topology) -> MachineView:
         assert planned is self.planned
         if isinstance(self.now, LauncherError):
             raise self.now
-        return Sight(self.now, self.now.allowed)
+        return MachineView(self.now, self.now.allowed)
 
 
-async def test_each_thing_is_said_when_it_is_new(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_new_difference_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
-    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.look)
+    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.read)
     caplog.set_level(logging.INFO, "launcher.daemon")
-    await watch.look()
+    await watch.check()
     assert (watch.found, caplog.messages) == ((), [])
     machine.now = LESS
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
     assert watch.found == (GONE,)
     assert caplog.messages == [f"the machine has changed: {GONE}"]
     machine.now = LauncherError("cannot read '/sys/x': I/O error", "look")
-    await watch.look()
+    await watch.check()
     assert watch.found == ("cannot read '/sys/x': I/O error",)
     machine.now = PLANNED
-    await watch.look()
+    await watch.check()
     assert watch.found == ()
-    assert caplog.messages[-1] == "the machine is again the one that was planned for"
+    assert caplog.messages[-1] == "the machine matches the plan again"
 
 
-async def test_a_cpuset_that_grows_is_said() -> None:
+async def test_a_larger_cpuset_is_reported() -> None:
     narrow = replace(PLANNED, allowed=CpuSet.parse("0-3"))
     machine = Machine(now=narrow, planned=narrow)
-    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.look)
-    await watch.look()
+    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.read)
+    await watch.check()
     machine.now = PLANNED
-    await watch.look()
+    await watch.check()
     assert len(watch.found) == 1
     assert watch.found[0].startswith("cpus 4-7 were added to this cgroup's cpuset")
 
 
-async def test_a_reload_makes_the_machine_that_is_the_one_that_was_planned_for() -> None:
+async def test_a_reload_ends_a_difference() -> None:
     machine = Machine(now=LESS)
-    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.look)
-    await watch.look()
+    watch = MachineWatch(lambda: (machine.planned, PLAN), machine.read)
+    await watch.check()
     assert watch.found
     machine.planned = LESS
-    await watch.look()
+    await watch.check()
     assert watch.found == ()

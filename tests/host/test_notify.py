@@ -67,7 +67,7 @@ def test_a_socket_that_nobody_reads_costs_a_line_in_the_log_and_nothing_else(
         notify.extend_timeout(1.0)
         notify.alive()
     (said,) = caplog.messages
-    assert said.startswith("cannot tell systemd how the daemon is: "), "once"
+    assert said.startswith("cannot notify systemd: "), "once"
 
 
 def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,7 @@ async def test_new_probe_settings_apply_to_a_running_instance(play: Play) -> Non
     controller.reconfigure(controller.slot, controller.engine, LIMITS, SLOW)
     asked = stage.prober.asked
     await asyncio.sleep(0.05)
-    assert stage.prober.asked <= asked + 2, "the probe under way, and one that had begun"
+    assert stage.prober.asked <= asked + 2, "no new probe begins"
 
 
 async def test_suspicions_do_not_shorten_the_recheck(play: Play) -> None:

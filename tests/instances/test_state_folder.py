@@ -38,7 +38,7 @@ def test_a_full_disk_keeps_nothing_from_starting_and_is_made_good_later(
         folder.forget(0)
     path = tmp_path / "state" / "instances.json"
     assert caplog.messages == [
-        f"cannot write '{path}': no space left on device; a daemon that starts now would start slot 1 anew",
+        f"cannot write '{path}': no space left on device; a daemon that starts now would restart slot 1",
         f"cannot write '{path}': no space left on device",
     ]
     assert StateFile(path).records == {0: ONE}

@@ -305,7 +305,7 @@ async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) ->
 async def test_one_that_became_ready_before_its_stop_and_is_kept_by_somebody_ends_nothing(
     verb: Event,
 ) -> None:
-    """It was starting with the old configuration, so it was to be stopped and started anew."""
+    """It was starting with the old configuration, so it is stopped and started again."""
     company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3), force=True)
 
     def keep(event: InstanceEvent) -> None:
