@@ -89,6 +89,7 @@ COVERED_BY = {
     "topology.cores": "topology/test_machine.py",
     "topology.files": "topology/test_snapshot.py",
     "topology.model": "topology/test_machine.py",
+    "topology.numa_nodes": "topology/test_unusual_machines.py",
     "topology.packages": "topology/test_machine.py",
     "topology.svg": "topology/test_picture.py",
 }

@@ -1,8 +1,8 @@
 """The cgroup's limits on cpus, memory nodes and memory: v1, v2, and the cpuset file system before both.
 
 Rule sources: Documentation/admin-guide/cgroup-v1/{cgroups,cpusets,memory}.rst, cgroup-v2.rst, cgroups(7).
-Where this process sits comes from proc/self/cgroup (or proc/self/cpuset), where the hierarchies are
-mounted from proc/self/mountinfo, else proc/mounts, else the usual places.
+proc/self/cgroup (or proc/self/cpuset) has this process's cgroup; proc/self/mountinfo, else proc/mounts, has the
+mount points of the hierarchies; without these the usual mount points are tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.topology.files import Root
 # cgroup v1 says "no limit" with PAGE_COUNTER_MAX, 2^63 rounded down to a page; no machine has 4 EiB.
 _UNLIMITED: Final = 1 << 62
 
-# Per kind of hierarchy. v1 has cpuset.effective_cpus too, but does not keep it up to date when cpus come and go.
+# Per kind of hierarchy. v1 also has cpuset.effective_cpus, but does not update it on cpu hotplug.
 _CPUS: Final = {
     "cgroup2": ("cpuset.cpus.effective",),
     "cgroup": ("cpuset.cpus", "cpus"),
@@ -33,7 +33,7 @@ _MEMORY: Final = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.l
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the cgroup lets this process use; None where it says nothing."""
+    """The limits of this process's cgroup; None where it has none."""
 
     cpus: CpuSet | None
     mems: CpuSet | None
@@ -64,7 +64,7 @@ def read_limits(root: Root) -> Limits:
 def _cpuset(
     root: Root, mounts: list[_Mount], places: dict[str, str], names: dict[str, tuple[str, ...]]
 ) -> CpuSet | None:
-    """The innermost cpuset that is not empty: a cgroup without one inherits its parent's."""
+    """The innermost non-empty cpuset: a cgroup without one inherits its parent's."""
     for folder, mount in _folders(mounts, places, "cpuset"):
         for name in names[mount.kind]:
             found = root.cpulist(f"{folder}/{name}")
@@ -74,9 +74,9 @@ def _cpuset(
 
 
 def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | None:
-    """The tightest limit from the own cgroup up: each ancestor's applies too.
+    """The lowest limit of the cgroup and its ancestors.
 
-    Above memory.high nothing is killed, but what goes on is reclaim and throttling: a limit to a planner.
+    memory.high counts, too: above it the kernel reclaims and throttles.
     """
     limits: list[int] = []
     for folder, mount in _folders(mounts, places, "memory"):
@@ -94,7 +94,7 @@ def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | N
 def _folders(mounts: list[_Mount], places: dict[str, str], controller: str) -> Iterator[tuple[str, _Mount]]:
     """Folders of the own cgroup and its ancestors, innermost first, in each hierarchy with that controller.
 
-    A v1 hierarchy that has the controller owns it; only without one is it v2's (hybrid mode mounts both).
+    A v1 hierarchy with the controller has precedence; v2 counts only without one (hybrid mode mounts both).
     """
     v1 = [mount for mount in mounts if controller in mount.controllers]
     for mount in v1 or [mount for mount in mounts if mount.kind == "cgroup2"]:

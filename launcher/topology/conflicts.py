@@ -1,9 +1,9 @@
-"""Maps that contradict each other: which cpus they are about, and who of them belongs together by another source.
+"""Contradictory cpu maps: the cpus concerned, and their grouping by another source.
 
 Firmware (ACPI's SRAT and PPTT, a hypervisor's CPUID leaves) can describe sets of cpus that overlap; the kernel prints
-them as they are. hwloc goes on with the set that it met first and drops one that intersects it (hwloc/topology.c,
-hwloc___insert_object_by_cpuset; for NUMA nodes hwloc/topology-linux.c). Here a second source decides where there is
-one, and nothing is guessed where there is none.
+them unchanged. hwloc keeps the first set and drops one that intersects it (hwloc/topology.c,
+hwloc___insert_object_by_cpuset; for NUMA nodes hwloc/topology-linux.c). Here a second source
+decides; without one nothing is guessed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from launcher.cpuset import CpuSet
 
 
 def disputed(maps: Mapping[int, CpuSet]) -> CpuSet:
-    """The cpus of all sets that are no part of a partition, of `maps`: each cpu's set as the cpu tells it.
+    """The cpus of all sets that do not form a partition. `maps`: each cpu's set, as that cpu reports it.
 
-    A set is disputed when it overlaps another one, and when a cpu in it tells another set. A cpu that is not in its
-    own set is disputed as well.
+    A set is disputed when it overlaps another one, and when a cpu in it reports another set. A cpu outside of its
+    own set is disputed, too.
     """
     owner: dict[int, CpuSet] = {}
     bad: set[CpuSet] = set()
@@ -37,10 +37,10 @@ def disputed(maps: Mapping[int, CpuSet]) -> CpuSet:
 def by_identity(
     maps: Mapping[int, CpuSet], cpus: CpuSet, identity: Mapping[int, Hashable]
 ) -> dict[int, CpuSet] | None:
-    """Each of the disputed `cpus` with those of them that share its identity; None where that decides nothing:
+    """Each of the disputed `cpus` with those that share its identity; None if that is not conclusive:
 
     1. an undisputed cpu has the same identity,
-    2. no map holds such a group whole: identities that repeat would join what nothing says is one.
+    2. no map contains such a group: repeated identities could join separate cores.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for cpu in cpus:
@@ -58,7 +58,7 @@ def by_identity(
 def first_come(maps: Mapping[int, CpuSet]) -> tuple[dict[int, CpuSet], CpuSet]:
     """A partition of the cpus of `maps`, and the cpus whose own set is not in it.
 
-    As hwloc does: in the order of the cpus, a set is taken unless it overlaps one that was taken before.
+    As in hwloc: in the order of the cpus, a set is kept unless it overlaps one kept before.
     """
     taken: dict[int, CpuSet] = {}
     dropped: list[int] = []
@@ -73,7 +73,7 @@ def first_come(maps: Mapping[int, CpuSet]) -> tuple[dict[int, CpuSet], CpuSet]:
 
 
 def cutting(sets: Iterable[CpuSet], group_of: Mapping[int, CpuSet]) -> frozenset[CpuSet]:
-    """Those of `sets` that intersect a group and neither hold it nor lie within it."""
+    """Those of `sets` that intersect a group without containing it or being contained in it."""
     return frozenset(
         its
         for its in dict.fromkeys(sets)

@@ -1,4 +1,4 @@
-"""Cpus to physical cores: the topology/ folder of each cpu, and the rules for kernels that say less.
+"""Groups cpus into physical cores, from the topology/ folder of each cpu, with rules for older kernels.
 
 Source: Documentation/admin-guide/cputopology.rst.
 """
@@ -17,7 +17,7 @@ from launcher.topology.model import Core, CoreKey
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One online cpu as its topology folder has it; None and -1 of the kernel are both None here."""
+    """One online cpu's topology folder; the kernel's -1 and a missing file are both None."""
 
     id: int
     socket: int
@@ -26,11 +26,11 @@ class Cpu:
     siblings: CpuSet | None
     """Online cpus of the same core."""
     has_core_id: bool = True
-    """False when the kernel does not say, and `core_id` is the default."""
+    """False when the kernel has none; `core_id` is then the default."""
 
 
 def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) -> Cpu:
-    """Read one cpu's topology folder. Raises LauncherError for a file that can't be read.
+    """Read one cpu's topology folder. Raises LauncherError for an unreadable file.
 
     1. core_id missing or -1: the lowest of the core's cpus.
     2. die_id is missing before 5.2, and -1 where the architecture has no dies.
@@ -57,14 +57,13 @@ def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) ->
 def settle_cpus(
     files: Root, base: str, cpus: list[Cpu], node_of: Mapping[int, int], conflicts: list[str]
 ) -> list[Cpu]:
-    """The cpus with maps of their siblings that do not contradict each other, and one die for each core.
+    """The cpus with consistent sibling maps, and one die per core.
 
-    1. Where the maps of some cpus are no partition, or join cpus of several sockets, the core_id within socket and
-       die decides for them.
-    2. Where siblings have several dies, the lowest cpu's is taken. hwloc, too, knows a core by its siblings alone.
+    1. Where maps are not a partition, or join cpus of several sockets, socket, die and core_id decide.
+    2. Where siblings have several dies, the lowest cpu's is used. hwloc, too, identifies a core by its siblings.
 
-    Raises LauncherError where core_id does not decide; where one cpu has a core_id or a map and another has none;
-    and for a core in two NUMA nodes: nothing says which of the two maps is wrong.
+    Raises LauncherError where core_id is not conclusive; where one cpu has a core_id or a map and another has none;
+    and for a core in two NUMA nodes, as either map may be wrong.
     """
     _check_alike(files, base, cpus)
     cpus = _settle_siblings(files, base, cpus, conflicts)
@@ -78,11 +77,11 @@ def settle_cpus(
         if node is not None and other is not None and node != other:
             raise files.broken(
                 f"sys/devices/system/node/node{node}/cpumap",
-                f"it has cpu {cpu.id}, yet cpu {first.id} of the same core is in node {other}",
+                f"it contains cpu {cpu.id}, but cpu {first.id} of the same core is in node {other}",
             )
     if split:
         conflicts.append(
-            f"die_id of cpus {CpuSet(split)} is not that of their core's lowest cpu: it is dropped"
+            f"die_id of cpus {CpuSet(split)} is not that of their core's lowest cpu: it is ignored"
         )
     return [
         replace(cpu, die=by_id[cpu.siblings.first].die) if cpu.id in split and cpu.siblings else cpu
@@ -91,14 +90,14 @@ def settle_cpus(
 
 
 def _check_alike(files: Root, base: str, cpus: list[Cpu]) -> None:
-    """What one cpu has and another lacks is an error: core_id, the map of its siblings."""
+    """Raises LauncherError when only some cpus have core_id, or a sibling map."""
     for file, lacking in (
         ("core_id", [cpu for cpu in cpus if not cpu.has_core_id]),
         ("core_cpus", [cpu for cpu in cpus if cpu.siblings is None]),
     ):
         if lacking and len(lacking) < len(cpus):
             raise files.broken(
-                f"{base}/cpu{lacking[0].id}/topology/{file}", "missing or -1, yet other cpus have one"
+                f"{base}/cpu{lacking[0].id}/topology/{file}", "missing or -1, but other cpus have one"
             )
 
 
@@ -116,11 +115,11 @@ def _settle_siblings(files: Root, base: str, cpus: list[Cpu], conflicts: list[st
         folder = f"{base}/cpu{odd.first}/topology"
         raise files.broken(
             files.present(f"{folder}/core_cpus", f"{folder}/thread_siblings"),
-            f"{maps[odd.first]} contradicts the map of one of cpus {odd}, and core_id does not tell them apart",
+            f"{maps[odd.first]} contradicts the map of one of cpus {odd}, and core_id does not distinguish them",
         )
     conflicts.append(
-        f"the firmware's maps of SMT siblings (core_cpus) of cpus {odd} contradict each other: they are dropped, and "
-        "core_id says which cpus share a core"
+        f"the firmware's maps of SMT siblings (core_cpus) of cpus {odd} contradict each other: they are ignored, and "
+        "core_id decides which cpus share a core"
     )
     return [replace(cpu, siblings=groups.get(cpu.id, cpu.siblings)) for cpu in cpus]
 
@@ -128,18 +127,18 @@ def _settle_siblings(files: Root, base: str, cpus: list[Cpu], conflicts: list[st
 def group_cores(
     cpus: list[Cpu], node_of: Mapping[int, int], *, compute_units: bool, notes: list[str]
 ) -> tuple[Core, ...]:
-    """Join cpus to cores, with keys that are unique on the machine.
+    """Groups cpus into cores with keys that are unique on the machine.
 
     1. Cpus that list each other as siblings are one core; where no sibling file exists, those with
        the same (socket, die, core_id).
-    2. With AMD compute units, siblings that have different core_ids are cores of their own.
+    2. With AMD compute units, siblings with different core_ids are separate cores.
     3. The key is (socket, die or 0, core_id). Old kernels repeat core_ids on each die of a socket and
        have no die_id: then the die is the rank of the core's NUMA node within the socket.
-    4. Where keys still repeat, core_id is the core's lowest cpu.
+    4. If keys still repeat, core_id is the core's lowest cpu.
     """
     odd = CpuSet(cpu.id for cpu in cpus if not cpu.has_core_id)
     if odd:
-        notes.append(f"core_id of cpus {odd} is missing or -1: the core's lowest cpu is taken")
+        notes.append(f"core_id of cpus {odd} is missing or -1: the core's lowest cpu is used")
     groups: dict[tuple[object, ...], list[Cpu]] = defaultdict(list)
     for cpu in cpus:
         identity: tuple[object, ...] = (cpu.socket, cpu.die, cpu.core_id)
@@ -170,14 +169,14 @@ def _unique_keys(
             for key, group in zip(keys, members, strict=True)
         ]
         notes.append(
-            "core_id repeats within a socket and there is no die_id: the NUMA node is taken as the die"
+            "core_id repeats within a socket and die_id is missing: the NUMA node is used as the die"
         )
     if len(set(keys)) < len(keys):
         keys = [CoreKey(key.socket, key.die, group[0].id) for key, group in zip(keys, members, strict=True)]
-        notes.append("core_id is not unique within its die: the core's lowest cpu is taken instead")
+        notes.append("core_id is not unique within its die: the core's lowest cpu is used instead")
     return keys
 
 
 def _node(group: list[Cpu], node_of: Mapping[int, int]) -> int | None:
-    """The node of the core's cpus: `settle_cpus` saw that they share it."""
+    """The node of the core's cpus, which share it (`settle_cpus`)."""
     return next((node_of[cpu.id] for cpu in group if cpu.id in node_of), None)

@@ -1,4 +1,4 @@
-"""Brand and instruction sets from the text of /proc/cpuinfo: x86, arm, and what other architectures share."""
+"""Brand and instruction sets from /proc/cpuinfo: x86, arm, and keys common to other architectures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ARM_VENDORS: Final = {
     0x50: "APM", 0x51: "Qualcomm", 0x61: "Apple", 0x6D: "Microsoft", 0x70: "Phytium", 0xC0: "Ampere",
 }  # fmt: skip
 
-# MIDR_EL1 part numbers of servers, as far as lscpu (sys-utils/lscpu-arm.c) has a name for them.
+# MIDR_EL1 part numbers of server cpus with a name in lscpu (sys-utils/lscpu-arm.c).
 _ARM_PARTS: Final = {
     ("ARM", "0xd07"): "Cortex-A57", ("ARM", "0xd08"): "Cortex-A72", ("ARM", "0xd0c"): "Neoverse-N1",
     ("ARM", "0xd40"): "Neoverse-V1", ("ARM", "0xd49"): "Neoverse-N2", ("ARM", "0xd4f"): "Neoverse-V2",
@@ -22,11 +22,11 @@ _ARM_PARTS: Final = {
 
 _MARKERS: Final = frozenset({"flags", "Features", "features", "CPU implementer", "vendor_id"})
 KEYS: Final = _MARKERS | {"vendor", "model name", "cpu", "CPU part", "cpu family", "CPU architecture"}
-"""All that `parse_cpuinfo` looks at; a snapshot keeps no other line."""
+"""Keys that `parse_cpuinfo` reads; a snapshot keeps only these lines."""
 
 
 def parse_cpuinfo(text: str) -> CpuInfo:
-    """The first cpu's record; empty strings, None and the empty set for what it does not say."""
+    """The first cpu's record; missing values are empty strings, None and the empty set."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, separator, value = line.partition(":")

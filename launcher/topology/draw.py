@@ -1,6 +1,6 @@
-"""A picture of a machine on a terminal: one character a cpu, one line of characters a thread of the cores.
+"""Draws a machine on a terminal: one character per cpu, one line per SMT sibling.
 
-Every character is told apart without colour: instances by digit and letter, the rest by signs.
+Characters are distinct without colour: instances are digits and letters, others are signs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNS: Final = string.digits + string.ascii_lowercase + string.ascii_uppercase
 MARKS: Final = {Mark.FREE: "-", Mark.RESERVED: "=", Mark.IDLE: "·", Mark.DENIED: "/"}
 MIN_WIDTH: Final = 40
 _INDENT: Final = 4
-# A node without L3, or with one L3 over 96 cores, is broken into runs of this many cores.
+# A node without L3, or with one L3 over 96 cores, is split into runs of this many cores.
 _RUN: Final = 32
 _CUBE: Final = ("00", "5f", "87", "af", "d7", "ff")
 _DIM: Final = "\x1b[2m"
@@ -25,7 +25,7 @@ _RESET: Final = "\x1b[0m"
 
 
 def draw(picture: Picture, *, width: int = 100, color: bool = False) -> str:
-    """The picture in lines of at most `width` characters, but for titles; escape codes are not counted."""
+    """The drawing in lines of at most `width` characters, except titles; escape codes are not counted."""
     lines = [picture.title, picture.counts, ""]
     for socket in picture.sockets:
         lines.append(socket.title)
@@ -61,7 +61,7 @@ def _width(run: Sequence[Core]) -> int:
 
 
 def _row(runs: Sequence[Sequence[Core]], picture: Picture, column: int, *, color: bool) -> Iterator[str]:
-    """A ruler with the first cpu of each run, then a line for each thread of its cores."""
+    """A ruler with the first cpu of each run, then one line per SMT sibling."""
     margin = " " * _INDENT
     ruler = "".join(str(run[0].cpus.first).ljust(column) for run in runs).rstrip()
     yield margin + (f"{_DIM}{ruler}{_RESET}" if color else ruler)

@@ -1,6 +1,6 @@
-"""Reading sysfs and procfs under a root: few system calls, absence as None, errors that name the file.
+"""Reads sysfs and procfs under a root: few system calls, None for absent files, errors that name the file.
 
-Every access goes through one `Source`, so that `snapshot` can record what is read and give it back.
+Every access goes through a `Source`, so that `snapshot` can record and replay it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Final, Protocol
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError, reason
 
+CPU_FOLDER: Final = "sys/devices/system/cpu"
+NODE_FOLDER: Final = "sys/devices/system/node"
+
 # A whole sysfs attribute fits one page, a cpulist file up to a few; procfs files are read in full.
 _CHUNK: Final = 65_536
 _NUMBER: Final = re.compile(r"-?[0-9]+")
@@ -24,12 +27,12 @@ REMEDY: Final = (
 
 
 class Source(Protocol):
-    """Where the files come from: a folder, or what a snapshot recorded of one."""
+    """Source of the files: a folder, or a snapshot of one."""
 
     name: str
-    """What errors name before a file's path, e.g. "/" or "captured/"."""
+    """Prefix of a file's path in errors, such as "/" or "captured/"."""
     live: bool
-    """Whether it is this host, now: then the kernel is asked for what no file tells."""
+    """Whether this is the live host; facts without a file then come from system calls."""
 
     def read(self, path: str, limit: int | None) -> bytes | None:
         """The file's bytes, the first `limit` of them; None when absent. Raises OSError."""
@@ -38,13 +41,13 @@ class Source(Protocol):
         """Names in a folder; None when absent. Raises OSError."""
 
     def exists(self, path: str) -> bool:
-        """Whether the file or folder is there."""
+        """Whether the file or folder exists."""
 
     def affinity(self) -> CpuSet | None:
-        """The affinity mask of this process there; None where only its files can tell."""
+        """The affinity mask of this process; None where only files have it."""
 
     def machine(self) -> str | None:
-        """The architecture as uname names it; None where only its files can tell."""
+        """The architecture as in uname; None where only files have it."""
 
 
 class Folder:
@@ -55,7 +58,6 @@ class Folder:
         self.name = f"{str(path).rstrip('/')}/"
 
     def read(self, path: str, limit: int | None) -> bytes | None:
-        """See Source."""
         # os.open instead of Path.read_bytes: 256 cpus are 2,000 files, and Path takes twice the time.
         try:
             fd = os.open(self.name + path, os.O_RDONLY | os.O_CLOEXEC)
@@ -70,34 +72,30 @@ class Folder:
         return b"".join(chunks)[:limit]
 
     def listdir(self, path: str) -> list[str] | None:
-        """See Source."""
         try:
             return os.listdir(self.name + path)  # noqa: PTH208 - Path.iterdir builds a Path for each name
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def exists(self, path: str) -> bool:
-        """See Source."""
         return os.path.exists(self.name + path)  # noqa: PTH110
 
     def affinity(self) -> CpuSet | None:
-        """See Source."""
         return CpuSet(os.sched_getaffinity(0)) if self.live else None
 
     def machine(self) -> str | None:
-        """See Source."""
         return os.uname().machine if self.live else None
 
 
 def _may_have_more(path: str, chunks: list[bytes], limit: int | None) -> bool:
-    """sysfs gives a whole attribute at once; procfs gives a page or a record at a time."""
+    """A read of sysfs returns the whole attribute; of procfs, a page or a record."""
     if limit is not None:
         return bool(chunks[-1]) and sum(map(len, chunks)) < limit
     return len(chunks[-1]) == _CHUNK or (bool(chunks[-1]) and path.startswith("proc/"))
 
 
 class Root:
-    """What the readers ask of a source. Paths are relative, e.g. ``sys/devices/system/cpu/online``."""
+    """Accessors for the readers. Paths are relative, e.g. ``sys/devices/system/cpu/online``."""
 
     def __init__(self, source: Source | Path) -> None:
         self.source: Source = Folder(source) if isinstance(source, Path) else source
@@ -114,7 +112,7 @@ class Root:
         return None if data is None else data.decode(errors="replace").strip("\0 \t\r\n")
 
     def head(self, path: str, size: int) -> str | None:
-        """The first bytes of a long file; None when it can't be read. procfs makes records as they are read."""
+        """The first bytes of a long file; None when unreadable. procfs generates records while they are read."""
         try:
             data = self.source.read(path, size)
         except OSError:
@@ -144,8 +142,8 @@ class Root:
     def cpus(self, path: str, list_path: str, online: CpuSet) -> CpuSet | None:
         """The online cpus of a mask file and of its list twin; None when both are absent.
 
-        The kernel prints one bitmap twice, so either is enough (the mask is the older), and two that
-        differ are an error. Only in offline cpus they may: old kernels cut one of the two.
+        The kernel prints one bitmap twice, so either is sufficient (the mask is older), and a
+        difference is an error, except in offline cpus: old kernels truncate one of the two.
         """
         mask, listed = self.twins(path, list_path, online)
         if mask is not None and listed is not None and mask != listed:
@@ -155,7 +153,7 @@ class Root:
         return listed if mask is None else mask
 
     def twins(self, path: str, list_path: str, online: CpuSet) -> tuple[CpuSet | None, CpuSet | None]:
-        """The online cpus of a mask file, and those of its list twin; None for one that is absent."""
+        """The online cpus of a mask file, and those of its list twin; None for an absent file."""
         mask = self._parsed(path, parse_cpumap)
         return self._among(mask, online), self._among(self._parsed(list_path, CpuSet.parse), online)
 
@@ -172,7 +170,7 @@ class Root:
         if text is None:
             return None
         key = (text, parse)
-        if key not in self._sets:  # 256 cpus name the same few dozen sets
+        if key not in self._sets:  # 256 cpus have the same few dozen sets
             try:
                 self._sets[key] = parse(text)
             except ValueError as error:
@@ -180,7 +178,7 @@ class Root:
         return self._sets[key]
 
     def names(self, path: str) -> list[str]:
-        """Names in a folder, sorted; none when it is absent."""
+        """Sorted names in a folder; empty when absent."""
         try:
             return sorted(self.source.listdir(path) or ())
         except OSError as error:
@@ -202,11 +200,11 @@ class Root:
             raise self.broken(path, f"{error}") from None
 
     def exists(self, path: str) -> bool:
-        """Whether the file or folder is there."""
+        """Whether the file or folder exists."""
         return self.source.exists(path)
 
     def present(self, *paths: str) -> str:
-        """The first of the files that is there, else the first: the name for an error."""
+        """The first existing file, else the first: for error messages."""
         return next((path for path in paths if self.exists(path)), paths[0])
 
     def broken(self, path: str, why: str) -> LauncherError:

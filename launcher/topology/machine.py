@@ -1,6 +1,6 @@
-"""A machine described in one line, and the Topology that the kernel of such a machine would show.
+"""One-line descriptions of machines, and the Topology that the kernel of such a machine would report.
 
-The line is read from the outside in, as hwloc's synthetic topologies are::
+Levels go from the outside in, as in hwloc's synthetic topologies::
 
     socket:2 node:1(memory=768GiB,channels=12) l3:16(size=32MiB) core:8 smt:2
 
@@ -11,7 +11,7 @@ kernel shows an L3 that holds several nodes (Intel's sub-NUMA clusters) `l3` com
 | --- | --- | --- |
 | socket:N | | |
 | node:N | memory=SIZE of each; channels=N of each; near=, far= distances in and between sockets | 12, 32 |
-| l3:N | size=SIZE of each; no `l3` at all: no L3 is shown, as in many virtual machines | |
+| l3:N | size=SIZE of each; without `l3` no L3 is reported, as in many virtual machines | |
 | core:N | | |
 | smt:N | numbering=server: siblings are k and k + all cores; adjacent: 2k and 2k + 1 | 1, server |
 | cxl:N | nodes without cpus: memory=SIZE of each, distance= from everywhere | 50 |
@@ -51,7 +51,7 @@ _NUMBERINGS: Final = ("server", "adjacent")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """sockets x nodes x L3s x cores x smt, all alike."""
+    """A uniform machine: sockets x nodes x L3s x cores x smt."""
 
     sockets: int
     nodes: int
@@ -67,7 +67,7 @@ class Machine:
     """Of each node."""
     l3_bytes: int | None = None
     l3_spans: bool = False
-    """Each L3 holds whole nodes, in place of each node whole L3s."""
+    """Each L3 contains whole nodes, instead of each node whole L3s."""
     adjacent: bool = False
     near: int = 12
     far: int = 32
@@ -78,7 +78,7 @@ class Machine:
 
     @property
     def cpu_nodes(self) -> int:
-        """Nodes that have cpus; those without come after them."""
+        """Nodes with cpus; those without come after them."""
         return self.sockets * self.nodes
 
     @property
@@ -87,7 +87,7 @@ class Machine:
         return self.cpu_nodes * self.cores
 
     def split(self, nodes: int) -> Machine:
-        """The same machine with each node cut into that many (AMD's NPS). Raises ValueError."""
+        """The same machine with each node split into that many (AMD's NPS). Raises ValueError."""
         channels = self.channels
         if self.nodes != 1 or self.l3 is None or self.l3_spans or self.l3 % nodes or (channels or 0) % nodes:
             raise ValueError(f"its L3 caches and memory channels can't be cut into {nodes} nodes a socket")
@@ -101,7 +101,7 @@ class Machine:
         )
 
     def topology(self) -> Topology:
-        """What `sysfs.read` would give on it: everything online and allowed, all memory available."""
+        """The result of `sysfs.read` on it: everything online and allowed, all memory available."""
         per_socket = self.nodes * self.cores
         online = CpuSet(range(self.core_count * self.smt))
         return Topology(
@@ -169,7 +169,7 @@ class Machine:
 
 
 def parse_machine(line: str, cpu: CpuInfo = UNNAMED) -> Machine:
-    """Read a description. Raises ValueError that quotes what can't be read."""
+    """Parses a description. Raises ValueError that quotes the invalid part."""
     words = [_word(text) for text in line.split()]
     kinds = tuple(kind for kind, _, _ in words)
     order = tuple(kind for kind in kinds if kind not in {"smt", "cxl"})

@@ -1,4 +1,4 @@
-"""Machines by name: the descriptions in machines/ (configs/machines in a checkout), files of one's own, lines.
+"""Machines by name: descriptions in machines/ (configs/machines in a checkout), own files, one-line descriptions.
 
 A name may end in -nps2 or -nps4 (AMD's nodes per socket; -nps1 is what the descriptions have) and in
 -smtoff: epyc-9654-2p-nps4-smtoff.
@@ -23,12 +23,12 @@ _CPU_KEYS: Final[dict[str, type]] = {"vendor": str, "model": str, "family": int,
 
 
 def names() -> list[str]:
-    """The known machines, without the suffixes."""
+    """Names of the built-in machines, without suffixes."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
 def find_topology(text: str) -> Topology:
-    """The machine that --machine names: a known name, a TOML file, or a description. Raises LauncherError."""
+    """The machine for --machine: a built-in name, a TOML file, or a description. Raises LauncherError."""
     try:
         return _find(text).topology()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the machine is: frozen values, read once, planned over, drawn.
+"""The machine as frozen values.
 
 Identity is complete: a core is (socket, die, core_id), because `core_id` repeats on every die
 (Documentation/admin-guide/cputopology.rst). All tuples are sorted by id.
@@ -52,15 +52,15 @@ class NumaNode:
     memory_bytes: int
     """MemTotal of the node."""
     available_bytes: int
-    """What a new process can get: MemFree + page cache + reclaimable slab, when it was read."""
+    """Memory available to a new process: MemFree + page cache + reclaimable slab, at the time of reading."""
     distances: Mapping[int, int]
-    """ACPI SLIT distance to each online node; 10 is local. Empty where the kernel does not say."""
+    """ACPI SLIT distance to each online node; 10 is local. Empty where the kernel reports none."""
     memory_known: bool = True
-    """False when no file says how much memory the node has; `memory_bytes` is then 0."""
+    """False when no file has the node's memory size; `memory_bytes` is then 0."""
     hugepages_bytes: int = 0
-    """Of `memory_bytes`, the hugetlb pools: set aside for who maps huge pages by name, and for nobody else."""
+    """The part of `memory_bytes` in hugetlb pools, usable only for explicit huge page mappings."""
     memory_channels: int | None = None
-    """Memory channels of the node. No file of the kernel tells; a machine's description does."""
+    """Memory channels of the node; from a machine's description, as the kernel does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Socket:
 
 @dataclass(frozen=True, slots=True)
 class CpuInfo:
-    """Brand and instruction sets, as /proc/cpuinfo names them."""
+    """Brand and instruction sets, with the names of /proc/cpuinfo."""
 
     vendor: str
     model: str
@@ -82,13 +82,13 @@ class CpuInfo:
 
     @property
     def is_zen(self) -> bool:
-        """What vLLM asks before it looks for zentorch: AuthenticAMD with AVX-512 (platforms/__init__.py)."""
+        """vLLM's condition for using zentorch: AuthenticAMD with AVX-512 (platforms/__init__.py)."""
         return self.vendor == "AuthenticAMD" and any(flag.startswith("avx512") for flag in self.flags)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A whole machine as this process may use it."""
+    """A whole machine, with this process's limits."""
 
     online: CpuSet
     offline: CpuSet
@@ -102,13 +102,13 @@ class Topology:
     allowed_nodes: CpuSet
     """Memory nodes that the cgroup's cpuset lets this process allocate from."""
     notes: tuple[str, ...] = ()
-    """Documented defaults that were taken because a file is missing (old kernels), one line each."""
+    """Documented defaults used because a file is missing (old kernels), one line each."""
     memory_limit_bytes: int | None = None
-    """The tightest cgroup memory limit above this process; None when there is none."""
+    """The lowest cgroup memory limit of this process; None when there is none."""
     conflicts: tuple[str, ...] = ()
-    """Maps of the firmware that contradict each other, what was taken of them and what was dropped, one line each."""
+    """Contradictory firmware maps, with what was used and what was ignored, one line each."""
     has_numa: bool = True
-    """False for a kernel without NUMA: the one node is the whole machine, and nothing can be bound to it."""
+    """False for a kernel without NUMA: the single node is the whole machine, and memory cannot be bound."""
 
     def node(self, node_id: int) -> NumaNode:
         """The node with that id. Raises KeyError."""

@@ -1,4 +1,4 @@
-"""Cpus to sockets: who shares a package, and the id that it goes by.
+"""Groups cpus into sockets (packages) with ids.
 
 Source: Documentation/admin-guide/cputopology.rst. hwloc and lscpu tell packages apart by the same maps.
 """
@@ -20,18 +20,18 @@ _MAPS: Final = ("package_cpus", "core_siblings")
 def read_sockets(files: Root, online: CpuSet, notes: list[str], conflicts: list[str]) -> dict[int, int]:
     """The socket id of each online cpu.
 
-    1. One socket are the cpus of package_cpus (5.2+), else of core_siblings, the kernel's own map; where
-       neither is there, those with one physical_package_id.
+    1. A socket has the cpus of package_cpus (5.2+), else of core_siblings, the kernel's own map; without
+       these files, the cpus with the same physical_package_id.
     2. Its id is physical_package_id.
-    3. Where every cpu's is -1 (the firmware does not say) or missing (kernels before 2.6.16, some
-       architectures): sockets are numbered by lowest cpu. Where only some have none, that is an error.
-    4. So are they where ids repeat: on s390 they count within a book, on some ia64 within a node.
-    5. Of a map and its list twin that differ the map is taken, as hwloc does, and it is said.
-    6. Where maps contradict each other, physical_package_id decides for their cpus; where a map has two ids, its
-       lowest cpu's is taken, as in hwloc.
+    3. Where every cpu's id is -1 (unknown to the firmware) or missing (kernels before 2.6.16, some
+       architectures): sockets are numbered by lowest cpu. If only some have none, that is an error.
+    4. The same applies where ids repeat: on s390 they count within a book, on some ia64 within a node.
+    5. Where a map and its list twin differ, the map is used, as in hwloc.
+    6. Where maps contradict each other, physical_package_id decides; where a map has two ids, its lowest
+       cpu's id is used, as in hwloc.
 
-    What 3 to 5 decide is said in `notes`, what 6 decides in `conflicts`. Raises LauncherError for maps that the ids
-    do not tell apart.
+    Rules 3 to 5 add to `notes`, rule 6 to `conflicts`. Raises LauncherError for maps that the ids do not
+    distinguish.
     """
     ids = {cpu: _known(files.number(_file(cpu, _ID))) for cpu in online}
     without = CpuSet(cpu for cpu, its in ids.items() if its is None)
@@ -76,7 +76,7 @@ def _groups(
 def _settled(
     files: Root, told: dict[int, CpuSet], ids: dict[int, int | None], conflicts: list[str]
 ) -> dict[int, CpuSet]:
-    """The packages of the cpus whose maps contradict each other."""
+    """The packages of cpus with contradictory maps."""
     odd = disputed(told)
     if not odd:
         return {}

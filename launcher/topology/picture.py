@@ -1,6 +1,6 @@
-"""What a picture of a machine shows, before it is drawn: boxes in boxes, and the mark of every cpu.
+"""The content of a machine's drawing: nested boxes, and a mark for every cpu.
 
-`draw` puts it on a terminal, `svg` on paper. Neither knows plans: instances come in as slots.
+`draw` renders it on a terminal, `svg` as an image. It knows no plans: instances are `DrawnSlot` values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from launcher.sizes import format_size
 from launcher.text_table import counted
 from launcher.topology.model import Core, L3Domain, NumaNode, Topology
 
-# Okabe and Ito's colours for all kinds of sight first, then others; each is a colour of the terminals' cube of
-# 216 (steps 00 5f 87 af d7 ff), so terminal and paper show the same. Neighbours in the list differ in lightness.
+# First Okabe and Ito's colours, distinct with colour blindness, then others; each is a colour of the terminals' cube of
+# 216 (steps 00 5f 87 af d7 ff), so that terminal and image are the same. Neighbours in the list differ in lightness.
 PALETTE: Final = (
     "#0087d7", "#ffaf00", "#00af87", "#d7afd7", "#875f87", "#d75f00", "#87d7ff", "#5f8700",
     "#ffd7af", "#5f5faf", "#d7d75f", "#af005f", "#87d7af", "#875f00", "#afafff", "#005f5f",
@@ -35,17 +35,17 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrawnSlot:
-    """One instance."""
+    """One instance in the drawing."""
 
     label: str
     cpus: CpuSet
     facts: tuple[str, ...] = ()
-    """What the legend says beside the cpus, e.g. node and KV cache; the same number for all slots."""
+    """More columns of the legend, such as node and KV cache; all slots have the same number of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The cores of a node that share an L3; all its cores where the kernel shows none."""
+    """The cores of a node that share an L3; all its cores where the kernel reports no L3."""
 
     l3: L3Domain | None
     cores: tuple[Core, ...]
@@ -53,14 +53,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class NodeBox:
-    """A node's part of a socket. `node` is None for cores that are in no node."""
+    """A node's part of a socket. `node` is None for cores without a node."""
 
     node: NumaNode | None
     blocks: tuple[Block, ...]
 
     @property
     def title(self) -> str:
-        """Its name and memory."""
         if self.node is None:
             return "in no NUMA node"
         node = self.node
@@ -71,7 +70,6 @@ class NodeBox:
 
     @property
     def detail(self) -> str:
-        """Its cpus and L3 caches."""
         cpus = CpuSet(cpu for block in self.blocks for core in block.cores for cpu in core.cpus)
         return " · ".join([f"cpus {cpus}" if cpus else "no cpus", *self._l3()])
 
@@ -95,24 +93,21 @@ class SocketBox:
 
     @property
     def title(self) -> str:
-        """What it is."""
         return "memory without cpus" if self.id is None else f"socket {self.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that is drawn."""
-
     title: str
     counts: str
     sockets: tuple[SocketBox, ...]
     marks: Mapping[int, int | Mark]
-    """Of every cpu on the picture: the index of its slot, or why it has none."""
+    """For every cpu: the index of its slot, or the reason for having none."""
     slots: tuple[DrawnSlot, ...]
 
     @property
     def used_marks(self) -> tuple[Mark, ...]:
-        """For the legend: those that occur, in order. Without slots nothing needs explaining."""
+        """Marks to explain in the legend, in order."""
         found = set(self.marks.values())
         return tuple(mark for mark in Mark if mark in found and (self.slots or mark is Mark.DENIED))
 
@@ -185,12 +180,12 @@ def _marks(topology: Topology, slots: Sequence[DrawnSlot], reserved: CpuSet) -> 
 
 
 def colour(slot: int) -> str:
-    """A slot's colour; after sixteen they start over."""
+    """A slot's colour; sixteen colours repeat."""
     return PALETTE[slot % len(PALETTE)]
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever is read better on a colour (relative luminance, WCAG 2.2)."""
+    """Black or white, whichever has more contrast on a colour (relative luminance, WCAG 2.2)."""
     red, green, blue = (_linear(int(background[i : i + 2], 16) / 255) for i in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"

@@ -1,8 +1,8 @@
-"""Pack what the readers read into one file, and read it back anywhere: a bug report is a fixture.
+"""Snapshots: the files that describe a machine, in one archive that can be read on another machine.
 
-A snapshot is a tar.gz with `manifest.json` first, then the files by name. Unpacked
-it is a tree for `--root`. It holds what `sysfs.read` asked for and nothing else; of files that tell more
-than the topology (mounts, the process's status, cpuinfo) only the lines that are used.
+A snapshot is a tar.gz with `manifest.json` first, then the files by name. Unpacked, it is a tree for `--root`.
+It contains only what `sysfs.read` read; of files with more than the topology (mounts, process status, cpuinfo)
+only the lines used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_PACKED_BYTES: Final = 16 * 1024**2
 MAX_UNPACKED_BYTES: Final = 256 * 1024**2
 MAX_FILE_BYTES: Final = 1024**2
 
-# The only folder names that readers look for (`Root.ids`, `Root.names`).
+# The only folder names that readers use (`Root.ids`, `Root.names`).
 _NUMBERED: Final = re.compile(r"(?:cpu|node|index)\d+|hugepages-\d+kB|[0-9a-f:.]+", re.ASCII)
 _REMEDY: Final = (
     "make it with `numa-launcher topology snapshot -o FILE`; unpack other captures and use --root DIR"
@@ -45,12 +45,12 @@ _REMEDY: Final = (
 
 @dataclass(slots=True)
 class Recording:
-    """Files as they were read somewhere. Implements Source."""
+    """Recorded files. Implements Source."""
 
     name: str = "snapshot:"
     files: dict[str, bytes] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
-    """Those that were listed or asked for; all folders above a file are there too."""
+    """Folders that were listed or queried, and all folders above files."""
     errors: dict[str, int] = field(default_factory=dict)
     """errno of files and folders that could not be read."""
     mask: CpuSet | None = None
@@ -59,13 +59,11 @@ class Recording:
     _names: dict[str, list[str]] = field(default_factory=dict)
 
     def read(self, path: str, limit: int | None) -> bytes | None:
-        """See Source."""
         self._raise(path)
         data = self.files.get(path)
         return None if data is None else data[:limit]
 
     def listdir(self, path: str) -> list[str] | None:
-        """See Source."""
         self._raise(path)
         if not self._names:
             for entry in self.entries():
@@ -75,15 +73,12 @@ class Recording:
         return None if path in self.files else self._names.get(path)
 
     def exists(self, path: str) -> bool:
-        """See Source."""
         return path in self.files or self.listdir(path) is not None
 
     def affinity(self) -> CpuSet | None:
-        """See Source."""
         return self.mask
 
     def machine(self) -> str | None:
-        """See Source."""
         return self.architecture
 
     def entries(self) -> list[str]:
@@ -100,7 +95,7 @@ class Recording:
 
 
 class Recorder:
-    """Passes on what another source answers, and keeps it. Implements Source."""
+    """Records the answers of another source. Implements Source."""
 
     def __init__(self, inner: Source) -> None:
         self.inner = inner
@@ -109,7 +104,7 @@ class Recorder:
         self._answers: dict[str, bytes | None] = {}
 
     def read(self, path: str, limit: int | None) -> bytes | None:
-        """See Source. A second read gives the first answer, as it will from the snapshot."""
+        """A second read returns the first answer, as a snapshot will."""
         if path not in self._answers:
             try:
                 data = self.inner.read(path, limit)
@@ -122,7 +117,6 @@ class Recorder:
         return self._answers[path]
 
     def listdir(self, path: str) -> list[str] | None:
-        """See Source."""
         try:
             names = self.inner.listdir(path)
         except OSError as error:
@@ -134,26 +128,23 @@ class Recorder:
         return names
 
     def exists(self, path: str) -> bool:
-        """See Source."""
         found = self.inner.exists(path)
         if found and path not in self.kept.files:
             self.kept.folders.add(path)
         return found
 
     def affinity(self) -> CpuSet | None:
-        """See Source."""
         self.kept.mask = self.inner.affinity()
         return self.kept.mask
 
     def machine(self) -> str | None:
-        """See Source."""
         self.kept.architecture = self.inner.machine()
         return self.kept.architecture
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A snapshot, and what reading the machine gave while it was taken: one of the last two is None."""
+    """A snapshot, with the topology or the error from reading the machine: one of them is None."""
 
     data: bytes
     topology: Topology | None
@@ -161,9 +152,9 @@ class Capture:
 
 
 def capture(source: Source | Path, *, date: str, version: str) -> Capture:
-    """Read a machine and pack what was read; the same files, date and version (ours) give the same bytes.
+    """Reads a machine and packs the files; equal files, date and version give equal bytes.
 
-    A machine that can't be read is packed too, as far as it was read: the snapshot replays the error.
+    A machine that cannot be read is packed as far as it was read; reading the snapshot gives the same error.
     """
     recorder = Recorder(Folder(source) if isinstance(source, Path) else source)
     recorder.affinity()
@@ -187,12 +178,12 @@ def capture(source: Source | Path, *, date: str, version: str) -> Capture:
 
 
 def read_snapshot(file: Path) -> Topology:
-    """The machine in a snapshot. Raises LauncherError for a file that is none, or a broken one."""
+    """The machine in a snapshot. Raises LauncherError for another kind of file or a broken one."""
     return sysfs.read_source(Root(load(file)))
 
 
 def load(file: Path) -> Recording:
-    """The files in a snapshot, in memory: nothing is unpacked to disk. Raises LauncherError."""
+    """The files in a snapshot, in memory. Raises LauncherError."""
     try:
         with file.open("rb") as stream:
             packed = stream.read(MAX_PACKED_BYTES + 1)
@@ -211,7 +202,7 @@ def load(file: Path) -> Recording:
 
 
 def needed(path: str, data: bytes) -> bytes:
-    """What a snapshot keeps of a file: of some only the lines that the readers use."""
+    """The part of a file that a snapshot keeps: of some files only the lines that readers use."""
     keep = _LINES.get(path)
     if keep is None:
         return data
@@ -220,7 +211,7 @@ def needed(path: str, data: bytes) -> bytes:
 
 
 def _fields(*keys: str) -> Callable[[list[str]], Iterator[str]]:
-    """Lines `key: value` with one of the keys. Lines without a colon part records, and stay as empty ones."""
+    """Lines `key: value` with one of the keys. Lines without a colon separate records and become empty lines."""
 
     def keep(lines: list[str]) -> Iterator[str]:
         for line in lines:
@@ -238,7 +229,7 @@ def _mountinfo(lines: list[str]) -> Iterator[str]:
 
 
 def _cgroups(lines: list[str]) -> Iterator[str]:
-    """Lines `id:controllers:path` of the hierarchies that are looked at; v2's names no controller."""
+    """Lines `id:controllers:path` of the hierarchies used; v2's has no controller."""
     return (
         line
         for line in lines
@@ -250,8 +241,7 @@ def _mounts(lines: list[str]) -> Iterator[str]:
     return (line for line in lines if cgroup.mounts_line(line))
 
 
-# Mounts tell servers' names, status tells users, cpuinfo may tell a board's serial number, hwloc's file the
-# host's name.
+# Mounts contain servers' names, status users, cpuinfo possibly a serial number, hwloc's file the host's name.
 _LINES: Final[Mapping[str, Callable[[list[str]], Iterator[str]]]] = {
     "proc/cpuinfo": _fields(*CPUINFO_KEYS),
     "proc/self/status": _fields("Cpus_allowed", "Cpus_allowed_list", "Mems_allowed", "Mems_allowed_list"),
@@ -282,7 +272,7 @@ def _add(tar: tarfile.TarFile, path: str, data: bytes | None) -> None:
 
 
 class _BadSnapshotError(Exception):
-    """Why a file is no snapshot; completes "cannot read snapshot FILE: "."""
+    """Why a file is not a snapshot; completes "cannot read snapshot FILE: "."""
 
 
 def _inflate(packed: bytes) -> bytes:
@@ -328,7 +318,7 @@ def _take_manifest(recording: Recording, manifest: dict[str, Any]) -> None:
 
 
 def _check_path(path: str) -> None:
-    # Any first folder: a cgroup file system may be mounted anywhere, /dev/cpuset for one.
+    # Any first folder: a cgroup file system may be mounted anywhere, such as /dev/cpuset.
     if {"", ".", ".."} & set(path.split("/")):
         raise _BadSnapshotError(f"{path[:80]!r} is no path below a root")
 

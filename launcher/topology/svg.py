@@ -1,6 +1,6 @@
-"""A picture of a machine as SVG: one rectangle a core with its cpu's number, a strip below for each sibling.
+"""Draws a machine as SVG: one rectangle per core with its cpu's number, and a strip below per sibling.
 
-Sizes are in px. The text needs no font but the reader's own; colours are those of `picture`.
+Sizes are in px. Text uses the viewer's fonts; colours are those of `picture`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PAD: Final = 8
 TITLE_H: Final = 20
 MARGIN: Final = 20
 MAX_ROW: Final = 1_240
-"""Sockets stand side by side up to this width, then below each other."""
+"""Sockets are side by side up to this width, then below each other."""
 _LINE: Final = 22
 _LETTER: Final = 6.6
-"""Width of a letter of 12 px, on the wide side: no font is measured here."""
+"""Estimated maximum width of a letter of 12 px; fonts are not measured."""
 
 _FILLS: Final = {
     Mark.FREE: "#eceff2",
@@ -49,7 +49,7 @@ _DENIED: Final = (
 
 @dataclass(slots=True)
 class _Box:
-    """Something with a size, that draws itself at a place."""
+    """A drawing with a size, to be placed anywhere."""
 
     width: float
     height: float
@@ -57,7 +57,7 @@ class _Box:
 
 
 def to_svg(picture: Picture, subtitle: str = "") -> str:
-    """The whole document. `subtitle` says what the slots are, e.g. the strategy."""
+    """The whole document. `subtitle` describes the slots, such as the strategy."""
     body = _flow(_sockets(picture))
     legend = _legend(picture)
     width = (
@@ -83,7 +83,7 @@ def to_svg(picture: Picture, subtitle: str = "") -> str:
 
 
 def _sockets(picture: Picture) -> list[_Box]:
-    """All nodes alike: as wide as the widest, the title in one line if every one's fits."""
+    """All nodes have the same width; titles are on one line if all of them fit."""
     nodes = [node for socket in picture.sockets for node in socket.nodes]
     grids = [_grid([_block(block, picture) for block in node.blocks], PAD) for node in nodes]
     inner = max(*(grid.width for grid in grids), *(_text_width(node.title) for node in nodes))
@@ -173,7 +173,7 @@ def _legend(picture: Picture) -> _Box:
 
 
 def shorten(cpus: CpuSet, letters: int = 36) -> str:
-    """A cpulist for a legend: as it is, or with the step where it has one (0,2,4,…,126), or cut."""
+    """A cpulist for a legend: unchanged, with its step (0,2,4,…,126), or cut."""
     text = cpus.format()
     if len(text) <= letters:
         return text
@@ -196,7 +196,7 @@ def _framed(inner: _Box, titles: Sequence[str], style: str, text: str, least: fl
 
 
 def _grid(boxes: Sequence[_Box], gap: float) -> _Box:
-    """Rows of as many columns as make a picture about twice as wide as high, all full where that can be."""
+    """Number of columns for a drawing about twice as wide as high, with full rows if possible."""
     columns = _columns(len(boxes))
     width = max((box.width for box in boxes), default=0)
     height = max((box.height for box in boxes), default=0)

@@ -255,7 +255,7 @@ def test_memory_of_gpus_is_no_node(tmp_path: Path) -> None:
     assert [node.id for node in topology.numa_nodes] == [0, 1, 2]
     assert topology.node(0).distances == {0: 10, 1: 32, 2: 50}
     assert topology.allowed_nodes == CpuSet(range(3))
-    assert topology.notes == ("nodes 3 are the memory of GPUs: they are left out",)
+    assert topology.notes == ("nodes 3 are GPU memory: they are excluded",)
     file = tmp_path / "machine.tar.gz"
     file.write_bytes(snapshot.capture(tmp_path, date="2026-01-01", version="1").data)
     assert snapshot.read_snapshot(file) == topology
@@ -384,7 +384,7 @@ DECIDED: dict[str, tuple[Machine, Callable[[Path], None], dict[str, str], str]] 
     ),
     "an L3 across two sockets": (
         TWO, lambda root: put_l3(root, range(2, 6), "2-5") or put_l3(root, (0, 1), "0-1"), {"l3": "0-1 4-7"},
-        "of cpus 2-5 contradict those of other cpus, or cut a core or a socket",
+        "of cpus 2-5 contradict those of other cpus, or split a core or a socket",
     ),
     "L3s that cut cores": (
         SMT, lambda root: put_l3(root, range(4), "0-3") or put_l3(root, range(4, 8), "4-7"), {"l3": ""},
@@ -392,11 +392,11 @@ DECIDED: dict[str, tuple[Machine, Callable[[Path], None], dict[str, str], str]] 
     ),
     "a cpu that two nodes claim": (
         NODES, lambda root: put_node(root, 1, "0,4-7") or link_nodes(root, lambda cpu: cpu // 4, range(8)), {},
-        "claim cpus 0: each is taken as a cpu of the node that its own link (cpuN/nodeM) names (node 0: 0)",
+        "list cpus 0: each belongs to the node of its own link, cpuN/nodeM (node 0: 0)",
     ),
     "a node that claims another's cpus": (
         NODES, lambda root: put_node(root, 0, "0-7") or link_nodes(root, lambda cpu: cpu // 4, range(8)), {},
-        "claim cpus 4-7: each is taken as a cpu of the node that its own link (cpuN/nodeM) names (node 1: 4-7)",
+        "list cpus 4-7: each belongs to the node of its own link, cpuN/nodeM (node 1: 4-7)",
     ),
 }  # fmt: skip
 # hwloc keeps a set within another of its kind, the first of two packages, no package around a core in two, and no later
@@ -529,7 +529,9 @@ def test_an_l3_list_that_is_not_its_map_is_said(tmp_path: Path) -> None:
     put(tmp_path / CPU / "cpu5/cache/index3/shared_cpu_list", "0-7")
     topology = sysfs.read(tmp_path)
     compare(topology, parse_oracle(lstopo(tmp_path)))
-    assert topology.notes == ("shared_cpu_list of the L3 of cpus 5 is not shared_cpu_map: the map is taken",)
+    assert topology.notes == (
+        "shared_cpu_list of the L3 of cpus 5 differs from shared_cpu_map: the map is used",
+    )
 
 
 def test_the_masks_of_an_old_status(tmp_path: Path) -> None:
