@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
-# The largest id that is believed. The kernel's own NR_CPUS tops out at 8,192 on x86 and arm64;
-# beyond this a list such as "0-4294967295" is a mistake and would only eat memory.
+# The largest accepted id. The kernel's own NR_CPUS tops out at 8,192 on x86 and arm64;
+# a list such as "0-4294967295" is a mistake and would exhaust memory.
 MAX_ID: Final = 65_535
 
 _RANGE: Final = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII)

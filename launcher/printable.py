@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made fit for one line of a message, a log or a terminal. Pure.
+"""Makes foreign text safe for a line of a message, a log or a terminal. Pure.
 
 A request, an instance's output, a process's name: each may hold a line end that begins a forged line, an escape
 sequence that a terminal obeys (ECMA-48; also as one C1 character), or a mark that turns what is read around (Unicode's
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-# Characters of a value that is quoted within a message or is a field of its own.
+# Maximum characters of a value quoted in a message or a field.
 MAX_QUOTED: Final = 200
-# Characters of a line or a field of a log, whoever wrote it. Instances' lines are cut at as many bytes before.
+# Maximum characters of a line or field of a log. Instances' lines are cut at as many bytes before.
 MAX_LINE: Final = 8192
 
 # C0 but the tab, DEL and C1; marks of direction, invisible operators, line and paragraph separators, the byte order mark,
@@ -25,12 +25,12 @@ _NAMED: Final = {"\n": "\\n", "\r": "\\r"}
 
 
 def cut(text: str, most: int = MAX_QUOTED) -> str:
-    """At most `most` characters of it; of a longer one its length is said behind them."""
+    """At most `most` characters, followed by the length of a longer text."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def printable(text: str) -> str:
-    """One line that moves no cursor: what is no character to be seen becomes \\n, \\r, \\xNN, \\uNNNN or \\UNNNNNNNN.
+    """One line without control characters: invisible characters become \\n, \\r, \\xNN, \\uNNNN or \\UNNNNNNNN.
 
     A backslash stays as it is, so that lines can be read; what was escaped twice is as what was escaped once.
     """
@@ -40,19 +40,19 @@ def printable(text: str) -> str:
 
 
 def quoted(text: str, most: int = MAX_QUOTED) -> str:
-    """Both: as it may stand in a message or a field."""
+    """`printable` and `shortened`, for a message or a field."""
     if len(text) <= most and text.isascii() and text.isprintable():
         return text
     return printable(cut(text, most))
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text whose line ends are its own."""
+    """As `printable`, for a text with several lines."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_tree(value: Any) -> Any:
-    """A JSON value with every text in it printable, names included."""
+    """A JSON value with all its texts printable, including names."""
     match value:
         case str():
             return printable(value)

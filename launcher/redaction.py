@@ -1,4 +1,4 @@
-"""What is secret, decided in one place: by name, by form, and those that are known by value. Pure.
+"""Recognises and masks secrets: by name, by form, and by known value. Pure.
 
 Whatever shows configuration, environments, arguments, log lines or pages to others asks here: `plan`, the control
 socket, `bundle`, `doctor`, the audit, errors, and what goes into a unit's properties, which every user may read.
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 MASK: Final = "<redacted>"
 
-# A shorter value is a word like any other: masking every "1" would leave nothing to read.
+# Shorter values are not masked by value: masking every "1" would make text unreadable.
 MIN_SECRET: Final = 4
 
 _SECRET_NAME: Final = re.compile(
@@ -23,10 +23,10 @@ _SECRET_NAME: Final = re.compile(
     r"|_PASS$|_PWD$",
     re.IGNORECASE,
 )
-# Names that match and are no secrets.
+# Names that match but are not secrets.
 _PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TOKEN"})
 
-# What a name in running text must look like. "max_tokens", "tokenizer", "token_ids" and "hf_token_file" are no secrets.
+# A secret's name in running text. "max_tokens", "tokenizer", "token_ids" and "hf_token_file" are not secrets.
 _WORDS: Final = re.compile(
     r"secret(?!s_file)|passw(?:or)?d|passphrase|credential|_(?:pass|pwd)$", re.IGNORECASE
 )
@@ -35,26 +35,26 @@ _KEYS: Final = re.compile(
     re.IGNORECASE,
 )
 _FILE: Final = re.compile(r"[_-](?:file|path)\b", re.IGNORECASE)
-# Of a longer one the end counts, which stands before the value.
+# Of a longer name the end counts, next to the value.
 _MAX_NAME: Final = 128
 _MAX_URL: Final = 1024
 
-# Every quantifier is possessive or has a bound: what is masked may have been written by somebody who wants it to take long.
+# Every quantifier is possessive or bounded, as the text may be written to make matching slow.
 _NAME: Final = re.compile(r"""(?<![\w.-])(?:-[\w.-]++|[\w.-]++(?=\\?["']?\s{0,16}[=:]))""")
 _BEHIND_NAME: Final = re.compile(r"""\\?["']?\s{0,16}[=:]\s{0,16}""")
-# An ellipsis stands for a value, and so may errors of ours: "engine.env.HF_TOKEN: not text".
+# Not an ellipsis, nor the launcher's own error texts: "engine.env.HF_TOKEN: not text".
 _VALUE: Final = re.compile(
     r"""(?!["']\.\.\.["']|not text\b)"""
     r"""(?:\\["'][^"'\\\n]*+|\[[^\]\n]{0,4096}+\]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|[^\s,;&"'}\])]++)"""
 )
-# Behind a word such as "token" a count is no secret, and null is none.
+# After a word such as "token", a count or null is not a secret.
 _NUMBER: Final = re.compile(r"(?:\d++(?:\.\d++)?|null|None|true|false|True|False)(?![\w.-])")
-# Behind an option: its values, up to the next one.
+# After an option: its values, up to the next option.
 _VALUES: Final = re.compile(r"""(=|[\s"',]{1,16})(?!-)[^\s"',\]]++(?:[ \t"',]{1,16}(?!-)[^\s"',\]]++)*+""")
 
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
-    # Headers, as curl, http.client and our own messages write them: all to the end of the value.
+    # Headers, as curl, http.client and the launcher write them: all to the end of the value.
     (
         re.compile(
             r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token)(\\?["']?\s{0,16}[:=,]\s{0,16}\\?["']?)[^"'\\\r\n]++"""
@@ -64,10 +64,10 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"\b([Bb]earer|Basic)(\s{1,16})(?!auth)[\w.~+/=:-]{6,}+"), rf"\1\2{MASK}"),
 )  # fmt: skip
 _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    # https://user:password@host and https://token@host; a password with a slash or an @ of its own, too.
+    # https://user:password@host and https://token@host; also with a slash or an @ in the password.
     (re.compile(rf"(://)[^\s/\"'?#]{{1,{_MAX_URL}}}@"), rf"\1{MASK}@"),
     (re.compile(rf"(://)[^\s/@:\"']{{0,256}}:(?!\d{{1,5}}(?:[/?#]|\b(?!@)))[^\s@\"':]{{1,{_MAX_URL}}}@"), rf"\1{MASK}@"),
-    # http_proxy=user:password@host: curl and requests take a proxy without a scheme.
+    # http_proxy=user:password@host: curl and requests accept a proxy without a scheme.
     (
         re.compile(
             rf"""(?i)(_proxy(?:\\?["'])?\s{{0,16}}[=:]\s{{0,16}}(?:\\?["'])?)(?![a-z][a-z0-9+.-]{{0,24}}://)[^\s@"',]{{1,{_MAX_URL}}}@"""
@@ -76,7 +76,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     ),
     # Signed URLs: Azure's, AWS's, Google's.
     (re.compile(r"""(?i)([?&](?:sig|signature|[\w-]{1,32}-signature)=)[^\s&"']++"""), rf"\1{MASK}"),
-    # Keys with a form of their own: Hugging Face, OpenAI, ours, GitHub, AWS, Slack, JSON web tokens.
+    # Keys with a recognisable form: Hugging Face, OpenAI, numa-launcher, GitHub, AWS, Slack, JSON web tokens.
     (
         re.compile(
             r"\bhf_[A-Za-z0-9]{8,}+|\bsk-[A-Za-z0-9_-]{8,}+|\bnl-[a-z2-7]{8}-[a-z2-7]{20,}+|\bgh[pousr]_[A-Za-z0-9]{16,}+|"
@@ -88,7 +88,7 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 
 
 def _value_after(text: str, name: str, end: int) -> tuple[int, int] | None:
-    """Where the value stands whose name ends at `end`, if it is a secret's: NAME=value, "name": "value", --name value."""
+    """The position of the value whose name ends at `end`, if it is a secret's: NAME=value, "name": "value", --name value."""
     option, name = name.startswith("-"), name.lstrip("-")[-_MAX_NAME:]
     words, keys = _last(_WORDS, name), _last(_KEYS, name)
     if not words and not keys:
@@ -103,22 +103,22 @@ def _value_after(text: str, name: str, end: int) -> tuple[int, int] | None:
 
 
 def _last(pattern: re.Pattern[str], name: str) -> bool:
-    """Whether a word of this kind is in a name, and no word behind it says that a file or a path is meant."""
+    """Whether a name contains a secret word without a following word for a file or path."""
     return any(_FILE.search(name, found.end()) is None for found in pattern.finditer(name))
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds what must never be printed."""
+    """Whether the value of a variable of this name is secret."""
     return _SECRET_NAME.search(name) is not None and name not in _PLAIN
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must never be printed: by its name, or for what stands in its value."""
+    """Whether a variable is secret, by its name or its value."""
     return bool(value) and (is_secret_name(name) or secret_parts(name, value) != [])
 
 
 def secret_parts(name: str, value: str) -> list[str]:
-    """What of a variable's value is secret: all under a secret name, else what has the form of a secret."""
+    """The secret parts of a variable's value: all under a secret name, else the parts with the form of a secret."""
     if is_secret_name(name):
         return [value]
     found = [match[1] for match in _USERINFO.finditer(value)]
@@ -131,12 +131,12 @@ def secret_parts(name: str, value: str) -> list[str]:
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line as it may be shown: its words, those that are secret masked."""
+    """A command line with its secret words masked."""
     return [str(word) for word in Redactor().tree(list(arguments))]
 
 
 def secret_arguments(arguments: Sequence[str]) -> list[str]:
-    """What of a command line is secret."""
+    """The secret words of a command line."""
     found = []
     for word, shown in zip(arguments, masked_arguments(arguments), strict=True):
         if word != shown:
@@ -146,22 +146,22 @@ def secret_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 class Redactor:
-    """Masks secrets in text. `known` are values that must not leave, whatever stands beside them."""
+    """Masks secrets in text. `known` values are masked wherever they appear."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        """Values shorter than MIN_SECRET are left to the names beside them."""
+        """Values shorter than MIN_SECRET are masked only next to a secret name."""
         values: set[str] = set()
         for value in known:
             if len(value.strip()) >= MIN_SECRET:
                 values |= _written(value.strip())
-        # The longest first: a secret may begin with another.
+        # Longest first: a secret may be a prefix of another.
         every = "|".join(re.escape(value) for value in sorted(values, key=lambda value: (-len(value), value)))
         self._known = re.compile(every) if every else None
         self.count = 0
-        """How many places have been masked."""
+        """Number of masked places so far."""
 
     def text(self, text: str) -> str:
-        """The same with masks."""
+        """The text with masks."""
         if self._known is not None:
             text = self._sub(self._known, MASK, text)
         for pattern, mask in _PATTERNS:
@@ -172,7 +172,7 @@ class Redactor:
         return text
 
     def _named_values(self, text: str) -> str:
-        """The values of secret names and options masked. One pass: from name to name, and over what was masked."""
+        """Masks values of secret names and options, in one pass from name to name."""
         parts, done, at = [], 0, 0
         while (name := _NAME.search(text, at)) is not None:
             at = name.end()
@@ -190,7 +190,7 @@ class Redactor:
         return text
 
     def tree(self, value: Any) -> Any:
-        """A JSON value: texts masked, and what stands under a secret name or behind an option of one."""
+        """A JSON value with masked texts, and masked values of secret names and options."""
         match value:
             case Mapping():
                 return {self._key(key): self._named(str(key), inner) for key, inner in value.items()}
@@ -207,7 +207,7 @@ class Redactor:
     def _named(self, name: str, value: Any) -> Any:
         if not is_secret_name(name) or name.endswith(("_file", "_path")):
             if isinstance(value, str) and name.lower().endswith("_proxy"):
-                return self.text(f"{name}={value}").partition("=")[2]  # it may have no scheme
+                return self.text(f"{name}={value}").partition("=")[2]  # a proxy may have no scheme
             return self.tree(value)
         if isinstance(value, str) and value:
             self.count += 1
@@ -217,7 +217,7 @@ class Redactor:
         return self.tree(value)
 
     def _items(self, items: Sequence[Any]) -> list[Any]:
-        """A list, of arguments perhaps: `--api-key A B` hides what follows up to the next option."""
+        """A list, possibly of arguments: after `--api-key` all items up to the next option are masked."""
         found, hiding = [], False
         for item in items:
             option = isinstance(item, str) and item.startswith("-")
@@ -246,7 +246,7 @@ def _is_option(word: str) -> bool:
 
 
 def _written(value: str) -> set[str]:
-    """A value as programs print it: plain, in JSON, in Python's quotes; each line of one with several."""
+    """A value's spellings in output: plain, in JSON, in Python's quotes, and each line of a multi-line value."""
     forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
     forms |= {line.strip() for line in value.splitlines() if len(line.strip()) >= 16 and "-----" not in line}
     return forms

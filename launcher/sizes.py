@@ -1,4 +1,4 @@
-"""Sizes as people write them: "40GiB" to bytes and back."""
+"""Parses and formats sizes such as "40GiB"."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """A size for people: three significant digits in binary units."""
+    """A size with three significant digits in binary units."""
     value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(value) >= KIB and len(units) > 1:
         value /= KIB

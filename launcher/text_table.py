@@ -1,4 +1,4 @@
-"""Text for a terminal: columns, and things counted."""
+"""Text tables and counted nouns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line for each row, two spaces between columns; a line ends with its last sign.
+    """One line per row, two spaces between columns, no trailing spaces.
 
-    Rows are alike in length, and there is at least one: the head.
+    All rows have the same length; the first is the head.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

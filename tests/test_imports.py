@@ -205,8 +205,7 @@ def pure() -> list[str]:
     said = [
         module
         for module, path in MODULES.items()
-        if inside(module, "engines")
-        and "No effects" in (ast.get_docstring(ast.parse(path.read_text())) or "")
+        if inside(module, "engines") and "Pure." in (ast.get_docstring(ast.parse(path.read_text())) or "")
     ]
     assert said
     return sorted(PURE | set(said))

@@ -1,4 +1,4 @@
-"""Merging the operator's vLLM arguments into ours: theirs replace ours flag by flag. No effects."""
+"""Merges the operator's vLLM arguments with the launcher's; the operator's replace them flag by flag. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from launcher.config.schema import Config, EngineKind
 from launcher.errors import LauncherError
 
-# Short spellings of flags that we pass too (vllm/engine/arg_utils.py, 0.32).
+# Short spellings of flags that the launcher also passes (vllm/engine/arg_utils.py, 0.32).
 _SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
 
-# What the launcher alone decides, and where to ask for it instead.
-_OURS_ALONE: Final = {
+# Flags that only the launcher sets -> remedy.
+_RESERVED: Final = {
     "--uds": "remove it: the launcher gives each instance a socket of its own",
     "--host": "remove it: clients talk to proxy.listen, instances to the launcher only",
     "--port": "remove it: clients talk to proxy.listen, instances to the launcher only",
@@ -37,10 +37,9 @@ def flag_of(argument: str) -> str | None:
 
 
 def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
-    """Our options (flag and values each) without those that `theirs` sets, then `theirs` as they are.
+    """The launcher's options (flag and values each) without those that `theirs` sets, then `theirs` unchanged.
 
-    Raises LauncherError for an argument that is no flag, that the launcher decides, or that hides
-    flag and value in one string.
+    Raises LauncherError for an argument that is not a flag, is reserved, or has flag and value in one string.
     """
     replaced: set[str] = set()
     for argument in theirs:
@@ -58,9 +57,9 @@ def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, 
                 f"cannot use {argument!r} in engine.args: it is one argument with a space in it",
                 f'write two: "{name}", "{value.strip()}"',
             )
-        if flag in _OURS_ALONE:
+        if flag in _RESERVED:
             raise LauncherError(
-                f"cannot set {argument!r} in engine.args: the launcher sets it", _OURS_ALONE[flag]
+                f"cannot set {argument!r} in engine.args: the launcher sets it", _RESERVED[flag]
             )
         replaced.add(flag)
     kept = (word for option in ours if flag_of(option[0]) not in replaced for word in option)
@@ -68,7 +67,7 @@ def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, 
 
 
 def has_flag(arguments: Sequence[str], flag: str) -> bool:
-    """Whether `flag` is switched on in `arguments`; the last word on it counts."""
+    """Whether `flag` is on in `arguments`; the last occurrence counts."""
     on = False
     for argument in arguments:
         if flag_of(argument) == flag:
@@ -77,7 +76,7 @@ def has_flag(arguments: Sequence[str], flag: str) -> bool:
 
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value given to `flag`, in either form. None when it has none."""
+    """The last value of `flag`, in either form; None without one."""
     value: str | None = None
     for index, argument in enumerate(arguments):
         if flag_of(argument) != flag:
@@ -89,10 +88,10 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
-    """What clients call the LoRA adapters of one of our models: --lora-modules in engine.args.
+    """Names of a model's LoRA adapters: --lora-modules in engine.args.
 
-    One that names no base model is of the only model; where there are several it is of none. What vLLM could not
-    read is left out: it says so itself when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
+    An adapter without a base model belongs to the only model; with several models, to none. Entries that vLLM
+    cannot read are skipped: vLLM reports them when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
     0.32).
     """
     if config.engine.kind is not EngineKind.VLLM:
@@ -105,7 +104,7 @@ def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
 
 
 def _values_of(arguments: Sequence[str], flag: str) -> list[str]:
-    """All values of a flag that takes several; given again, it begins anew."""
+    """All values of a flag that takes several; a repeated flag replaces the earlier values."""
     values: list[str] = []
     ours = False
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""The engine's side of an instance: what to start, how to reach it, what its words mean."""
+"""The Engine protocol: what to start, and how to reach it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 MARK: Final = "NUMA_LAUNCHER_INSTANCE"
-"""Set to a value of its own in the environment of each life: what is left of it is found by that."""
+"""Environment variable with a unique value per generation, by which leftover processes are found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a client such as podman leaves outside the tree of processes that it is started as."""
+    """A container started by a client such as podman, outside of the client's process tree."""
 
     name: str
     command: tuple[str, ...]
-    """What runs inside."""
+    """Command inside the container."""
     folders: tuple[str, ...]
-    """Mounted, and made on the host when they are missing."""
+    """Mounted; created on the host if missing."""
     last_word: tuple[str, ...]
-    """Prints what is worth knowing of a container that has ended; nothing mostly."""
+    """Command that prints why a container exited, if it has something to report."""
     remove: tuple[str, ...]
-    """Kills and removes the container; one that is not there is no error."""
+    """Command that kills and removes the container; a missing one is not an error."""
     left_over: tuple[str, ...]
-    """Prints the ids of all containers of this daemon, one a line."""
+    """Command that prints the ids of this daemon's containers, one per line."""
     remove_ids: tuple[str, ...]
-    """Kills and removes the containers whose ids follow."""
+    """Command that kills and removes the containers whose ids are appended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Launch:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """The engine's, added to the daemon's environment. Values of `secrets` are never printed."""
+    """Added to the daemon's environment. Values of `secrets` are never printed."""
     secrets: frozenset[str]
     """Names in `env` whose values are secret."""
     address: Address
     container: Container | None = None
-    """Set where `argv` starts a container, and does not exec into the engine."""
+    """Set when `argv` starts a container instead of the engine itself."""
     scratch: str | None = None
-    """A folder for sockets of the engine's own, made and emptied before each start."""
+    """Folder for the engine's internal sockets, created and emptied before each start."""
 
     @property
     def own_env(self) -> Mapping[str, str]:
-        """What `argv` itself gets: a container's client only the secrets, the rest is in its arguments."""
+        """Environment of `argv`: a container's client gets only the secrets, its arguments contain the rest."""
         if self.container is None:
             return self.env
         return {name: value for name, value in self.env.items() if name in self.secrets}
@@ -68,9 +68,9 @@ class Engine(Protocol):
 
     @property
     def health_path(self) -> str:
-        """Path that answers 200 when the engine lives."""
+        """Path that answers 200 while the engine is healthy."""
         ...
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for the given life of a slot. Pure: creates no files."""
+        """What to start for a generation of a slot. Creates no files."""
         ...

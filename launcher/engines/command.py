@@ -1,4 +1,4 @@
-"""`engine.kind = "command"`: any OpenAI-compatible server, started from an argv template. No effects."""
+"""`engine.kind = "command"`: any OpenAI-compatible server, started from an argv template. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name"
 _PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}", re.ASCII)
 
 PortAllocator = Callable[[], int]
-"""Names a loopback port that is free now."""
+"""Returns a loopback port that is currently free."""
 
 
 def placeholders(template: tuple[str, ...]) -> frozenset[str]:
@@ -32,7 +32,7 @@ def placeholders(template: tuple[str, ...]) -> frozenset[str]:
 
 
 def check_template(template: tuple[str, ...]) -> None:
-    """Raises LauncherError for an unknown placeholder, or when the server is not told where to listen."""
+    """Raises LauncherError for an unknown placeholder, or when the template has no address to listen on."""
     names = placeholders(template)
     for name in sorted(names - set(PLACEHOLDERS)):
         raise LauncherError(
@@ -41,21 +41,21 @@ def check_template(template: tuple[str, ...]) -> None:
         )
     if not names & {"uds", "port"}:
         raise LauncherError(
-            f"cannot use engine.command {' '.join(template)!r}: it doesn't say where to listen",
-            "put {uds} (a UNIX socket's path) or {port} (a loopback port) where the server takes its address",
+            f"cannot use engine.command {' '.join(template)!r}: it has neither {{uds}} nor {{port}}",
+            "add {uds} (path of a UNIX socket) or {port} (a loopback port) as the server's address",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEngine:
-    """A server of the operator's own. Implements Engine. Raises LauncherError for a bad template."""
+    """A custom server. Implements Engine. Raises LauncherError for a bad template."""
 
     template: tuple[str, ...]
     binding: Binding
     socket_dir: str
     free_port: PortAllocator
-    """Called once per launch of a template with {port}. Another process may take the port before the
-    server binds it; the server then exits, and the next life gets another port."""
+    """Called once per launch of a template with {port}. If another process binds the port first, the server
+    exits, and the next generation gets another port."""
     user_env: Mapping[str, str] = field(default_factory=dict)
     ld_preload: str | None = None
     hf_token: str | None = None
@@ -68,7 +68,7 @@ class CommandEngine:
         check_template(self.template)
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for the given life of a slot. Creates no files."""
+        """What to start for a generation of a slot. Creates no files."""
         address = self._address(slot.id, generation)
         values = {
             "uds": address.path if isinstance(address, UnixAddress) else "",
@@ -97,7 +97,7 @@ class CommandEngine:
         )
 
     def _address(self, slot: int, generation: int) -> Address:
-        # With both placeholders the socket wins: it has no race and no name clash.
+        # With both placeholders the socket is used: it has no race for the address.
         if "uds" in placeholders(self.template):
             return UnixAddress(f"{self.socket_dir}/slot{slot}-{generation}.sock")
         return TcpAddress(LOOPBACK, self.free_port())

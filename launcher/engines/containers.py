@@ -1,7 +1,7 @@
-"""`engine.runtime = "podman" | "docker"`: the same launch, inside a container. No effects.
+"""`engine.runtime = "podman" | "docker"`: the same launch in a container. Pure.
 
 The options are those of vLLM's guide for CPUs (docs/getting_started/installation/cpu.x86.inc.md, 0.32). The cpuset
-takes numactl's place: the kernel keeps threads and pages inside it, whatever the image holds.
+replaces numactl: the kernel confines threads and pages to it, whatever the image contains.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 LABEL: Final = "numa-launcher"
 
-# What `Container.last_word` prints, and diagnosis reads.
+# Printed by `Container.last_word`, read by diagnosis.
 OOM_LINE: Final = "numa-launcher: the container's memory limit was reached: OOMKilled"
 
-# As in vLLM's guide; processes of one instance share tensors through it.
+# As in vLLM's guide; processes of an instance share tensors through it.
 SHM_SIZE: Final = "4g"
 
 _COMMON: Final = (
-    # Signals reach the engine also before it handles them, and its orphans are reaped.
+    # An init process: signals work before the engine installs handlers, and orphans are reaped.
     "--init",
     "--pull=never",
-    # The daemon keeps the lines: a log file of the client's would grow without bound.
+    # The daemon keeps the log; the client's log file would grow without limit.
     "--log-driver=none",
     "--network=host",
-    # migrate_pages and mbind, which vLLM binds its memory with; SELinux would forbid the socket.
+    # For migrate_pages and mbind, with which vLLM binds its memory; SELinux would deny access to the socket.
     "--security-opt=seccomp=unconfined",
     "--security-opt=label=disable",
     "--cap-add=SYS_NICE",
@@ -43,20 +43,20 @@ _COMMON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A folder or file of the host, at the same path inside."""
+    """A folder or file of the host, mounted at the same path."""
 
     path: str
     writable: bool = False
 
     @property
     def option(self) -> str:
-        """As `run` takes it."""
+        """The option of `run`."""
         return f"--volume={self.path}:{self.path}" + ("" if self.writable else ":ro")
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """How launches are put into containers."""
+    """How launches are wrapped in containers."""
 
     runtime: Runtime
     client: str
@@ -65,14 +65,14 @@ class Wrapping:
     socket_dir: str
     binds_memory: bool
     args: tuple[str, ...] = ()
-    """The operator's; of options that take one value, the last one counts."""
+    """The operator's options; the last one counts where only one value is allowed."""
     volumes: tuple[Volume, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Where the engine's own environment does not say otherwise."""
+    """Defaults that the engine's own environment overrides."""
 
     def wrap(self, launch: Launch, slot: Slot) -> Launch:
-        """The same launch in a container that is named after its slot: there can't be two of it."""
-        # Daemons differ by their sockets' folder; names are shared by the whole host.
+        """The same launch in a container named after its slot, so that no second one can run."""
+        # Names are global on the host, so they include the daemon's socket folder.
         name = f"{LABEL}-slot{slot.id}-{hashlib.sha256(self.socket_dir.encode()).hexdigest()[:8]}"
         env = {**self.env, **launch.env}
         argv = (
@@ -85,7 +85,7 @@ class Wrapping:
             f"--cpuset-cpus={slot.placement.cpus.format()}",
             *self._memory(slot),
             *(volume.option for volume in self._volumes()),
-            # A name alone: the value comes from the client's environment, and is in no command line.
+            # Name only: the value comes from the client's environment and is on no command line.
             *(f"--env={key}" if key in launch.secrets else f"--env={key}={env[key]}" for key in env),
             f"--env={MARK}",
             *self.args,
@@ -96,7 +96,7 @@ class Wrapping:
         return replace(launch, argv=argv, env=env, container=self._container(name, launch.argv))
 
     def _shared_memory(self) -> tuple[str, ...]:
-        """podman refuses a size together with another's memory (--ipc=host)."""
+        """podman rejects a size together with --ipc=host."""
         of_another = any(word.partition("=")[0] == "--ipc" for word in self.args)
         return () if of_another else (f"--shm-size={SHM_SIZE}",)
 
@@ -110,7 +110,7 @@ class Wrapping:
     def _container(self, name: str, command: tuple[str, ...]) -> Container:
         remove: tuple[str, ...] = (self.client, "rm", "--force", "--volumes")
         if self.runtime is Runtime.PODMAN:
-            # Without --time it would wait ten seconds between SIGTERM and SIGKILL.
+            # Without --time, ten seconds pass between SIGTERM and SIGKILL.
             remove = (*remove, "--ignore", "--time=0")
         return Container(
             name=name,
@@ -130,21 +130,19 @@ class Wrapping:
 
 @dataclass(frozen=True, slots=True)
 class ContainedEngine:
-    """Another engine, its instances in containers. Implements Engine."""
+    """An engine with its instances in containers. Implements Engine."""
 
     inner: Engine
     wrapping: Wrapping
 
     @property
     def wants_completion_probe(self) -> bool:
-        """The inner engine's."""
         return self.inner.wants_completion_probe
 
     @property
     def health_path(self) -> str:
-        """The inner engine's."""
         return self.inner.health_path
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for the given life of a slot."""
+        """What to start for a generation of a slot."""
         return self.wrapping.wrap(self.inner.launch(slot, generation), slot)

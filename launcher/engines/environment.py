@@ -1,4 +1,4 @@
-"""Environments of instances: which names are secret, and how a person would type it all. No effects."""
+"""Environments of instances: secret names, and shell commands for a person. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from launcher.redaction import MASK, is_secret, is_secret_name, masked_arguments
 
 
 def secret_names(env: Mapping[str, str]) -> frozenset[str]:
-    """Names in `env` whose values must never be printed: an http_proxy with a password in it, too."""
+    """Names in `env` whose values must not be printed, including an http_proxy with a password."""
     return frozenset(name for name, value in env.items() if is_secret_name(name) or is_secret(name, value))
 
 
 def shell_lines(launch: Launch, token_file: str | None = None) -> str:
-    """The environment and command of one instance, as a person could paste them into a shell.
+    """Shell commands with the environment and command line of one instance.
 
-    Its folder for sockets is made first. HF_TOKEN is read from `token_file` by the shell; other secrets are expected in
-    the shell's own environment, those of arguments as SECRET_1, SECRET_2, ... Values of secrets never appear.
+    They first create its folder for sockets. The shell reads HF_TOKEN from `token_file`; other secrets must be in the
+    shell's environment, those of arguments as SECRET_1, SECRET_2, ... Values of secrets never appear.
     """
     words = [] if launch.scratch is None else [f"mkdir -p {shlex.quote(launch.scratch)} &&"]
     for name, value in launch.own_env.items():

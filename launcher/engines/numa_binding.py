@@ -1,4 +1,4 @@
-"""How an instance is tied to its cpus and memory nodes: the words before the engine's command. No effects."""
+"""The command prefix that binds an instance to its cpus and memory nodes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MemPolicy(StrEnum):
-    """How memory is tied to its nodes, strictest first."""
+    """Memory policy, strictest first."""
 
     MEMBIND = "membind"
     PREFERRED = "preferred"
@@ -20,21 +20,21 @@ class MemPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What this machine lets us do. `numactl` and `taskset` are paths; with neither, nothing is tied."""
+    """What this machine permits. `numactl` and `taskset` are paths; with neither, nothing is bound."""
 
     policy: MemPolicy
     numactl: str | None = None
     taskset: str | None = None
     warning: str | None = None
-    """To be said once, loudly: what was refused and what it costs."""
+    """What was refused and its cost; logged once."""
 
     @classmethod
     def of_container(cls, *, binds_memory: bool) -> Binding:
-        """A container's cpuset ties it: no word stands before the engine's command."""
+        """A container's cpuset binds the instance: no prefix is needed."""
         return cls(MemPolicy.MEMBIND if binds_memory else MemPolicy.NONE)
 
     def prefix(self, placement: Placement) -> tuple[str, ...]:
-        """The words that start an engine inside its placement."""
+        """The prefix that starts an engine with its placement."""
         if not placement.cpus:
             raise ValueError("a placement without cpus can't be started")
         if self.numactl is None:
@@ -46,7 +46,7 @@ class Binding:
             case MemPolicy.MEMBIND if placement.membind:
                 return (f"--membind={placement.membind.format()}",)
             case MemPolicy.PREFERRED if placement.membind:
-                # numactl takes one node here; --preferred-many needs Linux 5.15 and numactl 2.0.15.
+                # numactl accepts one node here; --preferred-many needs Linux 5.15 and numactl 2.0.15.
                 node = placement.node if placement.node in placement.membind else placement.membind.first
                 return (f"--preferred={node}",)
             case MemPolicy.MEMBIND | MemPolicy.PREFERRED | MemPolicy.NONE:

@@ -1,4 +1,4 @@
-"""What numactl may do on this machine: found by trying it, strictest first."""
+"""Finds what numactl is permitted on this machine by trying, strictest policy first."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from launcher.cpuset import CpuSet
 from launcher.engines.numa_binding import Binding, MemPolicy
 from launcher.errors import LauncherError, timed_out
 
-# numactl answers within milliseconds; minutes where a machine boots and all its services start at once.
+# numactl takes milliseconds, but minutes while a machine boots and starts all services.
 PROBE_TIMEOUT_S: Final = 60.0
 
 Run = Callable[[tuple[str, ...]], str | None]
-"""Runs a command: None when it succeeded, else the first line it complained with."""
+"""Runs a command: None on success, else the first line of its error output."""
 
 
 def probe_binding(engine: Engine, cpus: CpuSet, nodes: CpuSet) -> Binding:
-    """How instances on `cpus` and memory `nodes` (empty without NUMA) can be tied to them.
+    """How instances can be bound to `cpus` and memory `nodes` (empty without NUMA).
 
-    Containers often refuse memory policies (no CAP_SYS_NICE): then membind falls back to
+    Containers often deny memory policies (no CAP_SYS_NICE): then membind falls back to
     preferred, then to none, with a warning. Raises LauncherError when numactl is missing or does not answer.
     """
     if engine.runtime is not Runtime.HOST:
@@ -40,7 +40,7 @@ def probe_binding(engine: Engine, cpus: CpuSet, nodes: CpuSet) -> Binding:
 
 
 def choose_binding(numactl: str, taskset: str | None, cpus: CpuSet, nodes: CpuSet, run: Run) -> Binding:
-    """The first rung of the ladder that `run` lets pass; see `probe_binding`."""
+    """The strictest policy that `run` permits; see `probe_binding`."""
     pin = (numactl, f"--physcpubind={cpus.format()}")
     if not nodes:
         refusal = run((*pin, "true"))
@@ -58,9 +58,9 @@ def choose_binding(numactl: str, taskset: str | None, cpus: CpuSet, nodes: CpuSe
 
 
 def run_probe(command: tuple[str, ...]) -> str | None:
-    """Run one probe. The first line of complaint, or None when it passed.
+    """Runs one probe. Returns the first line of its error output, or None on success.
 
-    Raises TimedOutError: no answer is no refusal, which would cost the memory binding for as long as the daemon runs.
+    Raises TimedOutError: treating a time-out as a refusal would drop the memory binding for the daemon's lifetime.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)

@@ -1,4 +1,4 @@
-"""How far a loading engine has come, from its log lines: for people who wait. No effects."""
+"""The start-up phase of an engine, from its log lines. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: reads package metadata and looks for libraries. Imports neither torch nor vllm."""
+"""Finds the installed software from package metadata and libraries. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.engines.software_versions import Stack, zentorch_mismatch
 from launcher.engines.vllm import MODULE_FORM
 from launcher.errors import LauncherError, timed_out
 
-# Of an interpreter that only prints its own path, or of ldconfig.
+# For an interpreter that prints its path, or ldconfig.
 PROBE_TIMEOUT_S: Final = 60.0
 
 TCMALLOC: Final = "libtcmalloc_minimal.so.4"
@@ -32,11 +32,11 @@ _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]',
 
 
 def probe_stack(engine: Engine) -> Stack:
-    """The software behind `[engine]`. Raises LauncherError when it can't be started at all."""
+    """The software behind `[engine]`. Raises LauncherError when it cannot be started."""
     if engine.runtime is not Runtime.HOST:
         return _probe_image(engine)
     if engine.kind is EngineKind.COMMAND:
-        # An allocator of ours is not forced on a server we don't know: only a path that was asked for.
+        # A custom server gets an allocator only when its path is configured.
         tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
         return Stack(command=(_find_command(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
     command = (find_vllm(engine.command[0]), *engine.command[1:])
@@ -62,7 +62,7 @@ def probe_stack(engine: Engine) -> Stack:
 
 
 def _probe_image(engine: Engine) -> Stack:
-    """A client and an image. What is inside is not looked at: the image is not started for that."""
+    """The client and the image. The content of the image is unknown, as it is not started."""
     name, image = engine.runtime.value, engine.image or ""
     client = shutil.which(name)
     if client is None:
@@ -131,7 +131,7 @@ def _find_command(word: str) -> str:
 
 
 def interpreter_of(command: tuple[str, ...]) -> str | None:
-    """The Python that runs `command`: itself, or that of its script's first lines. None without."""
+    """The Python that runs `command`: itself, or that of its script's first lines; else None."""
     path = Path(command[0])
     if path.name.startswith("python"):
         return str(path)
@@ -184,7 +184,7 @@ def _mend_command(python: str) -> str:
 
 
 def find_tcmalloc(wanted: str) -> str | None:
-    """Path of the allocator to preload: "auto" looks for it, "off" is None, else the path itself."""
+    """Path of the allocator to preload: "auto" searches for it, "off" is None, else the path itself."""
     if wanted == "off":
         return None
     if wanted != "auto":

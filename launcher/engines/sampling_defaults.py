@@ -1,7 +1,7 @@
-"""Sampling parameters that a vLLM server applies to requests that name none: what decides whether a stream is plain.
+"""Sampling parameters that a vLLM server applies to requests without them.
 
 vLLM 0.32 (config/model.py, get_diff_sampling_param): `--generation-config` names a folder with generation_config.json,
-`auto` (its default) the model's own, `vllm` none; `--override-generation-config` changes single values. vLLM reads
+`auto` (the default) is the model's own, `vllm` none; `--override-generation-config` changes single values. vLLM reads
 config.json where there is no generation_config.json (transformers_utils/config.py, try_get_generation_config).
 """
 
@@ -21,10 +21,10 @@ TAKEN: Final = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p", "min_p",
     "max_new_tokens",
 )  # fmt: skip
-"""The parameters that vLLM takes from a generation config; it ignores the others."""
+"""The parameters that vLLM reads from a generation config."""
 
 MOST_TOKENS: Final = "most_tokens"
-"""Our name for a limit that no request may exceed (`override_max_tokens` in vLLM's chat_completion/serving.py)."""
+"""Name for a limit that no request may exceed (`override_max_tokens` in vLLM's chat_completion/serving.py)."""
 
 _GENERATION: Final = "--generation-config"
 _OVERRIDE: Final = "--override-generation-config"
@@ -33,8 +33,7 @@ _OVERRIDE: Final = "--override-generation-config"
 def sampling_defaults(config: Config, model: str) -> dict[str, float]:
     """vLLM's names (`max_tokens` for `max_new_tokens`) and values; MOST_TOKENS where requests are capped.
 
-    Reads the model's folder. A file that is not there or not readable counts as empty: vLLM reports it, or refuses
-    to start.
+    Reads the model's folder. A missing or unreadable file counts as empty: vLLM reports it, or refuses to start.
     """
     if config.engine.kind is not EngineKind.VLLM:
         return {}

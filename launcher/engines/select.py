@@ -1,4 +1,4 @@
-"""From configuration and probes to an Engine. Reads the token file and looks which models are local."""
+"""Makes the Engine from configuration and probes. Reads the token file and finds local models."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LONGEST_SOCKET_NAME: Final = "slot9999-999999.sock"
 def make_engine(
     config: Config, stack: Stack, binding: Binding, run_dir: Path, free_port: Callable[[], int] | None = None
 ) -> Engine:
-    """The engine that `config` asks for, with instances' sockets in `run_dir`.
+    """The configured engine, with instances' sockets in `run_dir`.
 
-    Raises LauncherError for a token file that can't be read, a bad command template, and a
+    Raises LauncherError for an unreadable token file, an invalid command template, and a
     `run_dir` too long for UNIX sockets.
     """
     socket_dir = str(run_dir.absolute())
@@ -81,7 +81,7 @@ def _make_bare(
 
 
 def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
-    """Everything that an instance reads or writes lies at the same path inside."""
+    """All files of an instance have the same paths inside the container."""
     engine, local_models, env = config.engine, _local_models(config), dict[str, str]()
     volumes = [Volume(path) for path in _model_folders(local_models.values())]
     if engine.kind is EngineKind.VLLM:
@@ -107,7 +107,7 @@ def _hf_home() -> str:
 
 
 def _model_folders(paths: Iterable[str]) -> list[str]:
-    """The models, and where their symbolic links lead: the hub's snapshots are links into a folder of blobs."""
+    """The models and the targets of their symbolic links: the hub's snapshots are links to a folder of blobs."""
     found = set[Path]()
     for path in map(Path, paths):
         found.add(path)
@@ -117,14 +117,14 @@ def _model_folders(paths: Iterable[str]) -> list[str]:
 
 
 def free_loopback_port() -> int:
-    """A loopback port that is free now. Nothing holds it until the engine binds it: see CommandEngine."""
+    """A loopback port that is currently free, but not reserved: see CommandEngine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def cache_dir(configured: str | None) -> Path:
-    """Where compile caches live: as configured, $CACHE_DIRECTORY (systemd), /var/cache for root, ~/.cache."""
+    """The folder of compile caches: as configured, $CACHE_DIRECTORY (systemd), /var/cache for root, ~/.cache."""
     if configured is not None:
         return Path(configured).expanduser().absolute()
     if from_systemd := os.environ.get("CACHE_DIRECTORY"):
@@ -136,32 +136,32 @@ def cache_dir(configured: str | None) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """The Hugging Face token in a file. Raises LauncherError; the message never holds the token."""
+    """The Hugging Face token in a file. Raises LauncherError; the message never contains the token."""
     try:
         token = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is not text"
         raise LauncherError(
             f"cannot read engine.hf_token_file {str(path)!r}: {why}",
-            "write the token there, readable by this user",
+            "write the token to this file, readable by this user",
         ) from error
     if not token or len(token.split()) != 1:
         raise LauncherError(
-            f"cannot use engine.hf_token_file {str(path)!r}: it must hold one token and nothing else",
-            "write the token there, from huggingface.co/settings/tokens",
+            f"cannot use engine.hf_token_file {str(path)!r}: it must contain exactly one token",
+            "write a token from huggingface.co/settings/tokens to this file",
         )
     return token
 
 
 def _local_models(config: Config) -> dict[str, str]:
-    # vLLM takes directories; other engines take files too (GGUF).
+    # vLLM reads directories; other engines also files (GGUF).
     is_local = Path.is_dir if config.engine.kind is EngineKind.VLLM else Path.exists
     paths = ((model.path, Path(model.path).expanduser()) for model in config.models)
     return {text: str(path.absolute()) for text, path in paths if is_local(path)}
 
 
 def _preload(tcmalloc: str | None) -> str | None:
-    """What is preloaded here already stays: an operator's profiler or OpenMP runtime."""
+    """Libraries that are preloaded already stay, such as an operator's profiler or OpenMP runtime."""
     inherited = os.environ.get("LD_PRELOAD", "")
     if tcmalloc is None or "tcmalloc" in inherited:
         return None
@@ -173,6 +173,6 @@ def _check_socket_dir(socket_dir: str) -> None:
     if length > MAX_SOCKET_PATH:
         raise LauncherError(
             f"cannot put instances' sockets in {socket_dir!r}: their paths would have {length} bytes, "
-            f"and UNIX sockets take {MAX_SOCKET_PATH}",
+            f"but UNIX sockets allow {MAX_SOCKET_PATH}",
             "choose a shorter directory, for example /run/numa-launcher",
         )

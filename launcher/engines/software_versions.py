@@ -1,4 +1,4 @@
-"""The software an instance is made of: versions and what follows from them. No effects."""
+"""Versions of an instance's software, and conclusions from them. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse_release(version: str) -> Version:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What was found for one `[engine]` table. A version is None when it can't be told without running it."""
+    """The software of `[engine]`. A version is None when unknown without running it."""
 
     command: tuple[str, ...]
     """engine.command, its first word an absolute path."""
@@ -37,13 +37,13 @@ class Stack:
     torch: str | None = None
     zentorch: str | None = None
     tcmalloc: str | None = None
-    """Path of libtcmalloc_minimal, None when it is off or not found."""
+    """Path of libtcmalloc_minimal; None when off or not found."""
     client: str | None = None
     """Path of podman or docker, where instances run in containers."""
     image: str | None = None
-    """Id of the image, which names its content; `command` lies inside it."""
+    """Id of the image; `command` is inside it."""
     warnings: tuple[str, ...] = ()
-    """Plain statements, each worth saying once."""
+    """Statements to be logged once."""
 
     def has(self, since: Version) -> bool:
         """Whether vLLM is at least `since`. A vLLM of unknown version counts as new."""
@@ -51,7 +51,7 @@ class Stack:
 
     @property
     def fingerprint(self) -> str:
-        """Names the compile caches: code compiled for one stack must not meet another."""
+        """Key of the compile caches: code compiled for one stack must not be used with another."""
         parts = (
             ("vllm", self.vllm),
             ("torch", self.torch),
@@ -62,7 +62,7 @@ class Stack:
 
 
 def zentorch_mismatch(torch: str | None, zentorch: str | None) -> str | None:
-    """A warning when zentorch is not the build for this torch: its number starts with its torch's."""
+    """A warning when zentorch was built for another torch: its version starts with its torch's."""
     if torch is None or zentorch is None:
         return None
     wanted, built_for = parse_release(torch)[:3], parse_release(zentorch)[:3]

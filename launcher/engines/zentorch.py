@@ -1,4 +1,4 @@
-"""Whether an instance really computes with ZenTorch. No effects."""
+"""Whether an instance computes with ZenTorch. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LIBRARY: Final = "libzentorch"
 
 
 def zentorch_active(log_lines: Iterable[str], maps_text: str) -> bool | None:
-    """True or False when it can be told, else None.
+    """True or False when known, else None.
 
-    `maps_text` is /proc/PID/maps of the instance's processes, joined; it is the proof. The log
-    line is the engine's word; a line that says no outweighs one that says yes.
+    `maps_text` is /proc/PID/maps of the instance's processes, joined; it is
+    conclusive. Of log lines, one that says no outweighs one that says yes.
     """
     if _LIBRARY in maps_text:
         return True

@@ -46,7 +46,7 @@ def plan_json(plan: Plan, extra: Mapping[int, Mapping[str, Any]] | None = None) 
         "warnings": [_finding_json(finding) for finding in plan.warnings],
         "violations": [_finding_json(finding) for finding in plan.violations],
         "ledger": [_row_json(row) for row in plan.ledger],
-        "start_order": [list(wave) for wave in plan.start_order],
+        "start_order": [list(group) for group in plan.start_order],
     }
 
 
@@ -87,8 +87,8 @@ def to_text(plan: Plan, topology: Topology) -> str:
     lines += table([head, *(_ledger_row(row) for row in plan.ledger)])
     lines += sources_text(plan)
     if len(plan.start_order) > 1:
-        waves = ", then ".join(",".join(map(str, wave)) for wave in plan.start_order)
-        lines += ["", f"starts: slots {waves}: less memory is free now than they will take"]
+        order = ", then ".join(",".join(map(str, group)) for group in plan.start_order)
+        lines += ["", f"starts: slots {order}: less memory is free now than they will need"]
     for finding in (*plan.violations, *plan.warnings):
         prefix = "" if finding.severity == "violation" else "warning: "
         lines += ["", f"{prefix}{finding.message}", f"  {finding.remedy}"]

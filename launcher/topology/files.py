@@ -22,7 +22,7 @@ _CHUNK: Final = 65_536
 _NUMBER: Final = re.compile(r"-?[0-9]+")
 _WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}")
 REMEDY: Final = (
-    "check it against the kernel's Documentation/admin-guide/cputopology.rst; capture a copied tree anew"
+    "check it against the kernel's Documentation/admin-guide/cputopology.rst; capture the tree again"
 )
 
 

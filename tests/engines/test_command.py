@@ -60,5 +60,5 @@ def test_unknown_placeholder_is_named() -> None:
 
 
 def test_a_server_must_be_told_where_to_listen() -> None:
-    with pytest.raises(LauncherError, match="where to listen"):
+    with pytest.raises(LauncherError, match=r"neither \{uds\} nor \{port\}"):
         engine("srv", "{model}")

@@ -59,7 +59,7 @@ def test_what_is_preloaded_already_stays(monkeypatch: pytest.MonkeyPatch, make_s
 
 def test_command_template_is_checked_at_once() -> None:
     bad = config(kind=EngineKind.COMMAND, command=("srv",))
-    with pytest.raises(LauncherError, match="where to listen"):
+    with pytest.raises(LauncherError, match=r"neither \{uds\} nor \{port\}"):
         make_engine(bad, Stack(command=("srv",)), BINDING, Path("/run/nl"))
     good = config(kind=EngineKind.COMMAND, command=("srv", "{port}"), args=("--threads", "{slot}"))
     engine = make_engine(good, Stack(command=("/bin/srv", "{port}")), BINDING, Path("/run/nl"), lambda: 7)
@@ -73,7 +73,7 @@ def test_a_free_port_can_be_bound() -> None:
 
 
 def test_socket_paths_must_fit() -> None:
-    with pytest.raises(LauncherError, match="UNIX sockets take 107"):
+    with pytest.raises(LauncherError, match="UNIX sockets allow 107"):
         make_engine(config(), STACK, BINDING, Path("/" + "x" * 100))
 
 
@@ -81,7 +81,7 @@ def test_socket_paths_must_fit() -> None:
 def test_a_token_file_holds_one_token(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
-    with pytest.raises(LauncherError, match="must hold one token") as bad:
+    with pytest.raises(LauncherError, match="must contain exactly one token") as bad:
         read_token(path)
     assert "words" not in bad.value.message
 

@@ -41,5 +41,5 @@ def test_other_folders_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not is_foreign(tmp_path / "new")
     (tmp_path / "thesis.tex").write_text("")
     assert main([str(tmp_path)]) == 2
-    assert "holds something else" in capsys.readouterr().err
+    assert "contains other files" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").exists()
