@@ -1,4 +1,4 @@
-"""Breaking instances under load, and proving that nothing is lost.
+"""Fault injection under load: instances fail, and no request may be lost.
 
 language   what the engines speak: an answer is a function of its prompt, so everybody can check it
 engine     one instance, a real process, that fails on purpose now and then

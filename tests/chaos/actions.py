@@ -1,4 +1,4 @@
-"""What is done to the daemon and its instances on purpose, and what the daemon says of itself meanwhile."""
+"""Operator actions and injected hangs during a chaos run, and samples of the daemon's status."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 
-# A restart that was taken is over by then: drain_timeout_s, stop_timeout_s (main.CONFIG), a start, and crashes in between.
+# An accepted restart has ended by then: drain_timeout_s, stop_timeout_s (main.CONFIG), a start, and crashes in between.
 RESTARTED_WITHIN_S: Final = 120.0
-# An instance that hangs is ended by then: stall_timeout_s (main.CONFIG), four times it where cpus are starved
+# A hung instance is replaced by then: stall_timeout_s (main.CONFIG), four times that where cpus are starved
 # (instances/progress.py), one probe, stop_timeout_s, and a busy machine.
 HUNG_WITHIN_S: Final = 60.0
-# (slot with vLLM's counters, slot without): first of those that hold streams, then of those that hold none.
+# (slot with vLLM's counters, slot without): first pair serves streams, second pair does not.
 HANGS: Final = ((1, 7), (2, 6), (3, 7), (0, 6))
 LOOK_S: Final = 0.5
 DESCRIPTORS_SHARE: Final = 0.9
@@ -30,25 +30,25 @@ DESCRIPTORS_SHARE: Final = 0.9
 
 @dataclass
 class Notes:
-    """What came of it."""
+    """The results."""
 
     restarts: int = 0
     failed: list[str] = field(default_factory=list)
-    """Planned actions that did not end as planned."""
+    """Planned actions that failed."""
     hangs: list[dict[str, Any]] = field(default_factory=list)
     rss: list[int] = field(default_factory=list)
     looks: int = 0
     unanswered: list[str] = field(default_factory=list)
-    """Looks at the control socket or at /health under TLS that got no answer."""
+    """Requests to the control socket or to /health over TLS without a response."""
     unwatched: list[str] = field(default_factory=list)
-    """What `status` says of slots that nobody watches."""
+    """Slots that `status` reports as not watched."""
     ended_as_hung: set[tuple[int, int]] = field(default_factory=set)
-    """Slot and generation of instances whose end the daemon explains so."""
+    """Slot and generation of instances that the daemon ended with this cause."""
     descriptors: dict[str, int] = field(default_factory=dict)
 
 
 class Actions:
-    """Of one run."""
+    """The actions of one run."""
 
     def __init__(self, daemon: psutil.Process, control: ControlClient, *, slots: int, pause_s: float) -> None:
         self._daemon = daemon
@@ -65,7 +65,7 @@ class Actions:
         return found
 
     async def restart_all_along(self) -> None:
-        """One slot after the other, for ever."""
+        """Restarts one slot after the other, without end."""
         while True:
             for slot in range(len(self._owners)):
                 if not self._owners[slot].locked():
@@ -74,7 +74,7 @@ class Actions:
                 await asyncio.sleep(self._pause_s)
 
     async def _restart(self, slot: int) -> None:
-        """A refusal because too few others are ready right now is no failure; a restart that does not end is."""
+        """A refusal for too few ready slots is not a failure; a restart that does not end is."""
         try:
             before = (await self._slot(slot))["generation"]
             await asyncio.to_thread(self._control.post, f"/slots/{slot}/restart")
@@ -97,7 +97,7 @@ class Actions:
         return False
 
     async def hang_now_and_then(self, until: float) -> None:
-        """Two at a time: one of those that hold streams, one of those that hold none. Each is over by `until`."""
+        """Hangs two instances at a time, one with streams and one without. All are replaced by `until`."""
         turn = 0
         while time.monotonic() + HUNG_WITHIN_S < until:
             async with asyncio.TaskGroup() as group:
@@ -112,7 +112,7 @@ class Actions:
                     await asyncio.sleep(0.1)
                 os.kill(before["pid"], signal.SIGUSR1)
             except (LauncherError, ProcessLookupError, TypeError):
-                return  # it has died of something else meanwhile: the next turn
+                return  # it died of another fault: try again next time
             begun = time.monotonic()
             replaced = await self._replaced(slot, before["generation"], HUNG_WITHIN_S)
             after = await self._slot(slot)
@@ -120,12 +120,12 @@ class Actions:
                 "slot": slot, "model": after["model"], "counters": slot % 2 == 0, "replaced": replaced,
                 "took_s": round(time.monotonic() - begun, 1), "cause": (after["last_cause"] or {}).get("name"),
             })  # fmt: skip
-            if not replaced:  # as an operator would: a later turn wants it again
+            if not replaced:  # as an operator would, so that it can be used again
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(before["pid"], signal.SIGKILL)
 
     async def look(self) -> None:
-        """At status and memory, for ever."""
+        """Samples status and memory, without end."""
         while True:
             self.notes.rss.append(self._daemon.memory_info().rss)
             self.notes.looks += 1
@@ -142,7 +142,7 @@ class Actions:
             await asyncio.sleep(LOOK_S)
 
     async def ask_health(self, port: int) -> None:
-        """Over TLS, each time on a new connection, for ever."""
+        """Asks for /health over TLS, each time on a new connection, without end."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         while True:
@@ -160,7 +160,7 @@ class Actions:
             await asyncio.sleep(2)
 
     async def leave_few_descriptors(self, for_s: float) -> None:
-        """After a while of looking: from then on at most a tenth more files than the most it has had open."""
+        """Limits the daemon's open files to a tenth more than the most it has used so far."""
         most, deadline = 0, time.monotonic() + for_s
         while time.monotonic() < deadline:
             most = max(most, self._daemon.num_fds())

@@ -1,4 +1,4 @@
-"""What the clients ask, and what they make of what comes."""
+"""Clients of a chaos run: their requests, and how they judge each response."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from chaos.wire import Dropped, Unframed, Wire
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-PATIENCE_S = 90.0  # an answer that takes longer is lost
+PATIENCE_S = 90.0  # a response that takes longer counts as lost
 SLOW_READ_S = 0.15
 SUBJECTS = ("rivers", "machines", "the sea", "numbers 😀", 'a "quoted" word', "old\nlines", "memory nodes")
 
 
 @dataclass(slots=True)
 class Result:
-    """One request, as its client saw it."""
+    """One request and its outcome, as its client saw it."""
 
     name: str
     kind: str  # the client's class
@@ -48,12 +48,12 @@ class Question:
     path: str
     body: dict[str, Any]
     plain: bool
-    leaves_after: int | None = None  # events, then the client leaves
+    leaves_after: int | None = None  # the client disconnects after this many events
     slow: bool = False
 
 
 def ask(name: str, kind: str, dice: random.Random) -> Question:
-    """A request of a client of that kind."""
+    """A request of a client of this kind."""
     path = COMPLETIONS if kind == "completions" or (kind != "chat" and dice.random() < 0.3) else CHAT
     text = f"Speak of {dice.choice(SUBJECTS)} number {dice.randrange(400)}"
     body: dict[str, Any] = {"model": "whole" if kind == "whole" else "chaos", "temperature": 0, "user": name}
@@ -78,7 +78,7 @@ KINDS = {"chat": 26, "completions": 12, "unstreamed": 8, "whole": 6, "leaver": 5
 
 
 class Client:
-    """Asks again and again, one request at a time, until time is over."""
+    """Sends one request after the other until the run ends."""
 
     def __init__(self, number: int, kind: str, seed: int, path: str, results: list[Result]) -> None:
         self._number = number
@@ -88,7 +88,7 @@ class Client:
         self._results = results
 
     async def run(self, until: float) -> None:
-        """Until the moment given (time.monotonic)."""
+        """Runs until the given time.monotonic()."""
         turn = 0
         while time.monotonic() < until:
             turn += 1
@@ -144,7 +144,7 @@ class Client:
 
 
 def code_of(body: bytes) -> str:
-    """Of an error in OpenAI's form; else the body's beginning."""
+    """The code of an OpenAI error; otherwise the start of the body."""
     try:
         return str(json.loads(body)["error"]["code"])
     except (ValueError, KeyError, TypeError):
@@ -152,7 +152,7 @@ def code_of(body: bytes) -> str:
 
 
 class Reading:
-    """An answer as it comes."""
+    """A response while it is received."""
 
     def __init__(self, question: Question, result: Result) -> None:
         self._question = question
@@ -170,7 +170,7 @@ class Reading:
         self.roles = 0
 
     def take(self, piece: bytes) -> bool:
-        """One piece of payload; True when the client has had enough."""
+        """Takes one piece of payload; True when the client disconnects."""
         if not self._result.streamed:
             self._whole += piece
             return False
@@ -208,7 +208,7 @@ class Reading:
             self.finish = choice["finish_reason"]
 
     def verdict(self) -> tuple[str, str]:
-        """Outcome and detail once nothing more comes."""
+        """Outcome and detail at the end of the response."""
         if self.strange is not None:
             return "wrong", self.strange
         if not self._result.streamed:

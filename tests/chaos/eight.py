@@ -1,4 +1,4 @@
-"""The daemon on a machine that we invent: `numa-launcher serve`, but for where the topology comes from.
+"""`numa-launcher serve` with a made-up topology of eight slots.
 
     python -m chaos.eight CONFIG [--nodes N]
 

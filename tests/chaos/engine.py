@@ -1,4 +1,4 @@
-"""One instance that fails on purpose: a small HTTP/1.1 server of our own, down to the framing it breaks.
+"""An engine with injected faults: a small HTTP/1.1 server that can also break its own framing.
 
     python -m chaos.engine --uds PATH --model NAME --log FILE --seed TEXT [--token-s S] [--faults SHARE]
 
@@ -36,18 +36,18 @@ from chaos import language
 BEFORE = {"reset": 8, "500": 8, "503": 5, "mute": 2, "nonsense": 4, "slow": 10}
 AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4}
 WHOLE = {"kill": 3, "freeze": 1}
-FREEZE_S = 30.0  # after which a frozen process that nobody ended ends itself
-# Without a question for /health it is not watched: fifty times probe_interval_s (main.CONFIG).
+FREEZE_S = 30.0  # a frozen process that was not killed exits by itself
+# Without a probe of /health for this long, the instance is not watched: fifty times probe_interval_s (main.CONFIG).
 UNWATCHED_S = 25.0
 SLOW_S = (0.5, 1.5)
 
 
 class Broken(Exception):  # noqa: N818 - it breaks on purpose
-    """The connection is over."""
+    """The connection ended."""
 
 
 class Exchange:
-    """One request that is being answered."""
+    """One request in progress."""
 
     def __init__(self, name: str, path: str, body: dict[str, Any]) -> None:
         self.name = name
@@ -71,40 +71,40 @@ class Engine:
         self.has_counters = int(slot) % 2 == 0
         self.hung = False
         self.tokens = 0
-        self.looked_at: float | None = None  # when /health was asked last; None before the first time
+        self.looked_at: float | None = None  # last probe of /health; None before the first
 
     def note(self, kind: str, *hit: Exchange) -> None:
-        """One line per request that a fault hits; whole lines, so that processes may share the file."""
+        """Writes one line per injected fault; whole lines, because processes share the file."""
         for one in hit:
             line = {"name": one.name, "kind": kind, "at": time.monotonic(), "sent": one.sent}
             os.write(self.log, json.dumps(line | {"engine": self.name}).encode() + b"\n")
 
     def draw(self, asked: dict[str, Any]) -> str | None:
-        """The fault of one request, mostly none; none for a calm one, which meets the faults of others alone."""
+        """The fault to inject into one request, usually none. A calm one only meets other requests' faults."""
         if self.hung or "calm" in asked or self.random.random() >= self.args.faults:
             return None
         kinds = BEFORE | AMID | WHOLE
         return self.random.choices(list(kinds), list(kinds.values()))[0]
 
     def kill(self) -> None:
-        """As the OOM killer does it."""
+        """Exits as if killed by the OOM killer."""
         self.note("kill", *self.open)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop every stream, and keep looking well."""
+        """Stops every stream; health checks still succeed."""
         self.note("freeze", *self.open)
         self.thawed.clear()
         asyncio.get_running_loop().call_later(FREEZE_S, os.kill, os.getpid(), signal.SIGKILL)
 
     def hang(self) -> None:
-        """Compute nothing from here on, and keep looking well."""
+        """Stops computing; health checks still succeed."""
         self.hung = True
         self.note("hang", Exchange("", "", {}), *self.open)
         self.thawed.clear()
 
     async def notice_neglect(self) -> None:
-        """Once. A look that is under way when this process was starved itself is seen in the pause."""
+        """Checks once whether probes arrive. The pause catches probes that were delayed with this process."""
         while True:
             await asyncio.sleep(1)
             if self.looked_at is not None and time.monotonic() - self.looked_at > UNWATCHED_S:
@@ -115,7 +115,7 @@ class Engine:
                     return
 
     def counters(self) -> str:
-        """vLLM's (vllm/v1/metrics/loggers.py), as far as a supervisor reads them."""
+        """The metrics of vLLM (vllm/v1/metrics/loggers.py) that a supervisor reads."""
         labels = f'{{engine="0",model_name="{self.args.model}"}}'
         return "".join(
             f"vllm:{name}{labels} {float(value)}\n"
@@ -128,7 +128,7 @@ class Engine:
     # --- HTTP ---------------------------------------------------------------------------------
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests of one connection, one after the other."""
+        """Serves the requests of one connection."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, Broken):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -163,7 +163,7 @@ class Engine:
             return
         asked = json.loads(body)
         exchange = Exchange(str(asked.get("user", "")), path, asked)
-        if not exchange.name:  # the launcher's own trial: it always succeeds
+        if not exchange.name:  # the launcher's own canary always succeeds
             await self.answer(writer, exchange, None)
             return
         self.open.add(exchange)
@@ -179,7 +179,7 @@ class Engine:
             self.open.discard(exchange)
 
     async def fail_before(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
-        """Returns only when the request is answered after all."""
+        """Returns only if the request is answered in the end."""
         self.note(fault, exchange)
         match fault:
             case "slow":
@@ -231,7 +231,7 @@ class Engine:
         writer.write(b"0\r\n\r\n")
 
     async def fail_amid(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
-        """Returns when the process froze and was thawed, which it never is."""
+        """Freezes the process; returns if it is continued, which never happens."""
         if fault == "kill":
             self.kill()
         if fault == "freeze":
@@ -294,7 +294,7 @@ class Engine:
 
 
 class Events:
-    """vLLM 0.32's events of one answer."""
+    """The events of one response, as vLLM 0.32 sends them."""
 
     def __init__(self, exchange: Exchange, model: str, ident: str) -> None:
         self.chat = "messages" in exchange.body
@@ -335,13 +335,13 @@ def plain(writer: asyncio.StreamWriter, status: int, payload: dict[str, Any]) ->
 
 
 def text(writer: asyncio.StreamWriter, page: str) -> None:
-    """A whole page of text."""
+    """A complete text response."""
     head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(page)}\r\n\r\n"
     writer.write((head + page).encode())
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Until SIGTERM, which ends it at once: vLLM does no better."""
+    """Serves until SIGTERM, which ends it at once, as with vLLM."""
     engine = Engine(args)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()

@@ -1,6 +1,6 @@
-"""Clients that are broken or mean no good: they do not read, never end what they send, or say nothing at all.
+"""Broken and hostile clients: they do not read, never finish sending, or send nothing.
 
-Each connection must be ended by the front door within a bound, with a code that docs/routes-and-errors.md states where it
+The proxy must end each connection within a bound, with a code that docs/routes-and-errors.md states where it
 had asked something, and must not keep others from being served.
 """
 
@@ -28,7 +28,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 class Unread:
-    """Asks for one long stream, reads the head of the answer, and nothing more."""
+    """Requests one long stream, reads the response head, then stops reading."""
 
     def __init__(self, number: int, path: str, results: list[Result]) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class Unread:
         self._results = results
 
     async def run(self, until: float) -> None:
-        """Until it is given up, or the moment given (time.monotonic)."""
+        """Runs until the proxy closes the connection, or the given time.monotonic()."""
         loop = asyncio.get_running_loop()
         result = self._result
         result.begun = time.monotonic()
@@ -68,14 +68,14 @@ class Unread:
 
 
 def gone(sock: socket.socket) -> bool:
-    """The other side has closed the connection, however much of what it sent is unread."""
+    """Whether the peer closed the connection, with or without unread data."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
 class Upload:
-    """Says that a large body comes, sends the beginning, then drips or falls silent; again and again."""
+    """Announces a large body, sends its start, then sends single bytes or nothing; repeats."""
 
     def __init__(self, number: int, path: str, results: list[Result], *, first: int, drips: bool) -> None:
         self._number = number
@@ -85,7 +85,7 @@ class Upload:
         self._drips = drips
 
     async def run(self, until: float) -> None:
-        """Until the moment given (time.monotonic)."""
+        """Runs until the given time.monotonic()."""
         turn = 0
         while time.monotonic() < until:
             turn += 1
@@ -127,7 +127,7 @@ class Upload:
 
 
 async def error_of(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """Status and code of an error answer; (0, why) when the connection ends without one."""
+    """Status and code of an error response; (0, reason) if the connection ends without one."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         length = int(head.partition("content-length:")[2].split("\r\n", 1)[0])
@@ -138,17 +138,17 @@ async def error_of(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 class Silent:
-    """Connects, and says nothing; again when it was closed."""
+    """Connects and sends nothing; reconnects when closed."""
 
     def __init__(self, kind: str, connect: Connect) -> None:
         self.kind = kind
         self._connect = connect
         self.closed = 0
         self.longest_s = 0.0
-        """One connection was kept so long."""
+        """How long one connection was kept."""
 
     async def run(self, until: float) -> None:
-        """Until the moment given (time.monotonic)."""
+        """Runs until the given time.monotonic()."""
         while time.monotonic() < until:
             try:
                 reader, writer = await self._connect()

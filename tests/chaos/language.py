@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"(?P<two> 😀)| ?[^\W\d_]+|-[a-z]+|\d|\s|[^\w\s]|_")
 
 
 def count(text: str) -> int:
-    """Tokens of a text, the same however it is cut between tokens."""
+    """The tokens of a text; independent of how it was split between tokens."""
     return sum(2 if found["two"] else 1 for found in _TOKEN.finditer(text))
 
 

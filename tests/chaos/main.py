@@ -1,4 +1,4 @@
-"""Eight instances that fail on purpose, restarted one after the other all along, and 64 clients.
+"""Eight instances with injected faults, restarted in turn throughout the run, and 64 clients.
 
     scripts/chaos [--seconds N] [--seed N] [--faults SHARE] [--json FILE]
 
@@ -51,12 +51,12 @@ CONFIG = """
 [[models]]
 name = "chaos"
 path = "chaos"
-max_num_seqs = {seats}
+max_num_seqs = {max_num_seqs}
 nodes = [0, 1, 2, 3, 4, 5]
 [[models]]
 name = "whole"
 path = "whole"
-max_num_seqs = {seats}
+max_num_seqs = {max_num_seqs}
 nodes = [6, 7]
 [layout]
 reserve_cores = 0
@@ -118,7 +118,11 @@ class Chaos:
         config = folder / "config.toml"
         config.write_text(
             CONFIG.format(
-                seats=MAX_NUM_SEQS, command=json.dumps(command), path=TESTS, port=self.port, folder=folder
+                max_num_seqs=MAX_NUM_SEQS,
+                command=json.dumps(command),
+                path=TESTS,
+                port=self.port,
+                folder=folder,
             )
         )
         self.daemon_log = folder / "daemon.log"
@@ -135,20 +139,20 @@ class Chaos:
         self.results: list[Result] = []
 
     def status(self) -> dict[str, Any]:
-        """The daemon's own view; {} while it does not answer."""
+        """The daemon's status; {} while it does not answer."""
         try:
             return self.control.get("/status")
         except LauncherError:
             return {}
 
     def ready(self) -> bool:
-        """All instances are."""
+        """Waits until all instances are ready."""
         if self.daemon.poll() is not None:
             raise RuntimeError(f"the daemon ended: {self.daemon_log.read_text()[-3000:]}")
         return self.status().get("ready") == INSTANCES
 
     async def run(self) -> dict[str, Any]:
-        """Clients, restarts and measurements side by side; then the report."""
+        """Runs clients, restarts and measurements together; returns the report."""
         async with asyncio.timeout(READY_S):
             while not await asyncio.to_thread(self.ready):  # noqa: ASYNC110 - another process is polled
                 await asyncio.sleep(0.1)
@@ -200,7 +204,7 @@ class Chaos:
         return await asyncio.open_unix_connection(self.door)
 
     async def _descriptors(self) -> None:
-        """For the last three fifths of the time."""
+        """Samples during the last three fifths of the run."""
         await asyncio.sleep(self.args.seconds / 5)
         await self.actions.leave_few_descriptors(self.args.seconds / 5)
 
@@ -236,13 +240,13 @@ class Chaos:
 
 
 async def after(seconds: float, work: Coroutine[Any, Any, None]) -> None:
-    """`work`, later."""
+    """Runs `work` after a delay."""
     await asyncio.sleep(seconds)
     await work
 
 
 def certify(file: Path) -> None:
-    """A certificate that signs itself, and its key."""
+    """A self-signed certificate and its key."""
     curve = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", *curve, "-nodes", "-days", "2", "-subj", "/CN=chaos",
@@ -254,7 +258,7 @@ def certify(file: Path) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """One run in a folder of its own; the report."""
+    """One run in its own folder; returns the report."""
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name:
         folder = Path(args.keep) if args.keep else Path(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -281,7 +285,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run, tell, and say whether all bounds hold."""
+    """Runs, prints the report; exits with 1 if a bound does not hold."""
     args = parse()
     report = run(args)
     if args.json is not None:

@@ -1,4 +1,4 @@
-"""The chaos engines' language can be handed over: what `scripts/chaos` judges by."""
+"""A response in the chaos engines' language can be continued exactly; `scripts/chaos` relies on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request(path: str, subject: str, limit: int) -> dict[str, Any]:
 
 
 def stream(path: str, body: dict[str, Any]) -> list[bytes]:
-    """What an engine sends when nothing fails."""
+    """The response of an engine without faults."""
     events = Events(Exchange("c1", path, body), "m", "ident")
     context = language.render(path, body)
     said = [events.text(text, end) for text, end in language.speak(context, language.limit_of(path, body))]
@@ -44,7 +44,7 @@ def stream(path: str, body: dict[str, Any]) -> list[bytes]:
     limit=st.integers(1, 60),
     cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3),
 )
-def test_an_answer_goes_on_to_the_letter(path: str, subject: str, limit: int, cuts: list[int]) -> None:
+def test_a_response_is_continued_exactly(path: str, subject: str, limit: int, cuts: list[int]) -> None:
     body = request(path, subject, limit)
     transcript = Transcript()
     told: list[bytes] = []
@@ -74,7 +74,7 @@ def test_an_answer_goes_on_to_the_letter(path: str, subject: str, limit: int, cu
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_tokens_are_counted_alike_in_one_piece_and_in_many(subject: str) -> None:
+def test_token_counts_do_not_depend_on_splitting(subject: str) -> None:
     said = [text for text, _ in language.speak(subject, 60)]
     assert language.count(subject + "".join(said)) == language.count(subject) + len([*said]) - (
         said[-1] == ""

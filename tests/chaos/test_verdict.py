@@ -1,4 +1,4 @@
-"""A broken bound is named."""
+"""Every violated bound is named in the report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_nothing_broken() -> None:
         ([], [], sums(), FLAT, "no request was made"),
     ],
 )  # fmt: skip
-def test_what_is_broken(
+def test_a_violated_bound(
     results: list[Result], faults: list[Fault], requests: dict[str, Any], rss: list[int], named: str
 ) -> None:
     report = judge(results, faults, requests, rss)
@@ -64,7 +64,7 @@ def test_what_is_broken(
     assert readable(report).splitlines()[-1].startswith("BROKEN: ")
 
 
-def test_a_slow_machine_is_slow_after_a_fail_over_too() -> None:
+def test_fail_over_times_are_judged_relative_to_the_machine() -> None:
     usual = [result("exact", f"u{number}", (2.5,)) for number in range(9)]
     late = [Fault("a", "reset", 1.0, 0, "x")]
     report = judge([*usual, result("exact", arrivals=(4.0,))], late, sums(accepted=10, completed=10), FLAT)
@@ -73,7 +73,7 @@ def test_a_slow_machine_is_slow_after_a_fail_over_too() -> None:
     assert report["broken"] == []
 
 
-def test_a_fault_before_the_first_word_cuts_no_stream() -> None:
+def test_a_fault_before_the_first_token_cuts_no_stream() -> None:
     report = judge([result("exact")], [Fault("a", "kill", 1.0, 0, "x")], sums(accepted=1, completed=1), [])
     assert report["cut_plain_streams"] == 0
     assert report["rss_mib"] is None
@@ -104,7 +104,7 @@ def hang(*, replaced: bool = True, cause: str = "hung") -> dict[str, Any]:
         ({"ended_as_hung": {(1, 2), (1, 3)}}, "ended as hung, and was not: ['slot1-3']"),
     ],
 )
-def test_what_the_daemon_does_not_keep_up(noted: dict[str, Any], named: str) -> None:
+def test_a_failure_of_the_daemon_itself(noted: dict[str, Any], named: str) -> None:
     hung = Fault("", "hang", 1.0, 0, "1 slot1-2")
     report = judge([result("exact")], [hung], sums(accepted=1, completed=1), FLAT, **noted)
     assert len(report["broken"]) == 1
@@ -112,7 +112,7 @@ def test_what_the_daemon_does_not_keep_up(noted: dict[str, Any], named: str) -> 
     assert named.partition("[")[0] in readable(report)
 
 
-def test_engines_say_when_nobody_looks_at_them() -> None:
+def test_engines_report_missing_probes() -> None:
     blind = Fault("", "unwatched", 1.0, 0, "1 slot1-2")
     report = judge([result("exact")], [blind], sums(accepted=1, completed=1), FLAT)
     assert report["broken"] == ["not watched: ['1 slot1-2: nobody asked for /health']"]
@@ -129,6 +129,6 @@ def test_a_refusal_has_a_stated_reason(kind: str, status: int, detail: str, brok
     assert len(report["broken"]) == broken, report["broken"]
 
 
-def test_a_silent_connection_that_is_kept() -> None:
+def test_a_silent_connection_kept_too_long() -> None:
     report = judge_all([result("exact")], [], sums(accepted=1, completed=1), Notes(rss=FLAT), {"TLS": 61.0})
     assert report["broken"] == ["silent connections were kept for {'TLS': 61.0} s"]

@@ -1,4 +1,4 @@
-"""What happened, against what may happen."""
+"""Judges a chaos run: the report, and every bound that does not hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTINUED_SHARE = 0.99
 FIRST_TOKEN_S = 1.0
 RSS_GROWTH = 1.10
 EXAMPLES = 12
-# A client that met no fault has its first event by then, however many do not read what they asked for.
+# A client without a fault has its first event by then, however many other clients do not read.
 STARVED_S = 40.0
 # What a client is refused for (docs/routes-and-errors.md); those of KINDS are far below every limit and never refused.
 STATED = {
@@ -132,7 +132,7 @@ def judge(
 
 
 def _wrongly_hung(notes: Notes, faults: Iterable[Fault]) -> list[str]:
-    """Instances that were ended as hung and were not."""
+    """Instances killed as hung although they were not."""
     hung = {fault.engine.rpartition(" ")[2] for fault in faults if fault.kind in HANGS}
     ended = sorted(f"slot{slot}-{generation}" for slot, generation in notes.ended_as_hung)
     return [name for name in ended if name not in hung]
@@ -146,7 +146,7 @@ def _story(faults: Sequence[Fault]) -> str:
 
 
 def _gaps(result: Result, faults: Sequence[Fault]) -> Iterable[float]:
-    """From each fault that shows itself at once to the next event that the client got."""
+    """Seconds from each immediately visible fault to the client's next event."""
     for fault in faults:
         if fault.kind in SHOWN_AT_ONCE and result.outcome == "exact" and result.streamed:
             times = result.arrivals
@@ -163,7 +163,7 @@ def _gaps(result: Result, faults: Sequence[Fault]) -> Iterable[float]:
 
 
 def _first_tokens(results: Sequence[Result], hits: dict[str, list[Fault]]) -> list[float]:
-    """What a first event takes in this run where no fault is: the machine's share of one after a fail-over."""
+    """Time to the first event without a fault in this run: the machine's share of the time after a fail-over."""
     return sorted(
         result.arrivals[0] - result.begun for result in results if result.arrivals and result.name not in hits
     )
@@ -255,7 +255,7 @@ def _broken(report: dict[str, Any]) -> list[str]:
 
 
 def _not_ended(hangs: Sequence[dict[str, Any]]) -> list[str]:
-    """Those that nobody noticed, and those that ended as something else than what they were."""
+    """Hangs that were not detected, or were reported with another cause."""
     return [
         f"slot {one['slot']} ({one['model']}, {'with' if one['counters'] else 'without'} counters): "
         f"{one['cause'] if one['replaced'] else 'not replaced'} after {one['took_s']} s"
@@ -265,7 +265,7 @@ def _not_ended(hangs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def readable(report: dict[str, Any]) -> str:
-    """For a person."""
+    """The report as text."""
     gaps, rss = report["first_token_after_failover_s"] or {}, report["rss_mib"] or {}
     usual = report["first_token_without_fault_s"] or {}
     daemon = report["accounting"]["daemon"]

@@ -1,4 +1,4 @@
-"""A strict HTTP/1.1 client: what comes must be well framed, and how it ends is told exactly."""
+"""A strict HTTP/1.1 client: checks the framing and reports exactly how a response ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 
 class Unframed(Exception):  # noqa: N818 - a finding
-    """The answer breaks HTTP's framing."""
+    """The response violates HTTP framing."""
 
 
 class Dropped(Exception):  # noqa: N818 - a finding
-    """The connection ended before the answer did."""
+    """The connection ended before the response."""
 
 
 class Answer:
-    """A response's head, and its payload as it comes."""
+    """A response's head and its payload stream."""
 
     def __init__(self, status: int, headers: dict[str, str], reader: asyncio.StreamReader) -> None:
         self.status = status
@@ -23,7 +23,7 @@ class Answer:
         self._reader = reader
 
     async def payload(self) -> AsyncIterator[bytes]:
-        """The payload in the pieces it comes in. Raises Dropped or Unframed."""
+        """The payload as received. Raises Dropped or Unframed."""
         try:
             if self.headers.get("transfer-encoding") == "chunked":
                 async for piece in self._chunks():
@@ -55,7 +55,7 @@ class Answer:
 
 
 class Wire:
-    """One connection that is opened again when it was closed."""
+    """One connection, reopened after it was closed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -81,7 +81,7 @@ class Wire:
         return Answer(int(first.split(" ")[1]), headers, self._reader)
 
     def close(self) -> None:
-        """Leave, whatever is still to come."""
+        """Disconnects, even in the middle of a response."""
         if self._writer is not None:
             self._writer.transport.abort()
         self._reader = self._writer = None

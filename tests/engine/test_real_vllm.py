@@ -211,7 +211,7 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
 
 def test_sigkill_of_the_daemon_leaves_no_vllm(daemon: DaemonProcess) -> None:
     assert (
-        len(daemon.family()) >= 2 * 5
+        len(daemon.descendants()) >= 2 * 5
     )  # keeper, API server, resource tracker, engine core, worker, per slot
     os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
@@ -223,7 +223,7 @@ def test_ctrl_c_during_the_load_ends_all(start_vllm: Callable[[], DaemonProcess]
     eventually(
         lambda: daemon.log.read_text().count("Initializing a V1 LLM engine") == 2, READY_S, "vLLM to load"
     )
-    assert len(daemon.family()) >= 2 * 3
+    assert len(daemon.descendants()) >= 2 * 3
     daemon.process.send_signal(signal.SIGINT)
     assert daemon.process.wait(STOP_S) == 0
     daemon.nothing_left()

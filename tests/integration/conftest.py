@@ -1,4 +1,4 @@
-"""A real daemon over small fake engines: real processes, real sockets, real numactl."""
+"""A real daemon with small fake engines: real processes, sockets and numactl."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from launcher.errors import LauncherError
 FAKE_ENGINE = Path(__file__).parent.parent / "fake_engine.py"
 
 
-# The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.
+# Longest wait of a test for an expected event; generous, because other jobs may use the cpus.
 SOON_S = 120.0
 
 
 def free_port() -> int:
-    """A loopback port that is free now, below those that the kernel gives to outgoing connections."""
+    """A free loopback port below the kernel's range for outgoing connections."""
     while True:
         port = random.randrange(20000, 32768)  # noqa: S311
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "") -> Any:
-    """The first true value of `check`, asked again and again; fails the test when time is over."""
+    """Polls `check` and returns its first true value; fails the test after `within_s`."""
     deadline = time.monotonic() + within_s
     while True:
         value = check()
@@ -51,7 +51,7 @@ def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "
 
 
 class DaemonProcess:
-    """`numa-launcher serve` as a child, and its command line."""
+    """`numa-launcher serve` as a child process, and its command line."""
 
     def __init__(self, folder: Path, config: str, environ: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class DaemonProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def cli(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
-        """Run one verb against this daemon."""
+        """Runs one verb against this daemon."""
         verb, *rest = words
         return subprocess.run(
             [sys.executable, "-m", "launcher", verb, *rest, "--socket", str(self.socket)],
@@ -84,7 +84,7 @@ class DaemonProcess:
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        """What `status --json` prints; {} while nobody answers."""
+        """The output of `status --json`; {} while the daemon does not answer."""
         try:
             return ControlClient(str(self.socket)).get("/status")
         except LauncherError:
@@ -102,19 +102,19 @@ class DaemonProcess:
             return status if status and status["ready"] == count else None
 
         status = eventually(ready, within_s, f"{count} ready, see {self.log}")
-        self.family()
+        self.descendants()
         return status
 
-    def family(self) -> set[int]:
-        """Pids of everything below the daemon, now and at earlier calls."""
+    def descendants(self) -> set[int]:
+        """Pids of the daemon's descendants, now and at earlier calls."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self.seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
         return self.seen
 
     def left_over(self) -> list[str]:
-        """What of the family still runs."""
+        """Descendants that still run."""
         alive = []
-        for pid in self.family() - {self.process.pid}:
+        for pid in self.descendants() - {self.process.pid}:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -122,7 +122,7 @@ class DaemonProcess:
         return alive
 
     def post(self, slot: int, path: str, body: dict[str, Any]) -> Any:
-        """Talk to one instance behind the proxy's back."""
+        """Sends a request to one instance directly."""
         address = self.slot(slot)["address"].removeprefix("unix:")
 
         async def ask() -> Any:
@@ -137,8 +137,8 @@ class DaemonProcess:
         return None
 
     def end(self) -> None:
-        """Stop it and prove that nothing is left."""
-        self.family()
+        """Stops it and checks that no process is left."""
+        self.descendants()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -151,7 +151,7 @@ class DaemonProcess:
         self.nothing_left()
 
     def nothing_left(self) -> None:
-        """Every process below it ends."""
+        """Waits until every descendant has ended."""
         eventually(lambda: not self.left_over(), what=f"left over: {self.left_over()}")
 
 
@@ -178,7 +178,7 @@ command = {command}
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Start daemons; each is ended, and must leave nothing."""
+    """Starts daemons; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []
 
     def begin(

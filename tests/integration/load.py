@@ -1,4 +1,4 @@
-"""A steady load of streamed chats through an endpoint, each checked to its end."""
+"""A steady load of streamed chats; each response is checked to its end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import aiohttp
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """The outcomes of the requests."""
 
     completed: int = 0
     failures: list[str] = field(default_factory=list)
     honest: int = 0
-    """Failures that ended in an error event and without [DONE]."""
+    """Failures with an error event and without [DONE]."""
     text: dict[str, set[str]] = field(default_factory=dict)
     """Distinct answers per question."""
 
 
 class Load:
-    """`workers` clients, each asking again as soon as it is answered, until the block ends."""
+    """`workers` clients that send one request after the other until the block ends."""
 
     def __init__(self, url: str, model: str, *, workers: int = 8, max_tokens: int = 20) -> None:
         self.tally = Tally()
@@ -80,7 +80,7 @@ class Load:
                 self.tally.text.setdefault(question, set()).add(text.strip())
 
     async def _stream(self, response: aiohttp.ClientResponse) -> str | None:
-        """The whole text; None, and a failure noted, when the stream did not end well."""
+        """The whole text; None, and a recorded failure, if the stream did not complete."""
         text, error, done = "", None, False
         async for raw in response.content:
             line = raw.strip()

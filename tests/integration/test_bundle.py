@@ -1,4 +1,4 @@
-"""A bundle of a daemon that runs: secrets planted wherever one could be, and no byte of them inside."""
+"""A bundle of a running daemon contains none of the secrets planted in configuration, environment and logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRETS = (CONFIG_ENV, DAEMON_ENV, TOKEN_FILE, ARGV, RELOADED, URL, HEADER, FORM
 
 
 def contents(packed: Path) -> Iterator[tuple[str, bytes]]:
-    """All that is inside, packed files unpacked."""
+    """All files of a bundle, unpacked."""
     yield "the archive", gzip.decompress(packed.read_bytes())
     with tarfile.open(packed) as tar:
         for member in tar:
@@ -41,7 +41,7 @@ def contents(packed: Path) -> Iterator[tuple[str, bytes]]:
 
 def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN_FILE}\n")
-    # An engine that tells everything it knows, as engines do when they start.
+    # An engine that prints its arguments and environment at start, as engines do.
     talk = (
         f'env; echo "args: $0 $*"; echo "header Authorization: Bearer {HEADER}"; echo "found {FORM}"; '
         f'echo "index https://me:{URL}@example.org/simple"; cat {tmp_path / "token"}; '

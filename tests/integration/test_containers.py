@@ -1,4 +1,4 @@
-"""Instances in real containers: an image made here of this host's own Python, real cpusets.
+"""Instances in real containers with real cpusets; the image is built from this host's Python.
 
 podman's, or docker's with NUMA_LAUNCHER_TEST_RUNTIME=docker and dockerd installed.
 """
@@ -35,7 +35,7 @@ pytestmark = [
 IMAGE = "localhost/numa-launcher-test:1"
 PASSING = "localhost/numa-launcher-passing:1"
 SECRET = "hf_this_is_no_real_token"
-# Probes are not so quick that they find an engine dead before the client has said that its container ended.
+# Slow probes, so that the container's exit is seen before a failed probe.
 QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_interval_s = 3"
 
 Start = Callable[..., DaemonProcess]
@@ -46,7 +46,7 @@ CGROUP = {"podman": "libpod-", "docker": "/docker/"}[RUNTIME]
 
 
 class Runtime:
-    """With a store of its own, so that nothing of this host's containers is seen or touched."""
+    """A container runtime with its own store, separate from this host's containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,11 +107,11 @@ class Runtime:
         return done.stdout
 
     def containers(self) -> set[str]:
-        """Names of all that there are, whatever their state."""
+        """Names of all containers, in any state."""
         return set(self("ps", "--all", "--format={{.Names}}").split())
 
     def end(self) -> None:
-        """Nothing of it is left."""
+        """Removes everything."""
         if left := self.containers():
             self("rm", "--force", *left)
         if self._dockerd is None:
@@ -132,7 +132,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def volumes() -> list[str]:
-    """What Python and the fake engine are made of."""
+    """Mounts for Python and the fake engine."""
     folders = {Path(sys.prefix), Path(sys.base_prefix), FAKE_ENGINE.parent}
     outside = sorted(str(folder) for folder in folders if not folder.is_relative_to("/usr"))
     return [f"--volume={folder}:{folder}:ro" for folder in ("/usr", *outside)]
@@ -140,7 +140,7 @@ def volumes() -> list[str]:
 
 @pytest.fixture
 def start(runtime: Runtime, tmp_path: Path) -> Iterator[Start]:
-    """Start daemons over containers; each is ended, and no container may be left."""
+    """Starts daemons with containers; each is stopped at the end and must leave no container."""
     token = tmp_path / "token"
     token.write_text(SECRET)
     running: list[DaemonProcess] = []
@@ -171,7 +171,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def client_of(daemon: DaemonProcess, slot: int) -> psutil.Process:
-    """The client of a slot; its parent is the keeper."""
+    """The runtime's client process of a slot; its parent is the shim."""
     name = f"--name=numa-launcher-slot{slot}-"
     (found,) = (
         child
@@ -190,7 +190,7 @@ def command_lines() -> str:
 
 
 def back(daemon: DaemonProcess, slot: int, generation: int) -> dict[str, Any]:
-    """A slot, once a later life of it is ready."""
+    """Waits until a later generation of a slot is ready."""
     found: dict[str, Any] = eventually(
         lambda: (s := daemon.slot(slot))["generation"] > generation and s["state"] == "ready" and s,
         what=f"slot {slot} back, see {daemon.log}",
@@ -198,27 +198,27 @@ def back(daemon: DaemonProcess, slot: int, generation: int) -> dict[str, Any]:
     return found
 
 
-def test_two_slots_as_containers(start: Start, runtime: Runtime) -> None:
+def test_two_slots_in_containers(start: Start, runtime: Runtime) -> None:
     daemon = start("--token-s", "0.01", "--children", "2")
     slots = daemon.wait_ready(2)["slots"]
     assert len(runtime.containers()) == 2
     for slot in slots:
-        # The main process is the container's, and not its client; the kernel holds all of it inside the slot.
+        # The slot's process is the container's, not the client's; the kernel confines all of it to the slot.
         main = psutil.Process(slot["pid"])
         assert status_of(main.pid)["NSpid"].split()[-1] == "1"
-        family = [main, *main.children(recursive=True)]
-        assert len(family) == 4, "an init, the engine, and two children of its"
-        for process in family:
+        processes = [main, *main.children(recursive=True)]
+        assert len(processes) == 4, "an init, the engine, and two children of its"
+        for process in processes:
             found = status_of(process.pid)
             assert CpuSet.parse(found["Cpus_allowed_list"]) == CpuSet.parse(slot["cpus"])
             assert found["Mems_allowed_list"] == slot["membind"] or not slot["membind"]
             assert CGROUP in Path(f"/proc/{process.pid}/cgroup").read_text()
-        # A process that tries to leave its cpus can't: it is a cpuset that holds it, not an affinity of its own.
+        # A process cannot leave its cpus: the cpuset confines it, not its own affinity.
         elsewhere = CpuSet(os.sched_getaffinity(0)) - CpuSet.parse(slot["cpus"])
         if elsewhere:
             with pytest.raises(OSError, match="Invalid argument"):
-                os.sched_setaffinity(family[-1].pid, set(elsewhere))
-        environ = Path(f"/proc/{family[1].pid}/environ").read_text()
+                os.sched_setaffinity(processes[-1].pid, set(elsewhere))
+        environ = Path(f"/proc/{processes[1].pid}/environ").read_text()
         assert f"HF_TOKEN={SECRET}" in environ
         verified = eventually(
             lambda number=slot["slot"]: daemon.slot(number)["verified"], what="a look at it"
@@ -237,35 +237,35 @@ def test_two_slots_as_containers(start: Start, runtime: Runtime) -> None:
     assert runtime.containers() == set()
 
 
-def test_what_is_killed_leaves_no_container(start: Start, runtime: Runtime) -> None:
+def test_killed_processes_leave_no_container(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
     daemon.wait_ready(2)
     names = runtime.containers()
-    for victim, slot in (("client", 0), ("keeper", 1), ("engine", 0)):
+    for victim, slot in (("client", 0), ("shim", 1), ("engine", 0)):
         before = daemon.slot(slot)
-        family = [psutil.Process(before["pid"]), *psutil.Process(before["pid"]).children(recursive=True)]
+        processes = [psutil.Process(before["pid"]), *psutil.Process(before["pid"]).children(recursive=True)]
         client = client_of(daemon, slot)
-        keeper = client.parent()
-        assert keeper is not None
-        {"client": client, "keeper": keeper, "engine": family[1]}[victim].kill()
+        shim = client.parent()
+        assert shim is not None
+        {"client": client, "shim": shim, "engine": processes[1]}[victim].kill()
         after = back(daemon, slot, before["generation"])
         assert after["last_cause"]["name"] == "killed-by-operator", victim
-        assert not any(process.is_running() for process in family), victim
+        assert not any(process.is_running() for process in processes), victim
         assert runtime.containers() == names, victim
-    daemon.family()
-    # The daemon alone: its keepers remove what it had.
+    daemon.processes()
+    # Only the daemon is killed: the shims remove their containers.
     daemon.process.kill()
     daemon.process.wait()
-    eventually(lambda: runtime.containers() == set(), what="no container left by the keepers")
+    eventually(lambda: runtime.containers() == set(), what="the shims to remove all containers")
     daemon.nothing_left()
 
 
-def test_what_nobody_could_remove_the_next_daemon_does(start: Start, runtime: Runtime) -> None:
+def test_the_next_daemon_removes_containers_left_behind(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
     mains = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
-    keepers = [client_of(daemon, slot).ppid() for slot in (0, 1)]
-    # All at once, as systemd does in the end with every process of a unit: nobody may see another one's end.
-    everybody = [daemon.process.pid, *keepers]
+    shims = [client_of(daemon, slot).ppid() for slot in (0, 1)]
+    # All at once, as systemd kills a unit, so that no process sees another one exit.
+    everybody = [daemon.process.pid, *shims]
     for name in (signal.SIGSTOP, signal.SIGKILL):
         for pid in everybody:
             os.kill(pid, name)
@@ -281,7 +281,7 @@ def test_what_nobody_could_remove_the_next_daemon_does(start: Start, runtime: Ru
 def test_a_container_at_its_memory_limit(start: Start) -> None:
     daemon = start(options=("--memory=96m", "--memory-swap=96m"))
     daemon.wait_ready(2)
-    # The kernel names a victim by its pid, which is known from the first look at a life on.
+    # The kernel reports the victim's pid, which is known from the first probe of an instance on.
     eventually(lambda: daemon.slot(0)["verified"], what="a look at it")
     daemon.post(0, "/fault", {"kind": "eat 400"})
     after = back(daemon, 0, 1)
@@ -289,7 +289,7 @@ def test_a_container_at_its_memory_limit(start: Start) -> None:
     assert daemon.slot(1)["generation"] == 1, "its neighbour has memory of its own"
 
 
-def test_a_command_that_the_image_lacks(start: Start) -> None:
+def test_a_command_missing_in_the_image(start: Start) -> None:
     daemon = start(python="no-such-engine")
     slot = eventually(
         lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, what="failed"
@@ -298,11 +298,11 @@ def test_a_command_that_the_image_lacks(start: Start) -> None:
     assert slot["restarts"] == 0
 
 
-def test_an_image_that_is_not_there(start: Start, runtime: Runtime) -> None:
+def test_a_missing_image(start: Start, runtime: Runtime) -> None:
     daemon = start(image=PASSING)
     assert daemon.process.wait(60) == 2, "refused before anything starts"
     assert f"{RUNTIME} pull {PASSING}" in daemon.log.read_text()
-    # It goes while the daemon runs: the next start says so, and is not tried for ever.
+    # Removed while the daemon runs: the next start reports it and is not retried endlessly.
     runtime("tag", IMAGE, PASSING)
     daemon = start(image=PASSING, folder=daemon.folder)
     daemon.wait_ready(2)

@@ -1,4 +1,4 @@
-"""Every curl line of docs/control-protocol.md, typed against a daemon."""
+"""Runs every curl line of docs/control-protocol.md against a daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 Start = Callable[..., DaemonProcess]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
 MOVING = {"starting", "stopping"}
-# What a slot is after each verb, once it has settled.
+# The state of a slot after each verb.
 AFTER = {
     "restart": "ready", "drain": "draining", "resume": "ready", "stop": "stopped", "start": "ready", "hold": "held",
     "release": "ready", "quarantine": "draining", "verify": "ready",
@@ -34,7 +34,7 @@ def lines() -> list[str]:
 
 
 def run(line: str, daemon: DaemonProcess) -> str:
-    """As a shell would; of a reply that goes on, its first line."""
+    """Runs a line in a shell; reads only the first line of an endless response."""
     line = line.replace(SOCKET, str(daemon.socket))
     if "follow=1" in line:
         line += " | head -n 1"
@@ -44,7 +44,7 @@ def run(line: str, daemon: DaemonProcess) -> str:
     return done.stdout
 
 
-def test_every_line_does_what_the_page_says(start: Start) -> None:
+def test_every_line_of_the_page_works(start: Start) -> None:
     daemon = start(more="[supervision]\nprobe_interval_s = 0.2\nstop_timeout_s = 3\n")
     daemon.wait_ready(2)
     seen = []

@@ -1,4 +1,4 @@
-"""A daemon that may open few files, and clients that take all the connections they can get."""
+"""A daemon with a low limit of open files, and clients that open as many connections as they can."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRON = {"NUMA_LAUNCHER_PROXY__HEADER_TIMEOUT_S": "4", "NUMA_LAUNCHER_PROXY__C
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
-    """What is started from here may open few files; this process may open enough."""
+    """Child processes get a low limit of open files, this process a high one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4 * CLIENTS:
         pytest.skip(f"the hard limit of open files is {hard}: too few for the clients")
@@ -34,7 +34,7 @@ def few_files() -> Iterator[None]:
 
 
 def certify(folder: Path) -> dict[str, str]:
-    """The settings of TLS."""
+    """TLS settings."""
     chain, key = folder / "c.pem", folder / "c.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -52,7 +52,7 @@ def files_of(daemon: DaemonProcess) -> int:
 
 
 def connect_all(port: int, count: int) -> list[socket.socket]:
-    """Connections that say nothing."""
+    """Connections that send nothing."""
     found = []
     for _ in range(count):
         sock = socket.socket()
@@ -64,7 +64,7 @@ def connect_all(port: int, count: int) -> list[socket.socket]:
 
 
 class Watch:
-    """Asks the control socket again and again, and holds the daemon's descriptors against its limit."""
+    """Polls the control socket and compares the daemon's open files with its limit."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self._daemon = daemon
@@ -78,7 +78,7 @@ class Watch:
 
 
 async def pages(port: int, count: int) -> int:
-    """Ask for so many metrics pages at once; how many came."""
+    """Requests this many metrics pages at once; returns how many were answered."""
 
     async def one() -> bool:
         try:
@@ -96,10 +96,10 @@ async def pages(port: int, count: int) -> int:
 
 @pytest.mark.usefixtures("few_files")
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-def test_clients_that_are_silent_hold_up_nobody(
+def test_silent_clients_do_not_block_others(
     start: Callable[..., DaemonProcess], tmp_path: Path, kind: str
 ) -> None:
-    """The control socket answers all the time, and once their time is up clients are served as before."""
+    """The control socket always answers; after the silent connections time out, clients are served again."""
     daemon = limited(start, ENVIRON | (certify(tmp_path) if kind == "tls" else {}))
     before = files_of(daemon)
     watch = Watch(daemon)
@@ -116,7 +116,7 @@ def test_clients_that_are_silent_hold_up_nobody(
 
 
 @pytest.mark.usefixtures("few_files")
-def test_clients_that_all_want_a_page(start: Callable[..., DaemonProcess]) -> None:
+def test_many_metrics_pages_at_once(start: Callable[..., DaemonProcess]) -> None:
     daemon = limited(start, ENVIRON)
     before = files_of(daemon)
     watch = Watch(daemon)
@@ -130,7 +130,7 @@ def test_clients_that_all_want_a_page(start: Callable[..., DaemonProcess]) -> No
 
 
 def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> DaemonProcess:
-    """A daemon with one instance, which may open FILES files from its start on."""
+    """A daemon with one instance and a limit of FILES open files."""
     daemon = start(instances=1, environ=environ)
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     daemon.wait_ready(1)

@@ -1,4 +1,4 @@
-"""What breaks comes back by itself, and the endpoint answers throughout."""
+"""Instances recover from failures, and the endpoint answers throughout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
 
 
 @pytest.mark.parametrize("fault", ["exit 0", "exit 3", "unhealthy"])
-def test_an_instance_that_dies_comes_back(start: Start, fault: str) -> None:
+def test_a_dead_instance_is_replaced(start: Start, fault: str) -> None:
     daemon = start("--token-s", "0.01", "--children", "2", more=QUICK)
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=8) as load:
@@ -39,7 +39,7 @@ def test_an_instance_that_dies_comes_back(start: Start, fault: str) -> None:
             lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back"
         )
         eventually(lambda: load.tally.completed > 20, what="answers")
-    # Only streams with bytes already delivered may fail, and each says so.
+    # Only streams with delivered bytes may fail, each with an error event.
     assert len(load.tally.failures) == load.tally.honest <= 8, load.tally.failures
     assert daemon.slot(0)["last_cause"]["name"] in {"unknown", "unhealthy"}
     requests = daemon.status()["requests"]
@@ -48,7 +48,7 @@ def test_an_instance_that_dies_comes_back(start: Start, fault: str) -> None:
     )
 
 
-def test_an_instance_that_refuses_is_passed_by(start: Start) -> None:
+def test_an_instance_that_answers_with_errors_is_avoided(start: Start) -> None:
     daemon = start("--token-s", "0.005")
     daemon.wait_ready(2)
     daemon.post(1, "/fault", {"kind": "refuse"})
@@ -59,7 +59,7 @@ def test_an_instance_that_refuses_is_passed_by(start: Start) -> None:
     assert load.tally.failures == []
 
 
-def test_streams_that_are_cut_end_honestly(start: Start) -> None:
+def test_cut_streams_end_with_an_error_event(start: Start) -> None:
     daemon = start("--token-s", "0.005", instances=1)
     daemon.wait_ready(1)
     daemon.post(0, "/fault", {"kind": "cut"})
@@ -93,7 +93,7 @@ def test_a_cause_that_a_restart_cannot_cure_fails_at_once(start: Start) -> None:
     assert json.loads(done.stdout)["state"] == "failed"
 
 
-def test_not_ready_in_time_is_killed_and_tried_again(start: Start) -> None:
+def test_an_instance_not_ready_in_time_is_restarted(start: Start) -> None:
     daemon = start("--startup-s", "600", more=QUICK + "\nready_timeout_s = 1")
     slot = eventually(
         lambda: daemon.status() and (s := daemon.slot(0))["generation"] >= 2 and s, what="a second try"

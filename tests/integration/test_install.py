@@ -1,4 +1,4 @@
-"""scripts/install and scripts/uninstall for real, below a folder: releases side by side, made by pip from small wheels."""
+"""scripts/install and scripts/uninstall, run below a folder: pip installs releases from small wheels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main():
 
 
 def make_wheel(folder: Path, version: str, *, files: int = 0, mib: int = 0, needs: str = "") -> Path:
-    """numa-launcher as small as can be; with so many files more, or one of so many MiB."""
+    """A minimal numa-launcher, optionally with more files or one large file."""
     folder.mkdir(exist_ok=True)
     info = f"numa_launcher-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: numa-launcher\nVersion: {version}\nProvides-Extra: command\n"
@@ -58,7 +58,7 @@ def make_wheel(folder: Path, version: str, *, files: int = 0, mib: int = 0, need
 
 
 class Host:
-    """A folder in the place of /, and what is done to it."""
+    """A folder used as /, and the installer run on it."""
 
     def __init__(self, top: Path, wheels: Path) -> None:
         self.top, self.wheels = top, wheels
@@ -85,17 +85,17 @@ class Host:
         return self.run(str(INSTALL), "--root", str(self.top), "--rollback")
 
     def version(self) -> str:
-        """Of what is started now."""
+        """The version that a new process runs."""
         return self.run(str(self.command)).stdout.strip()
 
     def releases(self) -> list[str]:
-        """Versions of all, complete or not."""
+        """Versions of all releases, complete or not."""
         return sorted(
             re.sub(r"-\d{8}T\d{6}Z$", "", path.name) for path in (self.prefix / "releases").iterdir()
         )
 
     def daemon(self) -> subprocess.Popen[str]:
-        """One that runs from what is current now."""
+        """A process that runs from the current release."""
         up = self.top / "up"
         daemon = subprocess.Popen([self.command, str(up)], stdout=subprocess.PIPE, text=True)
         self.daemons.append(daemon)
@@ -107,13 +107,13 @@ class Host:
         return daemon
 
     def ended(self, daemon: subprocess.Popen[str]) -> str:
-        """What it has imported at its end."""
+        """The version that it imports when it ends."""
         (self.top / "up").unlink()
         return daemon.communicate(timeout=INSTALL_S)[0].strip()
 
 
 def environment() -> dict[str, str]:
-    """Any Python that can make environments, and pip's caches and settings left alone."""
+    """The environment, with a Python that can create virtual environments."""
     return os.environ | {"PYTHON": str(Path(sys.executable).resolve()), "PIP_NO_COMPILE": "1"}
 
 
@@ -129,7 +129,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def closed_to_others(folder: Path) -> list[str]:
-    """Files that others can't read, folders that they can't enter."""
+    """Files and folders that other users cannot read or enter."""
     wanted = {True: 0o005, False: 0o004}
     return [
         str(path.relative_to(folder))
@@ -139,7 +139,7 @@ def closed_to_others(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_under_any_umask_and_in_anybodys_folder(host: Host, tmp_path: Path) -> None:
+def test_any_umask_and_any_working_folder(host: Host, tmp_path: Path) -> None:
     """All users can run it and nobody else reads the log. sudo keeps the working folder: nothing is imported from there."""
     for name in ("pip", "venv", "ensurepip", "sitecustomize", "launcher"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'hit')!r}, 'w')\n")
@@ -155,7 +155,7 @@ def test_under_any_umask_and_in_anybodys_folder(host: Host, tmp_path: Path) -> N
     assert stat.S_IMODE((host.prefix / "install.log").stat().st_mode) == 0o600
     assert host.command.readlink() == host.prefix / "current/venv/bin/numa-launcher"
 
-    # What uninstall takes, and what of others it leaves.
+    # Uninstall removes numa-launcher's files and keeps others.
     host.command.unlink()
     host.command.write_text("another program")
     (host.top / "etc/numa-launcher/config.toml").write_text("mine")
@@ -169,7 +169,7 @@ def test_under_any_umask_and_in_anybodys_folder(host: Host, tmp_path: Path) -> N
         assert [path for path in host.top.rglob("*") if path.is_file()] == [host.command]
 
 
-def test_an_upgrade_and_the_way_back(host: Host) -> None:
+def test_upgrade_and_rollback(host: Host) -> None:
     assert host.install("1.0").returncode == 0
     assert host.roll_back().returncode == 2
     assert host.version() == "1.0"
@@ -205,14 +205,14 @@ def test_a_release_that_cannot_be_compiled_runs_the_sources(
     assert host.version() == "1.0"
 
 
-def test_with_nothing_to_go_back_to(host: Host) -> None:
+def test_rollback_without_a_previous_release(host: Host) -> None:
     done = host.roll_back()
     assert done.returncode == 2
     assert done.stderr.startswith("cannot install: there is no previous release\n  what to do: ")
 
 
 @pytest.mark.slow
-def test_upgrades_that_fail_or_are_killed_change_nothing(host: Host) -> None:
+def test_failed_and_killed_upgrades_change_nothing(host: Host) -> None:
     assert host.install("1.0").returncode == 0
     before = tree(host.top)
 
@@ -249,7 +249,7 @@ def test_upgrades_that_fail_or_are_killed_change_nothing(host: Host) -> None:
 
 
 def tree(top: Path) -> dict[str, str]:
-    """Everything but logs: links' targets, files' contents by their time."""
+    """All files but logs: targets of links, modification times of files."""
     return {
         str(path.relative_to(top)): str(path.readlink()) if path.is_symlink() else str(path.stat().st_mtime_ns)
         for path in top.rglob("*")
@@ -259,7 +259,7 @@ def tree(top: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_old_releases_go_when_nothing_runs_from_them(host: Host) -> None:
+def test_old_releases_are_removed_when_unused(host: Host) -> None:
     for version in ("1.0", "2.0"):
         assert host.install(version, "--keep", "1").returncode == 0
         if version == "1.0":
@@ -273,8 +273,8 @@ def test_old_releases_go_when_nothing_runs_from_them(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_the_layout_before_this_one_is_a_release_to_go_back_to(host: Host) -> None:
-    """Made in place, with a unit that starts it by its own path."""
+def test_rollback_to_the_former_layout(host: Host) -> None:
+    """One environment changed in place, with a unit that names it."""
     old = host.prefix / "venv"
     wheels = make_wheel(host.wheels / "0.1", "0.1")
     subprocess.run([sys.executable, "-m", "venv", old], check=True, timeout=INSTALL_S)
@@ -304,7 +304,7 @@ def test_the_layout_before_this_one_is_a_release_to_go_back_to(host: Host) -> No
     assert host.version() == "3.0"
 
 
-def test_a_second_installation_at_the_same_time_is_refused(host: Host) -> None:
+def test_concurrent_installations_are_refused(host: Host) -> None:
     host.prefix.mkdir(parents=True)
     with (host.prefix / ".lock").open("w") as lock:
         done = subprocess.run(
@@ -324,7 +324,7 @@ def small_disk(host: Host) -> Iterator[Host]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_old_one_running(small_disk: Host) -> None:
+def test_a_full_disk_keeps_the_old_release(small_disk: Host) -> None:
     host = small_disk
     done = host.install("1.0")
     assert done.returncode == 0, done.stdout + done.stderr

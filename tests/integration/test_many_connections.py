@@ -1,4 +1,4 @@
-"""10,000 clients that are connected and say nothing, beside one that asks."""
+"""10,000 idle connections, and one client that sends requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASK = b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n"
 
 @pytest.fixture
 def low_limit() -> Iterator[Callable[[], None]]:
-    """A login's soft limit of open files for what is started, and a call that lifts the test's own."""
+    """Child processes get a login's soft limit of open files; the returned call raises this process's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < COUNT + SPARE:
         pytest.skip(f"the hard limit of open files is {hard}: too few for {COUNT} connections")
@@ -44,7 +44,7 @@ def low_limit() -> Iterator[Callable[[], None]]:
 
 
 class Client(asyncio.Protocol):
-    """One connection, which may ask."""
+    """One connection."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -66,12 +66,12 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         if self.answer is not None and not self.answer.done():
-            self.answer.set_exception(ConnectionResetError("closed by the front door"))
+            self.answer.set_exception(ConnectionResetError("closed by the proxy"))
 
 
 @contextlib.asynccontextmanager
 async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
-    """So many clients; every second one has asked something and kept its connection."""
+    """This many clients; every second one has sent a request on its connection."""
     loop = asyncio.get_running_loop()
     clients: list[Client] = []
 
@@ -91,7 +91,7 @@ async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
 
 
 async def answers_s(session: aiohttp.ClientSession, daemon: psutil.Process) -> tuple[float, float]:
-    """The daemon's CPU time for one small completion on a new connection, and the median of the wall time."""
+    """The daemon's CPU time for one small completion on a new connection, and the median wall time."""
     body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 1})
     took, before = [], sum(daemon.cpu_times()[:2])
     for _ in range(ANSWERS):

@@ -1,4 +1,4 @@
-"""What the person on call does: hold, quarantine, drain with a deadline, why, events, and what is refused."""
+"""An operator's tasks: hold, quarantine, drain with a deadline, why, events, reload; and what is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_second_disruption_is_refused_and_forced(start: Start) -> None:
     assert daemon.cli("resume", "0").returncode == 0
 
 
-def test_quarantine_keeps_a_sick_instance_alive_for_a_look(start: Start) -> None:
+def test_quarantine_keeps_an_unhealthy_instance_for_inspection(start: Start) -> None:
     daemon = start(more=BRISK)
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     assert daemon.cli("quarantine", "0").returncode == 0
@@ -66,7 +66,7 @@ def test_quarantine_keeps_a_sick_instance_alive_for_a_look(start: Start) -> None
 
 
 @pytest.mark.slow
-def test_a_drain_with_a_deadline_ends_what_is_left(start: Start) -> None:
+def test_a_drain_deadline_ends_remaining_requests(start: Start) -> None:
     daemon = start("--token-s", "0.2", more=BRISK)
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=4, max_tokens=100) as load:
@@ -96,7 +96,7 @@ def test_why_after_a_crash(start: Start) -> None:
     assert found["lines"][-1]["text"].endswith("--blok-size 32")
 
 
-def test_somebody_kills_an_instance_and_it_comes_back_at_once(start: Start) -> None:
+def test_an_instance_killed_from_outside_restarts_at_once(start: Start) -> None:
     daemon = start(more=BRISK)
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_somebody_kills_an_instance_and_it_comes_back_at_once(start: Start) -> N
     assert (cause["name"], cause["retry"]) == ("killed-by-operator", "now")
 
 
-def test_an_instance_that_hangs_with_work_is_killed_and_comes_back(start: Start) -> None:
+def test_a_hung_instance_is_replaced(start: Start) -> None:
     daemon = start("--token-s", "0.05", more=BRISK + "stall_timeout_s = 2\n")
     pid = daemon.wait_ready(2)["slots"][0]["pid"]
     with Load(daemon.url, "fake", workers=4, max_tokens=40) as load:
@@ -121,7 +121,7 @@ def test_an_instance_that_hangs_with_work_is_killed_and_comes_back(start: Start)
     assert len(load.tally.failures) == load.tally.honest
 
 
-def test_everything_that_is_asked_is_audited(start: Start) -> None:
+def test_every_operation_is_audited(start: Start) -> None:
     daemon = start(more=BRISK)
     daemon.wait_ready(2)
     daemon.cli("drain", "0")
@@ -147,7 +147,7 @@ def edit(daemon: DaemonProcess, old: str, new: str) -> None:
     daemon.config.write_text(text.replace(old, new))
 
 
-def test_reload_restarts_what_changes_one_slot_at_a_time(start: Start) -> None:
+def test_reload_restarts_changed_slots_one_at_a_time(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
     assert daemon.cli("reload", "--show").stdout.strip() == "no reload since the daemon started"
@@ -173,7 +173,7 @@ def test_reload_restarts_what_changes_one_slot_at_a_time(start: Start) -> None:
     assert daemon.cli("reload", "--dry-run").returncode == 0
 
 
-def test_a_bad_file_changes_nothing(start: Start) -> None:
+def test_an_invalid_configuration_changes_nothing(start: Start) -> None:
     daemon = start(more=BRISK)
     before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
     edit(daemon, "instances_per_socket = 2", "instances_per_socket = 0")
@@ -188,7 +188,7 @@ def test_a_bad_file_changes_nothing(start: Start) -> None:
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
 
 
-def test_a_new_configuration_that_does_not_come_up_is_rolled_back(start: Start) -> None:
+def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     daemon.wait_ready(2)
     edit(daemon, '"--token-s", "0.01"', '"--fail", "vllm: error: unrecognized arguments: --token-s"')
@@ -204,7 +204,7 @@ def test_a_new_configuration_that_does_not_come_up_is_rolled_back(start: Start) 
 
 
 @pytest.mark.slow
-def test_a_new_configuration_that_is_slow_is_rolled_back(start: Start) -> None:
+def test_a_configuration_with_slow_instances_is_rolled_back(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     daemon.wait_ready(2)
     edit(daemon, '"--token-s", "0.01"', '"--token-s", "2.5"')
@@ -214,7 +214,7 @@ def test_a_new_configuration_that_is_slow_is_rolled_back(start: Start) -> None:
     assert [slot["state"] for slot in daemon.status()["slots"]] == ["ready", "ready"]
 
 
-def test_sighup_reloads_and_scale_takes_a_slot_away_and_back(start: Start) -> None:
+def test_sighup_reloads_and_scale_removes_and_adds_a_slot(start: Start) -> None:
     daemon = start(more=BRISK)
     daemon.wait_ready(2)
     done = daemon.cli("scale", "1", "--force")

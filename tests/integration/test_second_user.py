@@ -1,4 +1,4 @@
-"""What root does in folders that the instances' user may write, with a real second user who plants links there.
+"""Root's work in folders that the instances' user may write, with a real second user who plants links there.
 
 Only root can become another user, so these need root; CI runs them as root.
 """
@@ -41,7 +41,7 @@ def caches() -> CompileCaches:
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A cache folder of the second user; pytest's own lie where only root may look."""
+    """A cache folder of the second user; pytest's temporary folders are readable by root only."""
     folder = Path(tempfile.mkdtemp(prefix="second-user-"))
     folder.chmod(0o755)
     cache = folder / "cache"
@@ -53,7 +53,7 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def roots(base: Path) -> Path:
-    """A folder that only root may enter, with a file that everybody could read there."""
+    """A folder that only root may enter, with a world-readable file in it."""
     folder = base.parent / "roots"
     folder.mkdir(mode=0o700)
     (folder / "secret").write_text(SECRET)
@@ -68,7 +68,7 @@ def launch(base: Path, slot: int) -> Launch:
 
 
 def as_user(script: str, folder: Path) -> str:
-    """What the code of a model could do. Returns what it has printed."""
+    """Runs code as the second user, as a model's code could; returns its output."""
     done = subprocess.run(
         [*AS_USER, "sh", "-ec", f"umask 007; {script}"], cwd=folder, capture_output=True, text=True, check=True, timeout=240
     )  # fmt: skip
@@ -76,11 +76,11 @@ def as_user(script: str, folder: Path) -> str:
 
 
 def readable(base: Path) -> str:
-    """All that the second user can read below its cache."""
+    """Every file below its cache that the second user can read."""
     return as_user("find . -type f -exec cat {} + 2>/dev/null || true", base)
 
 
-def test_a_link_to_another_folder_gives_nothing_away(
+def test_a_link_to_another_folder_discloses_nothing(
     caches: CompileCaches, base: Path, roots: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = launch(base, 0)
@@ -91,7 +91,7 @@ def test_a_link_to_another_folder_gives_nothing_away(
     assert "cannot stamp its compile cache" in caplog.text
 
 
-def test_a_link_inside_a_cache_gives_nothing_away(caches: CompileCaches, base: Path, roots: Path) -> None:
+def test_a_link_inside_a_cache_discloses_nothing(caches: CompileCaches, base: Path, roots: Path) -> None:
     as_user(f"mkdir -p vllm1/slot0/inductor; ln -s {roots}/secret {roots} vllm1/slot0/inductor", base)
     caches.keep(0, launch(base, 0))
     caches.prepare(1, launch(base, 1))
@@ -105,9 +105,7 @@ def test_a_planted_stamp_overwrites_nothing(caches: CompileCaches, base: Path, r
     assert (roots / "secret").read_text() == SECRET
 
 
-def test_a_folder_that_leads_elsewhere_empties_nothing(
-    caches: CompileCaches, base: Path, roots: Path
-) -> None:
+def test_a_linked_folder_is_not_emptied(caches: CompileCaches, base: Path, roots: Path) -> None:
     (roots / "slot0" / "inductor").mkdir(parents=True)
     (roots / "slot0" / "inductor" / "precious").touch()
     as_user(f"ln -s {roots} vllm1", base)
@@ -116,7 +114,7 @@ def test_a_folder_that_leads_elsewhere_empties_nothing(
     assert (roots / "slot0" / "inductor" / "precious").exists()
 
 
-def test_a_pipe_holds_nothing_up(caches: CompileCaches, base: Path) -> None:
+def test_a_pipe_blocks_nothing(caches: CompileCaches, base: Path) -> None:
     as_user(
         "mkdir -p vllm1/slot0/inductor vllm1/slot2; mkfifo vllm1/slot0/inductor/p vllm1/slot2/stamp.json",
         base,
@@ -127,7 +125,7 @@ def test_a_pipe_holds_nothing_up(caches: CompileCaches, base: Path) -> None:
     assert not (base / "vllm1/slot1/inductor/p").exists()
 
 
-def test_folders_without_end_end_in_a_warning(
+def test_endless_folders_end_in_a_warning(
     caches: CompileCaches, base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     as_user(
@@ -139,7 +137,7 @@ def test_folders_without_end_end_in_a_warning(
     assert "slot 1: cannot copy a compile cache: folders lie too deep" in caplog.text
 
 
-def test_the_whole_cache_of_a_sibling_is_the_users(caches: CompileCaches, base: Path) -> None:
+def test_a_copied_cache_belongs_to_the_user(caches: CompileCaches, base: Path) -> None:
     """Files and folders for nobody else, too; no mode beyond the permissions."""
     as_user("mkdir -p vllm1/slot0/inductor/aa; cd vllm1/slot0/inductor/aa; echo code >x.so; chmod 600 x.so; echo y >y; "
             "chmod 6755 y; chmod 2700 .", base)  # fmt: skip
@@ -160,7 +158,7 @@ def test_the_whole_cache_of_a_sibling_is_the_users(caches: CompileCaches, base: 
     as_user("rm -r vllm1", base)
 
 
-def test_a_user_that_may_not_write_there_is_told_of(
+def test_a_cache_that_the_user_cannot_write_is_reported(
     caches: CompileCaches, base: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.chown(base, 0, 0)
@@ -168,7 +166,7 @@ def test_a_user_that_may_not_write_there_is_told_of(
     assert "slot 0: cannot copy a compile cache: Permission denied" in caplog.text
 
 
-def test_the_daemons_state_is_not_kept_in_a_folder_of_that_user(base: Path, roots: Path) -> None:
+def test_daemon_state_is_not_kept_in_the_users_folder(base: Path, roots: Path) -> None:
     (base.parent / "link").symlink_to(roots)
     os.chown(base.parent / "link", USER, USER, follow_symlinks=False)
     for folder in (base, base.parent / "link"):

@@ -1,4 +1,4 @@
-"""One secret of each kind, planted in a daemon that runs: none of them in anything that it shows."""
+"""One secret of each kind is planted in a running daemon; none appears in any of its outputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GET = (
 
 
 def command(folder: Path, *more: str) -> str:
-    """An engine that tells everything it knows, as engines do when they start and when they fail."""
+    """An engine that prints its arguments and environment, as engines do when they start and fail."""
     names = "MY_API_KEY MY_UPSTREAM_PASSWORD NUMA_LAUNCHER_ENGINE__ENV__X_SECRET INDEX MIRROR https_proxy FTP_PROXY SIGNED"
     said = "; ".join(f'echo "error: {name}=${name} is refused"' for name in names.split())
     talk = (
@@ -112,7 +112,7 @@ models = {{ fake = "there" }}
 
 
 def as_reader(daemon: DaemonProcess, *words: str) -> str:
-    """What a member of the read group gets."""
+    """The response to a member of the read group."""
     user = ("setpriv", f"--reuid={READER}", f"--regid={READERS.gr_gid}", "--clear-groups")
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
@@ -124,7 +124,7 @@ def as_reader(daemon: DaemonProcess, *words: str) -> str:
 
 
 def outputs(daemon: DaemonProcess, folder: Path) -> Iterator[tuple[str, str]]:
-    """Everything that shows something, by name; logs as operators see them are left out: they are the engine's words."""
+    """Every output by name, except instance logs, which are the engine's own text."""
     for path in GET:
         yield f"GET /v1/{path} for a reader", as_reader(daemon, f"http://localhost/v1/{path}")
     where = "http://localhost/v1/slots/0/logs?tail=1000&follow=1"

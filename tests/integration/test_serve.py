@@ -1,4 +1,4 @@
-"""The daemon from start to end: both sockets, status, signals, and nothing left behind."""
+"""The daemon from start to stop: both sockets, status, signals, no processes left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_two_instances_are_pinned_and_served(start: Start) -> None:
         assert slot["verified"]["processes"] == 3
     with urllib.request.urlopen(f"{daemon.url}/v1/models") as answer:
         assert [model["id"] for model in json.load(answer)["data"]] == ["fake"]
-    # Its exit code also speaks of strangers' processes pinned onto our cpus: of this machine, not of us.
+    # The exit code also reports other programs pinned to our cpus: a property of this machine.
     checked = json.loads(daemon.cli("verify", "--json").stdout)
     assert all(slot["verified"]["ok"] for slot in checked["slots"])
 
@@ -74,7 +74,7 @@ def test_logs(start: Start) -> None:
 
 
 @pytest.mark.parametrize("slot", ["7", "x"])
-def test_a_slot_that_is_not_there(start: Start, slot: str) -> None:
+def test_an_unknown_slot(start: Start, slot: str) -> None:
     daemon = start()
     daemon.wait_ready(2)
     done = daemon.cli("restart", slot)
@@ -120,17 +120,17 @@ def test_a_taken_port_starts_nothing(tmp_path: Path) -> None:
 def test_sigkill_of_the_daemon_leaves_nothing(start: Start) -> None:
     daemon = start("--children", "3")
     daemon.wait_ready(2)
-    assert len(daemon.family()) >= 2 * 5  # keeper, engine, three children, per slot
+    assert len(daemon.descendants()) >= 2 * 5  # shim, engine, three children, per slot
     daemon.process.kill()
     daemon.process.wait()
     daemon.nothing_left()
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_loading_ends_all_at_once(start: Start, name: signal.Signals) -> None:
+def test_a_signal_during_loading_ends_everything_at_once(start: Start, name: signal.Signals) -> None:
     daemon = start("--startup-s", "600", "--children", "2")
     eventually(lambda: "loading" in daemon.log.read_text(), what="the engines to load")
-    daemon.family()
+    daemon.descendants()
     daemon.process.send_signal(name)
     assert daemon.process.wait(STOP_S) == 0
     daemon.nothing_left()

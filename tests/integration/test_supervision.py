@@ -1,4 +1,4 @@
-"""Supervision goes on after the daemon itself was short of something, and sees engines that lie."""
+"""Supervision survives the daemon's own shortages, and detects engines with false health."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = "Too many open files"
 
 @contextlib.contextmanager
 def no_descriptors(daemon: DaemonProcess) -> Iterator[None]:
-    """The daemon cannot open anything; what it has open stays open."""
+    """The daemon cannot open files; its open ones stay open."""
     process = psutil.Process(daemon.process.pid)
     soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
     process.rlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -39,7 +39,7 @@ def no_descriptors(daemon: DaemonProcess) -> Iterator[None]:
 
 
 def said(daemon: DaemonProcess, *words: str) -> list[str]:
-    """Lines of the daemon's log that have all of these."""
+    """Lines of the daemon's log that contain all of these."""
     return [line for line in daemon.log.read_text().splitlines() if all(word in line for word in words)]
 
 
@@ -61,14 +61,14 @@ def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, faul
 
 
 def test_an_exit_during_a_shortage_of_descriptors_is_noticed(start: Start) -> None:
-    """The process that keeps the instance's tree is killed: what it left is looked for in /proc."""
+    """The shim is killed; its descendants are found in /proc."""
     daemon = start("--children", "2", more=QUICK)
     daemon.wait_ready(2)
-    keeper = psutil.Process(daemon.slot(0)["pid"]).parent()
-    assert keeper is not None
+    shim = psutil.Process(daemon.slot(0)["pid"]).parent()
+    assert shim is not None
     with no_descriptors(daemon):
         before = len(said(daemon, SHORT))
-        keeper.kill()
+        shim.kill()
         eventually(lambda: len(said(daemon, SHORT)) > before, what="a search that fails")
     eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
 
@@ -78,7 +78,7 @@ TOLD_S = {"NUMA_LAUNCHER_PROXY__HUNG_TIMEOUT_S": "2"}
 
 
 def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
-    """One unstreamed completion's status."""
+    """The status of one completion without streaming."""
     body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": tokens}).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{daemon.url}/v1/completions", body, headers)
@@ -87,12 +87,10 @@ def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
         return int(answer.status)
 
 
-@pytest.mark.parametrize("seats", [64, 2])
-def test_an_engine_that_lies_about_its_health_is_found_by_whole_answers_alone(
-    start: Start, seats: int
-) -> None:
-    """It counts nothing and its health is well; with two seats it is full. Every request is answered in the end."""
-    daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=seats)
+@pytest.mark.parametrize("max_num_seqs", [64, 2])
+def test_false_health_is_detected_without_streams(start: Start, max_num_seqs: int) -> None:
+    """The engine has no counters and reports health; with two sequences it is full. Every request is answered."""
+    daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=max_num_seqs)
     daemon.wait_ready(2)
     daemon.post(0, "/fault", {"kind": "lie"})
     with ThreadPoolExecutor(16) as pool:
@@ -104,8 +102,8 @@ def test_an_engine_that_lies_about_its_health_is_found_by_whole_answers_alone(
 
 
 @pytest.mark.slow
-def test_a_stopped_engine_with_whole_answers_alone_is_found(start: Start) -> None:
-    """It counts nothing, and its health path is silent as well. What it works on is answered by its sibling."""
+def test_a_stopped_engine_is_detected_without_streams(start: Start) -> None:
+    """The engine has no counters and its health path hangs. The other instance answers its requests."""
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
     daemon.wait_ready(2)
     with ThreadPoolExecutor(8) as pool:
@@ -120,7 +118,7 @@ def test_a_stopped_engine_with_whole_answers_alone_is_found(start: Start) -> Non
 
 
 @pytest.mark.slow
-def test_a_long_whole_answer_of_an_engine_that_counts_nothing_is_waited_for(start: Start) -> None:
+def test_a_long_response_of_an_engine_without_counters_is_waited_for(start: Start) -> None:
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
     daemon.wait_ready(2)
     assert ask(daemon, tokens=120) == 200

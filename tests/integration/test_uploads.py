@@ -1,4 +1,4 @@
-"""A real daemon under many large uploads at once: its memory is bounded, and it answers."""
+"""Many large uploads at once: the daemon's memory is bounded, and it answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def head(size: int) -> bytes:
 
 
 def drip(sock: socket.socket, over: threading.Event) -> None:
-    """All but the end of a body, as fast as it is taken."""
+    """Sends all but the end of a body, as fast as it is accepted."""
     sent = 0
     with contextlib.suppress(OSError):
         sock.sendall(head(BODY) + b'{"model":"fake","prompt":"')
@@ -60,7 +60,7 @@ def metric(url: str, name: str) -> float:
 
 
 @pytest.mark.slow
-def test_20_uploads_of_63_mib_take_no_more_than_is_allowed(start: Callable[..., DaemonProcess]) -> None:
+def test_20_uploads_of_63_mib_stay_within_the_memory_limit(start: Callable[..., DaemonProcess]) -> None:
     environ = {"NUMA_LAUNCHER_PROXY__UPLOAD_MAX_BYTES": str(BUDGET)}
     daemon = start(instances=1, environ=environ)
     daemon.wait_ready(1)

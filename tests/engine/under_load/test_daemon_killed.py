@@ -20,7 +20,7 @@ def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(
     daemon: DaemonProcess, two_instances: str
 ) -> None:
     eventually(lambda: daemon.slot(1)["state"] == "ready", READY_S, "an instance with streams")
-    old = {pid: psutil.Process(pid).create_time() for pid in daemon.family() if psutil.pid_exists(pid)}
+    old = {pid: psutil.Process(pid).create_time() for pid in daemon.descendants() if psutil.pid_exists(pid)}
     assert len(old) >= 5
     with Load(daemon.url, "tiny", workers=8, max_tokens=400) as load:
         eventually(lambda: load.tally.completed > 8, READY_S, "the load to flow")
