@@ -46,7 +46,7 @@ def ended_inside(ended: Exit, launch: Launch) -> tuple[Exit, str | None]:
     if ended.code in _SIGNALS:
         return Exit(code=None, signal=ended.code - 128), None
     if (what := _CODES.get(ended.code)) is not None:
-        return ended, f"numa-launcher: {Path(launch.argv[0]).name} exited with {ended.code}: {what}"
+        return ended, f"numa-launcher: {Path(launch.argv[0]).name} ended with {ended.code}: {what}"
     return ended, None
 
 
