@@ -59,6 +59,7 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
     """Sends a record to journald with its fields: NUMA_LAUNCHER_SLOT=, NUMA_LAUNCHER_GENERATION=, ..."""
 
     takes_fields: Final = True
+    sendv = staticmethod(journal.sendv)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record. Never raises: logging must not end the daemon."""
@@ -83,13 +84,13 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
         """Write events of one logger: their levels, messages and fields. Never raises."""
         try:
             for level, message, fields in lines:
-                self.send(
-                    quoted(message, MAX_LINE),
-                    PRIORITY=str(self.map_priority(level)),
-                    LOGGER=logger,
-                    SYSLOG_IDENTIFIER="numa-launcher",
-                    CODE_FILE=logger,  # without one systemd-python looks for the caller, which takes long
-                    **_journal_fields(fields),
+                # Not `send`: it takes three times as long to make the same call.
+                self.sendv(
+                    f"MESSAGE={quoted(message, MAX_LINE)}",
+                    f"PRIORITY={self.map_priority(level)}",
+                    f"LOGGER={logger}",
+                    "SYSLOG_IDENTIFIER=numa-launcher",
+                    *[f"{name}={value}" for name, value in _journal_fields(fields).items()],
                 )
         except Exception:
             self.handleError(logging.makeLogRecord({"name": logger, "msg": "cannot write log lines"}))

@@ -84,17 +84,20 @@ def test_many_lines_are_written_with_one_call() -> None:
     assert rest == ""
 
 
-def test_many_events_each_have_their_fields() -> None:
-    fake = FakeJournal()
-    handler = journal.FieldsHandler(sender_function=fake.send)
-    handler.write_lines(
-        "launcher.access", [(20, "one", {"status": 200}), (10, "t\nwo", {"slot": None, "path": "\n"})]
-    )
-    one, two = fake.entries
+def test_many_events_each_have_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[dict[str, str]] = []
+
+    def sendv(*fields: str) -> None:
+        entries.append(dict(field.split("=", 1) for field in fields))
+
+    monkeypatch.setattr(journal.FieldsHandler, "sendv", staticmethod(sendv))
+    lines = [(20, "one", {"status": 200}), (10, "t\nwo", {"slot": None, "path": "\n="})]
+    journal.FieldsHandler().write_lines("launcher.access", lines)
+    one, two = entries
     assert (one["MESSAGE"], one["PRIORITY"], one["NUMA_LAUNCHER_STATUS"]) == ("one", "6", "200")
     assert (one["LOGGER"], one["SYSLOG_IDENTIFIER"]) == ("launcher.access", "numa-launcher")
     assert (two["MESSAGE"], two["PRIORITY"]) == ("t\\nwo", "7")
-    assert (two["NUMA_LAUNCHER_SLOT"], two["NUMA_LAUNCHER_PATH"]) == ("None", "\\n")
+    assert (two["NUMA_LAUNCHER_SLOT"], two["NUMA_LAUNCHER_PATH"]) == ("None", "\\n=")
 
 
 def test_lines_that_cannot_be_written_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +106,11 @@ def test_lines_that_cannot_be_written_end_nothing(monkeypatch: pytest.MonkeyPatc
     closed.close()
     journal.LineHandler(closed).write_lines("launcher.access", [(20, "x", {})])
 
-    def no_journal(message: str, **fields: str) -> None:
+    def no_journal(*fields: str) -> None:
         raise OSError("no journal")
 
-    journal.FieldsHandler(sender_function=no_journal).write_lines("launcher.access", [(20, "x", {})])
+    monkeypatch.setattr(journal.FieldsHandler, "sendv", staticmethod(no_journal))
+    journal.FieldsHandler().write_lines("launcher.access", [(20, "x", {})])
 
 
 def test_an_exception_comes_along() -> None:
@@ -137,6 +141,7 @@ def test_the_real_library_takes_an_entry(monkeypatch: pytest.MonkeyPatch) -> Non
     log = logging.Logger("launcher.test")  # noqa: LOG001  one of its own
     log.addHandler(journal.FieldsHandler())
     log.warning("slot %d: %s", 3, "gone", extra={"slot": 3})
+    journal.FieldsHandler().write_lines("launcher.test", [(20, "é", {"slot": 3})])
     assert stderr.getvalue() == ""
 
 
