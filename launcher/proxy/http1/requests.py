@@ -51,13 +51,12 @@ _Found = dict[bytes, list[bytes]]
 class _Repeated:
     """What the next heads of a connection have in common with one: all but the digits of Content-Length."""
 
-    __slots__ = ("after", "before", "passing", "passing_without_keys")
+    __slots__ = ("after", "before", "passing")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self.before = before
         self.after = after
-        self.passing: bytes | None = None  # field lines for the instance, made at the first request
-        self.passing_without_keys: bytes | None = None
+        self.passing: dict[bool, bytes] = {}  # see RequestHead.passing, by `keys`
 
 
 class RequestHead:
@@ -120,19 +119,13 @@ class RequestHead:
     def passing(self, *, keys: bool) -> bytes:
         """The field lines that pass to an instance, between CRLFs; without API keys unless `keys`."""
         repeated = self._repeated
-        if repeated is None:
-            return self._passing(keys)
-        if keys:
-            if repeated.passing is None:
-                repeated.passing = self._passing(True)
-            return repeated.passing
-        if repeated.passing_without_keys is None:
-            repeated.passing_without_keys = self._passing(False)
-        return repeated.passing_without_keys
-
-    def _passing(self, keys: bool) -> bytes:
-        cuts = self.cuts if keys else tuple(sorted({*self.cuts, *lines_of(self.lowered, KEY_FIELDS)}))
-        return without(self.lines, cuts)
+        found = None if repeated is None else repeated.passing.get(keys)
+        if found is None:
+            cuts = self.cuts if keys else sorted({*self.cuts, *lines_of(self.lowered, KEY_FIELDS)})
+            found = without(self.lines, cuts)
+            if repeated is not None:
+                repeated.passing[keys] = found
+        return found
 
     def get(self, name: bytes) -> str | None:
         """The first value of a field, without the space around it; `name` in lower case."""
