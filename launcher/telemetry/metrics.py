@@ -1,7 +1,7 @@
-"""Every metric of ours, in one table; the instances' own are merged beside them (merge.py).
+"""The table of the launcher's own metrics; those of the instances are merged beside them (merge.py).
 
-Sums live as plain integers where they are counted; a scrape turns them into samples, so a request pays for
-three histogram observations and nothing else.
+Counters are plain integers where they are counted; a scrape turns them into samples. A request pays for three
+histogram observations and nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.telemetry.rolling_quantiles import RollingQuantiles
 
 
 class MetricKind(StrEnum):
-    """How a metric behaves."""
+    """Prometheus' type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -84,122 +84,136 @@ TABLE: tuple[Spec, ...] = (
     Spec(
         ENDED,
         MetricKind.COUNTER,
-        "Accepted requests by how they ended; with those in flight they add up to accepted.",
+        "Accepted requests that ended, by outcome. Their sum and the requests in flight equal the accepted requests.",
         ("outcome",),
     ),
-    Spec(IN_FLIGHT, MetricKind.GAUGE, "Requests accepted and not ended."),
-    Spec(RETRIED, MetricKind.COUNTER, "Attempts repeated on another instance before the first byte."),
+    Spec(IN_FLIGHT, MetricKind.GAUGE, "Accepted requests that have not ended."),
+    Spec(
+        RETRIED,
+        MetricKind.COUNTER,
+        "Attempts repeated on another instance before the first byte of a response.",
+    ),
     Spec(SLOT_SENT, MetricKind.COUNTER, "Attempts sent to a slot.", ("slot", "model")),
-    Spec(SLOT_BROKEN, MetricKind.COUNTER, "Attempts that broke before the first byte.", ("slot", "model")),
-    Spec(SLOT_ENDED, MetricKind.COUNTER, "Requests by last slot and end.", ("slot", "model", "outcome")),
-    Spec(SLOT_IN_FLIGHT, MetricKind.GAUGE, "Requests that an instance works on.", ("slot", "model")),
+    Spec(
+        SLOT_BROKEN,
+        MetricKind.COUNTER,
+        "Attempts that failed before the first byte of a response.",
+        ("slot", "model"),
+    ),
+    Spec(
+        SLOT_ENDED,
+        MetricKind.COUNTER,
+        "Ended requests by their last slot and outcome.",
+        ("slot", "model", "outcome"),
+    ),
+    Spec(SLOT_IN_FLIGHT, MetricKind.GAUGE, "Requests that the slot's instance processes.", ("slot", "model")),
     Spec(SLOT_READY, MetricKind.GAUGE, "1 while the slot's instance may get requests.", ("slot", "model")),
     Spec(
         SLOT_WATCHED,
         MetricKind.GAUGE,
-        "1 while the supervisor watches the slot's instance, 0 where its looks fail or have ended; none while no instance "
-        "runs.",
+        "1 while the supervisor watches the slot's instance, 0 when its probes fail or have stopped. No sample while no "
+        "instance runs.",
         ("slot", "model"),
     ),
     Spec(READY, MetricKind.GAUGE, "Instances that may get requests.", ("model",)),
     Spec(QUEUED, MetricKind.GAUGE, "Requests that wait for an instance.", ("model",)),
-    Spec(QUEUED_BYTES, MetricKind.GAUGE, "Bytes of the bodies that wait."),
+    Spec(QUEUED_BYTES, MetricKind.GAUGE, "Size of the waiting requests' bodies."),
     Spec(
         QUEUE_REJECTED,
         MetricKind.COUNTER,
-        "Requests rejected because the queue was full (requests, bytes) or their time in it was up (deadline).",
+        "Requests rejected because the queue was full (requests, bytes) or they waited in it too long (deadline).",
         ("reason",),
     ),
     Spec(
         PARKED,
         MetricKind.GAUGE,
-        "Of those that wait, the ones no instance of whose model is ready.",
+        "Requests that wait while no instance of their model is ready.",
         ("model",),
     ),
     Spec(
         CONTINUED,
         MetricKind.COUNTER,
-        "Streams that broke after their first byte: gone on with on another instance (continued), ended with an "
-        "error because that is not exact (unfit), or broken there too (failed).",
+        "Streams cut after their first byte: continued on another instance (continued), ended with an error because the "
+        "continuation would not be exact (unfit), or cut there too (failed).",
         ("outcome",),
     ),
-    Spec(
-        SLOT_EJECTED, MetricKind.GAUGE, "1 while failures keep the slot out of rotation.", ("slot", "model")
-    ),
-    Spec(
-        SLOT_EJECTIONS, MetricKind.COUNTER, "Times that failures took it out of rotation.", ("slot", "model")
-    ),
+    Spec(SLOT_EJECTED, MetricKind.GAUGE, "1 while the slot is ejected after failures.", ("slot", "model")),
+    Spec(SLOT_EJECTIONS, MetricKind.COUNTER, "Ejections of the slot after failures.", ("slot", "model")),
     Spec(
         SLOT_WEIGHT,
         MetricKind.GAUGE,
-        "Share of a sibling's load that the slot gets: less than 1 for a straggler.",
+        "Share of requests that the slot gets, compared to its siblings: less than 1 for a straggler.",
         ("slot", "model"),
     ),
     Spec(
         UNAUTHORIZED,
         MetricKind.COUNTER,
-        "Requests without a good API key (401); they are not among the accepted.",
+        "Requests without a valid API key (401). They are not accepted requests.",
     ),
-    Spec(KEY_ACCEPTED, MetricKind.COUNTER, "Requests accepted, by API key.", ("key",)),
+    Spec(KEY_ACCEPTED, MetricKind.COUNTER, "Accepted requests by API key.", ("key",)),
     Spec(
         KEY_ENDED,
         MetricKind.COUNTER,
-        "The same by how they ended; with those in flight they add up to accepted.",
+        "Accepted requests that ended, by API key and outcome.",
         ("key", "outcome"),
     ),
     Spec(
         KEY_REFUSED,
         MetricKind.COUNTER,
-        "Requests that ran into a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, "
-        "model.",
+        "Requests refused by a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, model.",
         ("key", "limit"),
     ),
-    Spec(KEY_IN_FLIGHT, MetricKind.GAUGE, "Requests that wait or run, by API key.", ("key",)),
-    Spec(KEY_TOKENS, MetricKind.COUNTER, "Tokens of prompts and answers, by API key.", ("key",)),
-    Spec(OVERFLOW_SENT, MetricKind.COUNTER, "Requests that went to the external endpoint.", ("model",)),
+    Spec(KEY_IN_FLIGHT, MetricKind.GAUGE, "Waiting and running requests by API key.", ("key",)),
+    Spec(KEY_TOKENS, MetricKind.COUNTER, "Prompt and output tokens by API key.", ("key",)),
+    Spec(OVERFLOW_SENT, MetricKind.COUNTER, "Requests sent to the overflow endpoint.", ("model",)),
     Spec(
         OVERFLOW_ENDED,
         MetricKind.COUNTER,
-        "The same by how they ended there; rejected: not sent, because proxy.overflow.max_requests were there.",
+        "Requests for the overflow endpoint that ended, by outcome. rejected: not sent, because proxy.overflow.max_requests "
+        "were there already.",
         ("model", "outcome"),
     ),
-    Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the external endpoint."),
-    Spec(CONNECTIONS, MetricKind.GAUGE, "Clients that are connected."),
+    Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the overflow endpoint."),
+    Spec(CONNECTIONS, MetricKind.GAUGE, "Client connections."),
     Spec(
         UPLOAD_BYTES,
         MetricKind.GAUGE,
-        "Memory taken by request bodies of more than 64 KiB while they are received.",
+        "Memory for request bodies over 64 KiB that are being received.",
     ),
-    Spec(UPLOADS_WAITING, MetricKind.GAUGE, "Request bodies that are not read for want of that memory."),
+    Spec(UPLOADS_WAITING, MetricKind.GAUGE, "Request bodies that wait for this memory."),
     Spec(
         UPLOADS_REFUSED,
         MetricKind.COUNTER,
-        "Requests that got 503 because their bodies waited for it in vain.",
+        "Requests that got 503 because their bodies waited for this memory too long.",
     ),
-    Spec(CONNECTIONS_REFUSED, MetricKind.COUNTER, "Connections closed at once: too many clients."),
-    Spec(SLOW_CLIENTS, MetricKind.GAUGE, "Clients that are behind with their answers."),
-    Spec(SLOW_CLIENT_BYTES, MetricKind.GAUGE, "Bytes of answers that are kept for them."),
+    Spec(
+        CONNECTIONS_REFUSED,
+        MetricKind.COUNTER,
+        "Connections closed at once because max_connections were open.",
+    ),
+    Spec(SLOW_CLIENTS, MetricKind.GAUGE, "Clients that read their responses slowly."),
+    Spec(SLOW_CLIENT_BYTES, MetricKind.GAUGE, "Response data buffered for slow clients."),
     Spec(
         SLOW_CLIENTS_GIVEN_UP,
         MetricKind.COUNTER,
-        "Clients that took less than client_min_bytes_per_s, and were closed: waiting (others waited for the instance), "
-        "memory (slow_client_buffer_bytes was full), timeout (client_stall_timeout_s).",
+        "Clients disconnected for reading below client_min_bytes_per_s, by reason: waiting (requests waited for the "
+        "instance), memory (slow_client_buffer_bytes was full), timeout (client_stall_timeout_s).",
         ("reason",),
     ),
 )
 
-# From a cached answer to a long generation; seconds.
+# Seconds: from a cached answer to a long generation.
 _DURATION_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 _INTRO = """# Metrics
 
 <!-- Generated by scripts/docs from launcher/telemetry/metrics.py; edit that. -->
 
-`GET /metrics` has our own metrics and those of every instance, in Prometheus' text format. The instances' keep
-their names (`vllm:num_requests_running` and all) and get the labels `slot`, `numa_node` and `model`; a label
-of theirs with one of these names becomes `exported_NAME`. Their counters and histograms go on over a restart of the
-instance: a slot's sum never falls, and stands still while there is no instance. Instances are asked at most once
-a second; of one that does not answer within 2 s the gauges are missing. Timestamps are left out.
+`GET /metrics` returns the launcher's own metrics and those of every instance, in Prometheus' text format. Metrics of
+instances keep their names (such as `vllm:num_requests_running`) and get the labels `slot`, `numa_node` and `model`; a
+label of theirs with one of these names becomes `exported_NAME`. Their counters and histograms continue when an instance
+restarts: a slot's sum never falls. Instances are asked at most once a second; if one does not answer within 2 s, its
+gauges are missing. Timestamps are left out.
 
 `slot` is the number that `numa-launcher status` shows. `key` is an API key's name, never the key.
 """
@@ -214,19 +228,19 @@ class Timings:
         now = time.time()
         self.queued = Histogram(
             "numa_launcher_queue_seconds",
-            "From the request's arrival to its start on an instance.",
+            "Time from a request's arrival to its start on an instance.",
             _DURATION_BUCKETS,
             now,
         )
         self.first_byte = Histogram(
             "numa_launcher_first_byte_seconds",
-            "From the request's arrival to the answer's first byte.",
+            "Time from a request's arrival to the first byte of its response.",
             _DURATION_BUCKETS,
             now,
         )
         self.duration = Histogram(
             "numa_launcher_request_duration_seconds",
-            "From the request's arrival to its end.",
+            "Time from a request's arrival to its end.",
             _DURATION_BUCKETS,
             now,
         )
@@ -243,7 +257,7 @@ class Timings:
 
 
 class _Snapshot:
-    """What `generate_latest` needs of a registry."""
+    """The part of a registry that `generate_latest` uses."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -253,13 +267,13 @@ class _Snapshot:
 
 
 def render(values: Values, timings: Timings) -> str:
-    """Our metrics in Prometheus' text format. A metric of the table without values has no samples."""
+    """The launcher's metrics in Prometheus' text format. A metric without values has no samples."""
     families = [_family(spec, values.get(spec.name, {})) for spec in TABLE]
     return generate_latest(_Snapshot([*families, *timings.collect()])).decode()
 
 
 def to_markdown() -> str:
-    """docs/metrics.md: every metric of ours, its labels and its meaning."""
+    """docs/metrics.md: every metric of the launcher, its labels and its meaning."""
     lines = [_INTRO, "| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     for spec in TABLE:
         name = f"{spec.name}_total" if spec.kind is MetricKind.COUNTER else spec.name

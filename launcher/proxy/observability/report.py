@@ -1,4 +1,4 @@
-"""What the front door says of itself: sums for `status`, values for /metrics, the access log's line."""
+"""The proxy's own figures: sums for `status`, values for /metrics."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The field `model` of a multipart form (RFC 7578), read strictly and as the form's bytes arrive.
+"""The field `model` of a multipart form (RFC 7578), read strictly while the form's bytes arrive.
 
-An API key's list of models must hold for what the instance's own parser reads, and no two parsers agree on odd
-forms. So a form is refused when it is not exactly what clients send: a part has one Content-Disposition with `name`
-and perhaps `filename`, no parameter is hidden in another's quotation marks, nothing comes before the first boundary
-or after the last. vLLM 0.32 reads forms with Starlette and python-multipart; their limits hold here, too.
+The models that an API key allows must be checked against what the instance's own parser reads, and parsers disagree on
+unusual forms. So only forms as clients send them are accepted: each part has one Content-Disposition with `name` and
+perhaps `filename`, no parameter is hidden in another one's quotation marks, nothing precedes the first boundary or
+follows the last. vLLM 0.32 reads forms with Starlette and python-multipart; their limits apply here, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MAX_HEAD_BYTES = 4096  # of one part; python-multipart 0.0.34 takes 8 lines of 
 _MAX_HEAD_LINES = 8
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# No backslash: some parsers take it for an escape, others for itself.
+# No backslash: parsers disagree on whether it is an escape.
 _QUOTED = rb'"[^"\\\x00-\x08\x0a-\x1f\x7f]*"'
 _PARAMETER = rb"[ \t]*;[ \t]*(%s)=(%s|%s)" % (_TOKEN, _QUOTED, _TOKEN)
 _PARAMETERS = re.compile(_PARAMETER)
 _DISPOSITION = re.compile(rb"form-data((?:%s)+)" % _PARAMETER, re.IGNORECASE)
 _LINE = re.compile(rb"(%s):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*" % _TOKEN)
-_HIDDEN = re.compile(rb";\s*(?:file)?name\*?\s*=", re.IGNORECASE)  # for parsers that know no quotation marks
+_HIDDEN = re.compile(rb";\s*(?:file)?name\*?\s*=", re.IGNORECASE)  # for parsers that ignore quotation marks
 _PLAIN_ENCODINGS = frozenset({b"binary", b"8bit", b"7bit"})
 _CHARSET = re.compile(rb"charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
 _UTF8 = frozenset({b"utf-8", b"utf8"})
@@ -39,19 +39,21 @@ _BOUNDARY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,68}[\x21-\x7e])?")  # RFC 2
 
 
 class FormReader:
-    """One form. `feed` it the body as it grows, then `finish`. Raises HttpError."""
+    """Reads one form: `feed` it the body as it grows, then `finish`. Both raise HttpError."""
 
     def __init__(self, content_type: str) -> None:
         self._mark = b"\r\n--" + _boundary(content_type)
-        self._at = 0  # up to here all is read
-        self._data: int | None = None  # where the present part's data begins
-        self._named_model = False  # the present part is
+        # Everything before it has been read.
+        self._at = 0
+        # Of the current part: where its data begins, and whether it is the field `model`.
+        self._data: int | None = None
+        self._named_model = False
         self._parts = 0
         self._ended = False
         self._model: bytes | None = None
 
     def feed(self, body: bytes | bytearray) -> bool:
-        """Read on: `body` is all that has come so far. Always True: one look takes 10 ms at the most."""
+        """Read what is new; `body` is all that has arrived. Always True: a call takes 10 ms at most."""
         if not self._at and len(body) >= len(self._mark) - 2:
             if not body.startswith(self._mark[2:]):
                 raise _refused("it does not begin with its boundary")
@@ -62,7 +64,7 @@ class FormReader:
         return True
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
-        """What the whole form says."""
+        """What the complete form says."""
         self.feed(body)
         if not self._ended:
             raise _refused("its last boundary is missing")
@@ -74,7 +76,7 @@ class FormReader:
             raise _refused("the field `model` is not UTF-8") from None
 
     def _head(self, body: bytes | bytearray) -> bool:
-        """The line end after a boundary and a part's header. False: it is not all here."""
+        """Read the line end after a boundary and a part's header. False: incomplete."""
         at = self._at
         after = bytes(body[at : at + 2])
         if len(after) < 2:
@@ -83,7 +85,7 @@ class FormReader:
             self._ended, self._at = True, at + 2
             return True
         if after != b"\r\n":
-            raise _refused("its boundary stands within a line")
+            raise _refused("its boundary is followed by other characters")
         end = body.find(b"\r\n\r\n", at + 2, at + 6 + _MAX_HEAD_BYTES)
         if end < 0:
             if len(body) - at > _MAX_HEAD_BYTES:
@@ -130,7 +132,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _is_model(head: bytes) -> bool:
-    """Whether a part is the field `model`, by its header. Raises HttpError."""
+    """Whether a part is the field `model`. Raises HttpError."""
     lines = head.split(b"\r\n")
     if len(lines) > _MAX_HEAD_LINES:
         raise _refused("a part has too many header lines")
@@ -154,7 +156,7 @@ def _is_model(head: bytes) -> bool:
 
 
 def _disposition(value: bytes) -> dict[bytes, bytes]:
-    """The parameters of a Content-Disposition. Raises HttpError unless each reader reads the same."""
+    """The parameters of a Content-Disposition. Raises HttpError unless all parsers read the same."""
     matched = _DISPOSITION.fullmatch(value)
     if matched is None:
         raise _refused("a part's Content-Disposition is not form-data with a name")

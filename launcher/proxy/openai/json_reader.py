@@ -1,9 +1,9 @@
-"""What must be known of a large JSON body, read as its bytes arrive.
+"""Reads a large JSON body while its bytes arrive.
 
-A decoder reads 64 MiB in one call of up to 0.2 s, in which the event loop serves nobody; another thread does not
-help, for the call keeps the interpreter's lock. So a large body is walked in steps while it comes: each step looks
-at new bytes alone, strings and numbers in C, arrays and objects one by one, up to MAX_VALUES. Only the top level is
-judged; what is wrong below it is the instance's to refuse.
+A decoder reads 64 MiB in one call of up to 0.2 s, which blocks the event loop; another thread does not help, because the
+call holds the interpreter's lock. So a large body is read in steps while it arrives: each step reads new bytes only,
+strings and numbers in C, arrays and objects one by one, up to MAX_VALUES. Only the top level is checked; errors below it
+are the instance's to refuse.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from launcher.proxy.openai.body import invalid_json, read_body
 from launcher.proxy.openai.body_schema import RequestBody, known_fields
 from launcher.proxy.openai.prompts import MediaFinder
 
-STEP_BYTES = 16_384  # what one step looks at: 5 ms for the worst
-MAX_VALUES = 262_144  # arrays and objects of a large body: 0.2 s in all
+STEP_BYTES = 16_384  # of one step: 5 ms at worst
+MAX_VALUES = 262_144  # arrays and objects of a body: 0.2 s in total
 MAX_FIELDS = 1024  # of the object itself
-MAX_DEPTH = 1000  # Python's own parser, which vLLM uses, goes no deeper
-MAX_SHORT_BYTES = 65536  # of the value of a field that is no part of the prompt
+MAX_DEPTH = 1000  # the limit of Python's own parser, which vLLM uses
+MAX_SHORT_BYTES = 65536  # of the value of a field outside the prompt
 _MAX_SCALAR_BYTES = 1024
-_MAX_KEY_BYTES = 256  # a longer one is none that we know, however it is escaped
+_MAX_KEY_BYTES = 256  # a longer name is none of the known ones, however it is escaped
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -34,7 +34,7 @@ _QUOTE, _OPEN, _CLOSE = ord('"'), b"[{", b"]}"
 
 
 class _Next(Enum):
-    """What must come next in the object itself."""
+    """What must come next at the top level."""
 
     OBJECT = "{"
     FIELD_OR_END = '" or }'
@@ -46,35 +46,37 @@ class _Next(Enum):
 
 
 class JsonReader:
-    """One body. `feed` it as it grows, then `finish`. Both raise HttpError."""
+    """Reads one body: `feed` it as it grows, then `finish`. Both raise HttpError."""
 
     def __init__(self, prompt: tuple[str, ...]) -> None:
         """`prompt`: the fields that the route's prompt is in."""
         self._prompt = prompt
         self._names = known_fields(prompt)
         self._media = MediaFinder()
-        self._at = 0  # up to here all is read
-        self._stepped = 0  # up to here it was tried: a string or a number may have no end yet
+        # Everything before it has been read; steps have tried up to `_stepped`: a string or number may be incomplete.
+        self._at = 0
+        self._stepped = 0
         self._depth = 0
         self._next = _Next.OBJECT
         self._in_string = False
-        self._begun = 0  # where the present field's name, then its value, begins
+        # Where the current field's name, then its value, begins.
+        self._begun = 0
         self._name = ""
         self._fields = 0
         self._values = 0
-        self._spans: dict[str, tuple[int, int]] = {}  # of the fields that matter; the last of a name counts
+        self._spans: dict[str, tuple[int, int]] = {}  # of known fields; the last one of a name counts
 
     def feed(self, body: bytes | bytearray) -> bool:
-        """Look at one step of what has come; `body` is all of it. True: there is no more to look at."""
+        """Read one step; `body` is all that has arrived. True: there is no more to read."""
         self._stepped = min(len(body), self._stepped + STEP_BYTES)
         self._read(body, self._stepped)
         return self._stepped == len(body)
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
-        """What the whole body says."""
+        """What the complete body says."""
         self._read(body, len(body))
         if self._next is not _Next.NOTHING:
-            raise invalid_json("it ends too early")
+            raise invalid_json("unexpected end")
         short = {name: span for name, span in self._spans.items() if name not in (*self._prompt, "tools")}
         for name, (start, end) in short.items():
             if end - start > MAX_SHORT_BYTES:
@@ -104,7 +106,7 @@ class JsonReader:
                 return
 
     def _string(self, body: bytes | bytearray, end: int) -> bool:
-        """On to the end of a string. False: it is not here yet."""
+        """Read to the end of a string. False: incomplete."""
         self._at = _match(_IN_STRING, body, self._at, end)
         if self._at == end or body[self._at] != _QUOTE:  # or half an escape
             return False
@@ -115,7 +117,7 @@ class JsonReader:
         return True
 
     def _below(self, body: bytes | bytearray, end: int) -> bool:
-        """On to the end of a value, from bracket to bracket. False: it is not here yet."""
+        """Read to the end of a value, from bracket to bracket. False: incomplete."""
         at, depth, values = self._at, self._depth, self._values
         while depth > 1 and (at := _match(_BELOW, body, at, end)) < end:
             char = body[at]
@@ -134,7 +136,7 @@ class JsonReader:
         return at < end
 
     def _top(self, body: bytes | bytearray, end: int) -> bool:
-        """One token of the object itself."""
+        """Read one token of the top level. False: incomplete."""
         self._at = _match(_SPACE, body, self._at, end)
         if self._at == end:
             return False
@@ -153,7 +155,7 @@ class JsonReader:
         elif self._next is _Next.FIELD_OR_END and char == b"}":
             self._next = _Next.NOTHING
         else:
-            raise invalid_json(f"{self._next.value} was expected (byte {self._at})")
+            raise invalid_json(f"expected {self._next.value} (byte {self._at})")
         self._at += 1
         return True
 
@@ -169,8 +171,8 @@ class JsonReader:
         else:
             stop = _match(_SCALAR, body, self._at, end)
             if stop == self._at or stop - self._at > _MAX_SCALAR_BYTES:
-                raise invalid_json(f"a value was expected (byte {self._at})")
-            if stop == end:  # there may be more of it
+                raise invalid_json(f"expected a value (byte {self._at})")
+            if stop == end:  # perhaps incomplete
                 return False
             self._at = stop - 1
         self._at += 1
@@ -180,7 +182,7 @@ class JsonReader:
     def _end_field(self) -> None:
         self._fields += 1
         if self._fields > MAX_FIELDS:
-            raise invalid_json(f"it has more than {MAX_FIELDS} fields")
+            raise invalid_json(f"more than {MAX_FIELDS} fields")
         if self._name in self._names:
             self._spans[self._name] = self._begun, self._at
 
@@ -191,7 +193,7 @@ def _match(pattern: re.Pattern[bytes], body: bytes | bytearray, at: int, end: in
 
 
 def _too_much() -> HttpError:
-    return invalid_json(f"a body of this size may have {MAX_VALUES} arrays and objects, {MAX_DEPTH} deep")
+    return invalid_json(f"more than {MAX_VALUES} arrays and objects, or nested deeper than {MAX_DEPTH}")
 
 
 def _name(body: bytes | bytearray, start: int, end: int) -> str:
@@ -200,4 +202,4 @@ def _name(body: bytes | bytearray, start: int, end: int) -> str:
     try:
         return msgspec.json.decode(bytes(body[start:end]), type=str)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise invalid_json(f"a field's name can't be read (byte {start})") from None
+        raise invalid_json(f"invalid field name (byte {start})") from None

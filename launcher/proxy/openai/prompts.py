@@ -1,7 +1,7 @@
-"""A request's prompt as far as its cost and its place depend on it: how long it is, and the text it begins with.
+"""The size and the text of a request's prompt, which its cost and the choice of its instance depend on.
 
-What computes a prompt is in the fields that the route reads (`Route.prompt`). An image or a sound in base64 counts
-as MEDIA_BYTES of text, whatever its size: how many tokens it is depends on the model, not on its bytes.
+The prompt is in the fields that the route reads (`Route.prompt`). An image or a sound in base64 counts as MEDIA_BYTES of
+text, whatever its size: its number of tokens depends on the model, not on its bytes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from dataclasses import dataclass
 
 # What a fingerprint is made of: longer than any context.
 TEXT_BYTES = 2 * 1024 * 1024
-MEDIA_BYTES = 4096  # of text that an image, or a sound, counts as: about 1,000 tokens
-_MEDIA_ENDS = 65536  # by so many bytes at either end, and its length, one is told from another
-_SURE_BYTES = 1024  # of a medium; a shorter one is not looked at, which bounds the looks at one body
-_MARK_BYTES = 256  # more than any name, the space around its colon and the head of a data URL
+# An image or a sound counts as that much text: about 1,000 tokens.
+MEDIA_BYTES = 4096
+# An image or a sound is identified by its length and that many bytes at either end.
+_MEDIA_ENDS = 65536
+# Shorter ones are ignored, which bounds the number of matches in one body.
+_SURE_BYTES = 1024
+# More than any name, the space around its colon and the head of a data URL.
+_MARK_BYTES = 256
 
 # Where vLLM 0.32 takes media from (chat_utils.py, responses/protocol.py, anthropic/protocol.py): a data URL
 # (RFC 2397), OpenAI's input_audio, Anthropic's source.
@@ -25,8 +29,8 @@ _MEDIUM = re.compile(
     rb"(?=[A-Za-z0-9+/=_\\-]{%d})" % _SURE_BYTES  # base64; JSON may escape its slashes
 )
 _QUOTE = re.compile(b'"')
-# The first text of `system` from some agents, with a hash of the request in it (`cch=`); vLLM 0.32 leaves it out
-# (anthropic/serving.py), so it is no part of a shared prefix.
+# Some agents begin `system` with a text that contains a hash of the request (`cch=`); vLLM 0.32 leaves it out
+# (anthropic/serving.py), so it is not part of a shared prefix.
 _ATTRIBUTION = re.compile(rb'("text"\s*:\s*")x-anthropic-billing-header(?:[^"\\]++|\\.)*+', re.DOTALL)
 _ATTRIBUTION_WITHIN = 65536
 
@@ -46,15 +50,15 @@ class Prompt:
 
 
 class MediaFinder:
-    """The images and sounds of a raw JSON text, found as it grows; `spans` are those that have ended."""
+    """Finds the images and sounds of a raw JSON text while it grows; `spans` are the complete ones."""
 
     def __init__(self) -> None:
         self.spans: Spans = []
         self._at = 0
-        self._start: int | None = None  # of one that has not ended
+        self._start: int | None = None  # of an incomplete one
 
     def feed(self, text: bytes | bytearray | memoryview, end: int) -> None:
-        """Look at `text` up to `end`; what was looked at before is not looked at again."""
+        """Search `text` up to `end`; what was searched before is skipped."""
         while True:
             if self._start is not None:
                 quote = _QUOTE.search(text, self._at, end)
@@ -73,9 +77,9 @@ class MediaFinder:
 
 
 def read_prompt(fields: Mapping[str, memoryview], media: Mapping[str, Spans] | None = None) -> Prompt:
-    """The prompt of these fields, in their order; `media`: where theirs are, if that is known already.
+    """The prompt in these fields, in their order; `media`: where their images and sounds are, if known already.
 
-    Nothing large is copied but the text of a prompt with media.
+    Large texts are not copied, except those with images or sounds.
     """
     if len(fields) == 1:
         ((name, raw),) = fields.items()
@@ -99,17 +103,17 @@ def read_prompt(fields: Mapping[str, memoryview], media: Mapping[str, Spans] | N
 
 
 def _beginning(parts: list[bytes | memoryview]) -> bytes:
-    room, taken = TEXT_BYTES, []
+    left, taken = TEXT_BYTES, []
     for part in parts:
-        if room <= 0:
+        if left <= 0:
             break
-        taken.append(part[:room])
-        room -= len(part)
+        taken.append(part[:left])
+        left -= len(part)
     return b"".join(taken)
 
 
 def _media_of(raw: memoryview) -> Spans:
-    """None in a plain text, whatever it says."""
+    """A plain string has none, whatever it contains."""
     if len(raw) <= MEDIA_BYTES or raw[0] == ord('"'):
         return []
     finder = MediaFinder()
@@ -118,7 +122,7 @@ def _media_of(raw: memoryview) -> Spans:
 
 
 def _stand_in(text: memoryview, start: int, end: int) -> bytes:
-    """The same for the same medium."""
+    """Text of MEDIA_BYTES in its place; equal images and sounds get equal texts."""
     ends = text[start : start + _MEDIA_ENDS].tobytes(), text[max(start, end - _MEDIA_ENDS) : end].tobytes()
     name = b"%+020d" % hash((end - start, *ends))
     return (name * (MEDIA_BYTES // len(name) + 1))[:MEDIA_BYTES]
