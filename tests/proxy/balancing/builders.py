@@ -21,7 +21,7 @@ def up(
     return Upstream(slot, generation, model, UnixAddress("/x"), seqs, kv_tokens=kv_tokens)
 
 
-def scheduler(
+def balancer(
     instances: int = 2,
     *,
     policy: Policy = Policy.PREFIX_AWARE,
@@ -29,7 +29,7 @@ def scheduler(
     max_requests: int = 100,
     **more: object,
 ) -> Balancer:
-    """A scheduler over instances of model "m", whose speed is known to be what is assumed at first."""
+    """A balancer over instances of model "m", whose speed is known to be what is assumed at first."""
     made = Balancer(policy, Random(1).randrange, max_requests=max_requests, **more)  # type: ignore[arg-type]
     for slot in range(instances):
         made.add(up(slot, seqs=seqs))

@@ -47,7 +47,7 @@ def test_smaller_priority_first_then_rank() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=5), st.data())
-def test_keys_that_wait_share_by_cost(loads: list[int], data: st.DataObject) -> None:
+def test_waiting_keys_share_by_cost(loads: list[int], data: st.DataObject) -> None:
     queue = AdmissionQueue(1000, 10**9)
     number = 0
     dearest = 0.0
@@ -94,7 +94,7 @@ def test_nothing_is_lost_or_doubled(acts: list[str]) -> None:
         assert len(list(queue.ordered("m"))) == queue.count == len(inside)
 
 
-def test_one_key_is_first_come_first_served_and_deadlines_are_tidied() -> None:
+def test_one_key_is_first_come_first_served() -> None:
     queue = AdmissionQueue(1000, 10**9)
     tickets = [numbered(n, ticket(deadline=5.0)) for n in range(1, 200)]
     for one in tickets:
@@ -104,7 +104,7 @@ def test_one_key_is_first_come_first_served_and_deadlines_are_tidied() -> None:
     assert queue.next_deadline() is None
 
 
-def test_old_deadlines_are_swept() -> None:
+def test_deadlines_of_removed_tickets_are_dropped() -> None:
     queue = AdmissionQueue(1000, 10**9)
     for n in range(1, 200):
         one = numbered(n, ticket(deadline=1000.0 - n))

@@ -1,4 +1,4 @@
-"""The scheduler as its owner sees it: offers, pumps, ends, instances that come and go."""
+"""The balancer as its owner sees it: offers, pumps, ends, instances that come and go."""
 
 # ruff: noqa: S311
 from __future__ import annotations
@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy.balancing.builders import run, scheduler, slot, ticket, up
+from proxy.balancing.builders import balancer, run, slot, ticket, up
 
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Balancer
@@ -27,8 +27,8 @@ def busy(made: Balancer, count: int, now: float = 0.0) -> list[Ticket]:
     return tickets
 
 
-def test_a_request_is_bound_at_once_where_there_is_room_and_waits_where_there_is_none() -> None:
-    made = scheduler(1, seqs=2)
+def test_a_request_is_bound_at_once_or_queued_at_the_concurrency_limit() -> None:
+    made = balancer(1, seqs=2)
     running = busy(made, 2)
     waiting = ticket()
     assert made.offer(waiting, 0.0) is None
@@ -41,8 +41,8 @@ def test_a_request_is_bound_at_once_where_there_is_room_and_waits_where_there_is
     assert made.pump(1.0) == []
 
 
-def test_prefill_is_bound_late_too() -> None:
-    made = scheduler(1)
+def test_a_request_waits_while_the_instance_has_enough_prefill() -> None:
+    made = balancer(1)
     long, short = ticket(tokens=5000), ticket(tokens=10)
     assert made.offer(long, 0.0) is not None
     assert made.offer(short, 0.0) is None
@@ -53,8 +53,8 @@ def test_prefill_is_bound_late_too() -> None:
     assert made.next_pump(9.0) is None
 
 
-def test_a_first_burst_waits_for_no_guess() -> None:
-    made = scheduler(1)
+def test_a_first_burst_starts_before_the_speed_is_known() -> None:
+    made = balancer(1)
     made.costs.fit("m").count = 0
     assert all(made.offer(ticket(tokens=5000), 0.0) is not None for _ in range(UNKNOWN_AT_ONCE))
 
@@ -62,11 +62,11 @@ def test_a_first_burst_waits_for_no_guess() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tokens", [20, 250, 4000])
 @pytest.mark.parametrize("instances", [1, 4])
-def test_a_burst_waits_little_for_a_guess_that_faster_engines_prove_wrong(
+def test_a_burst_waits_little_on_engines_faster_than_the_prior(
     instances: int, tokens: int, seed: int
 ) -> None:
     random, count, over, step_s = Random(seed), 1000, 0.5, 0.001
-    made = scheduler(instances, seqs=4096, max_requests=count)
+    made = balancer(instances, seqs=4096, max_requests=count)
     made.costs.fit("m").count = 0
     coming = [ticket(now, tokens=tokens) for now in sorted(random.uniform(0.0, over) for _ in range(count))]
     took = {one: random.uniform(0.024, 0.027) for one in coming}
@@ -89,8 +89,8 @@ def test_a_burst_waits_little_for_a_guess_that_faster_engines_prove_wrong(
     assert waits[count * 99 // 100] < 0.15  # six of their first tokens
 
 
-def test_a_first_token_lets_the_next_one_in() -> None:
-    made = scheduler(1)
+def test_a_first_token_starts_the_next_request() -> None:
+    made = balancer(1)
     one, two = ticket(tokens=5000), ticket(tokens=5000)
     made.offer(one, 0.0)
     made.offer(two, 0.0)
@@ -102,8 +102,8 @@ def test_a_first_token_lets_the_next_one_in() -> None:
     assert made.pump(0.6) == [two]
 
 
-def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answers_do_not_count() -> None:
-    made = scheduler(1, seqs=9)
+def test_while_the_speed_is_unknown_only_streams_without_a_first_token_are_limited() -> None:
+    made = balancer(1, seqs=9)
     made.costs.fit("m").count = 0
     tickets = [ticket(tokens=5000, stream=n > 2) for n in range(3 + UNKNOWN_AT_ONCE)]
     for one in tickets:
@@ -117,8 +117,8 @@ def test_while_speed_is_a_guess_few_streams_are_prefilled_at_once_and_whole_answ
     assert made.pump(0.2) == [third]
 
 
-def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
-    made = scheduler(1, seqs=1, max_requests=1)
+def test_a_full_queue_refuses_with_retry_after() -> None:
+    made = balancer(1, seqs=1, max_requests=1)
     busy(made, 1)
     assert made.retry_after_s(5.0) == 1
     assert made.offer(ticket(), 0.0) is None
@@ -131,7 +131,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
 
 
 def test_retry_after_follows_the_measured_drain_rate() -> None:
-    made = scheduler(1, seqs=100)
+    made = balancer(1, seqs=100)
     for n in range(100):
         run(made, busy(made, 1, n * 0.5)[0], n * 0.5)
     for one in busy(made, 100, 50.0):
@@ -142,8 +142,8 @@ def test_retry_after_follows_the_measured_drain_rate() -> None:
     assert made.retry_after_s(50_000.0) == RETRY_MAX_S
 
 
-def test_those_who_leave_the_queue_are_not_started() -> None:
-    made = scheduler(1, seqs=1)
+def test_withdrawn_and_expired_tickets_are_not_started() -> None:
+    made = balancer(1, seqs=1)
     running = busy(made, 1)
     gone, late, kept = ticket(), ticket(deadline=2.0), ticket()
     for one in (gone, late, kept):
@@ -158,8 +158,8 @@ def test_those_who_leave_the_queue_are_not_started() -> None:
     assert made.pump(3.0) == [kept]
 
 
-def test_models_do_not_get_into_each_others_way() -> None:
-    made = scheduler(1, seqs=1)
+def test_models_do_not_delay_each_other() -> None:
+    made = balancer(1, seqs=1)
     made.add(up(1, model="n", seqs=1))
     busy(made, 1)
     waits, other, whichever = ticket(), ticket(model="n"), ticket(model=None)
@@ -175,16 +175,16 @@ def test_models_do_not_get_into_each_others_way() -> None:
     assert made.pump(0.3) == []
 
 
-def test_what_failed_elsewhere_does_not_go_back_and_what_is_pinned_goes_home() -> None:
-    made = scheduler(2)
+def test_retries_avoid_tried_instances_and_pinned_requests_go_to_theirs() -> None:
+    made = balancer(2)
     one = ticket()
     one.tried.add((0, 1))
     made.offer(one, 0.0)
     assert slot(one) == 1
-    home = ticket(pinned=(1, 1))
+    cached = ticket(pinned=(1, 1))
     made.first_token(one, 0.1)
-    made.offer(home, 0.2)
-    assert slot(home) == 1
+    made.offer(cached, 0.2)
+    assert slot(cached) == 1
     made.drain(1, 1)
     elsewhere = ticket(pinned=(1, 1))
     made.offer(elsewhere, 0.3)
@@ -195,8 +195,8 @@ def test_what_failed_elsewhere_does_not_go_back_and_what_is_pinned_goes_home() -
     assert slot(lost) == 0
 
 
-def test_a_pin_to_another_models_instance_counts_for_nothing() -> None:
-    made = scheduler(1)
+def test_a_pin_to_another_models_instance_is_ignored() -> None:
+    made = balancer(1)
     made.add(up(1, model="n"))
     made.offer(one := ticket(pinned=(1, 1)), 0.0)
     assert slot(one) == 0
@@ -204,16 +204,16 @@ def test_a_pin_to_another_models_instance_counts_for_nothing() -> None:
     assert slot(whichever) == 1
 
 
-def test_a_pinned_one_that_failed_at_home_goes_elsewhere() -> None:
-    made = scheduler(2)
+def test_a_pinned_request_that_failed_on_its_instance_goes_elsewhere() -> None:
+    made = balancer(2)
     one = ticket(pinned=(1, 1))
     one.tried.add((1, 1))
     made.offer(one, 0.0)
     assert slot(one) == 0
 
 
-def test_drained_and_removed_instances_get_nothing_and_what_they_had_can_move() -> None:
-    made = scheduler(2)
+def test_drained_and_removed_instances_get_nothing_and_their_requests_can_be_offered_again() -> None:
+    made = balancer(2)
     one = ticket()
     made.offer(one, 0.0)
     was = one.upstream
@@ -232,8 +232,8 @@ def test_drained_and_removed_instances_get_nothing_and_what_they_had_can_move() 
     assert made.add(up(0, generation=1)) is None
 
 
-def test_failures_eject_and_one_request_tries_it_again() -> None:
-    made = scheduler(1, eject_failures=2, eject_s=10.0)
+def test_failures_eject_and_a_single_request_tries_the_instance_again() -> None:
+    made = balancer(1, eject_failures=2, eject_s=10.0)
     upstream = made.table.get(0, 1)
     assert upstream is not None
     assert not made.failed(upstream, 0.0)
@@ -255,14 +255,14 @@ def test_failures_eject_and_one_request_tries_it_again() -> None:
     assert made.next_pump(100.0) is not None
 
 
-def test_the_size_of_a_kv_cache_is_known_from_the_start_or_learned() -> None:
-    made = scheduler(1)
+def test_the_reported_size_of_a_kv_cache_sets_the_capacity() -> None:
+    made = balancer(1)
     made.add(known := up(1, kv_tokens=1280))
     assert known.prefixes.capacity == 10
 
 
-def test_what_the_instance_says_itself_counts() -> None:
-    made = scheduler(1, seqs=2)
+def test_requests_that_the_instance_reports_take_capacity() -> None:
+    made = balancer(1, seqs=2)
     made.reconcile(0, 2, 0)
     made.reconcile(7, 2, 0)
     one = ticket()
@@ -282,8 +282,8 @@ def test_what_the_instance_says_itself_counts() -> None:
     assert made.pump(2.0) == [full]
 
 
-def test_usage_teaches() -> None:
-    made = scheduler(1)
+def test_estimates_follow_usage() -> None:
+    made = balancer(1)
     one = ticket(tokens=100, max_tokens=50)
     made.offer(one, 0.0)
     made.first_token(one, 0.1)
@@ -298,8 +298,8 @@ def test_usage_teaches() -> None:
     made.progress(one, 1)
 
 
-def test_a_straggler_is_noted_gets_less_and_recovers() -> None:
-    made = scheduler(3, policy=Policy.ROUND_ROBIN, seqs=64)
+def test_a_straggler_is_logged_and_recovers() -> None:
+    made = balancer(3, policy=Policy.ROUND_ROBIN, seqs=64)
     now = 0.0
 
     def play(rounds: int, slow_s: float) -> None:
@@ -321,11 +321,11 @@ def test_a_straggler_is_noted_gets_less_and_recovers() -> None:
     assert "slot 2: as fast as its siblings again" in made.notes()
 
 
-def test_only_a_window_of_the_queue_is_looked_at() -> None:
-    made = scheduler(2, seqs=1000)
+def test_a_pump_looks_at_a_window_of_the_queue() -> None:
+    made = balancer(2, seqs=1000)
     prompt = tuple(range(50))
-    home = ticket(tokens=6400, prefix=prompt)
-    made.offer(home, 0.0)
+    cached = ticket(tokens=6400, prefix=prompt)
+    made.offer(cached, 0.0)
     for _ in range(WINDOW + 10):
         made.offer(ticket(tokens=6401, prefix=prompt), 0.0)
     assert made.queue.count > WINDOW
@@ -336,8 +336,8 @@ def test_only_a_window_of_the_queue_is_looked_at() -> None:
 
 @pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("keys", [1, 3])
-def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Policy, keys: int) -> None:
-    made = scheduler(1, policy=policy, seqs=2, max_requests=1000)
+def test_requests_for_a_model_without_instances_delay_no_others(policy: Policy, keys: int) -> None:
+    made = balancer(1, policy=policy, seqs=2, max_requests=1000)
     made.add(up(1, model="gone"))
     made.remove(1, 1, "crash")
     running = busy(made, 2)
@@ -355,8 +355,8 @@ def test_those_that_wait_for_a_model_that_is_gone_are_in_nobodys_way(policy: Pol
 
 
 @pytest.mark.parametrize("tried", [False, True])
-def test_those_that_wait_for_one_instance_of_their_own_are_in_nobodys_way(tried: bool) -> None:
-    made = scheduler(2, seqs=1, max_requests=1000)
+def test_requests_pinned_to_a_busy_instance_delay_no_others(tried: bool) -> None:
+    made = balancer(2, seqs=1, max_requests=1000)
     running = busy(made, 2)
     assert {slot(one) for one in running} == {0, 1}
     for _ in range(4 * WINDOW):
@@ -368,8 +368,8 @@ def test_those_that_wait_for_one_instance_of_their_own_are_in_nobodys_way(tried:
     assert made.pump(1.0) == [last]
 
 
-def test_one_that_waits_for_its_cache_lets_others_pass() -> None:
-    made = scheduler(2)
+def test_others_pass_a_request_that_waits_for_its_cache() -> None:
+    made = balancer(2)
     prompt = tuple(range(50))
     made.offer(first := ticket(tokens=6400, prefix=prompt, pinned=(0, 1)), 0.0)
     made.first_token(first, 6.4)
@@ -384,32 +384,32 @@ def test_one_that_waits_for_its_cache_lets_others_pass() -> None:
     assert slot(again) == 0
 
 
-def test_those_who_wait_for_an_instance_are_known_to_it_until_they_leave() -> None:
-    made = scheduler(2, seqs=9)
+def test_load_counts_the_tickets_that_wait_for_an_instance() -> None:
+    made = balancer(2, seqs=9)
     prompt = tuple(range(50))
     made.offer(ticket(tokens=6400, prefix=prompt, pinned=(1, 1)), 0.0)
     made.offer(ticket(tokens=6400, pinned=(0, 1)), 0.0)
-    home = made.table.newest(1)
-    assert home is not None
+    cached = made.table.newest(1)
+    assert cached is not None
     waiting = [ticket(0.1, tokens=6500, prefix=prompt) for _ in range(3)]
     assert not any(made.offer(one, 0.1) for one in waiting)
-    assert [one.awaited for one in waiting] == [home] * 3
-    assert (home.load.waiting, home.load.waiting_s) == (3, pytest.approx(0.3))
+    assert [one.awaited for one in waiting] == [cached] * 3
+    assert (cached.load.waiting, cached.load.waiting_s) == (3, pytest.approx(0.3))
     made.withdraw(waiting[0])
-    assert (home.load.waiting, home.load.waiting_s) == (2, pytest.approx(0.2))
+    assert (cached.load.waiting, cached.load.waiting_s) == (2, pytest.approx(0.2))
     assert made.pump(6.45) == [waiting[1]]
     made.withdraw(waiting[2])
-    assert (home.load.waiting, home.load.waiting_s) == (0, 0.0)
+    assert (cached.load.waiting, cached.load.waiting_s) == (0, 0.0)
 
 
 ACTS = ("offer", "offer", "first", "end", "withdraw", "drain", "add", "remove", "fail")
 
 
 class Play:
-    """Random acts on a scheduler, and what must hold after each of them."""
+    """Random acts on a balancer, and what must hold after each of them."""
 
     def __init__(self, policy: Policy) -> None:
-        self.made = scheduler(3, policy=policy, seqs=3, max_requests=20)
+        self.made = balancer(3, policy=policy, seqs=3, max_requests=20)
         self.waiting: list[Ticket] = []
         self.bound: list[Ticket] = []
         self.now = 0.0
@@ -501,8 +501,8 @@ def test_nothing_is_lost_doubled_or_bound_over_the_limit(policy: Policy, acts: l
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=2, max_size=40))
-def test_like_requests_are_started_in_the_order_they_came(gaps: list[float]) -> None:
-    made = scheduler(1, seqs=1)
+def test_equal_requests_start_in_order_of_arrival(gaps: list[float]) -> None:
+    made = balancer(1, seqs=1)
     busy(made, 1)
     now, came = 0.0, []
     for gap in gaps:
@@ -526,7 +526,7 @@ def test_like_requests_are_started_in_the_order_they_came(gaps: list[float]) -> 
 
 
 def test_a_stream_of_small_prompts_does_not_starve_a_large_one() -> None:
-    made = scheduler(1, seqs=1)
+    made = balancer(1, seqs=1)
     (running,) = busy(made, 1)
     large = ticket(0.0, tokens=50_000)
     assert made.offer(large, 0.0) is None
@@ -543,9 +543,9 @@ def test_a_stream_of_small_prompts_does_not_starve_a_large_one() -> None:
     assert now < 10.0
 
 
-def test_a_full_queue_takes_any_seat_before_it_refuses() -> None:
-    made = scheduler(2, seqs=2, max_requests=0)
-    for _ in range(4):  # each is held back by the prefill before it, and yet has a seat
+def test_with_a_full_queue_an_instance_below_its_limit_takes_the_request() -> None:
+    made = balancer(2, seqs=2, max_requests=0)
+    for _ in range(4):  # each waits for the prefill before it, and is below the limit
         assert made.offer(ticket(tokens=5000), 0.0) is not None
     with pytest.raises(FullError):
         made.offer(ticket(tokens=10), 0.0)

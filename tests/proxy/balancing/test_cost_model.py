@@ -42,7 +42,7 @@ def test_tokens_per_byte_come_from_usage() -> None:
     assert costs.block_tokens == 256
 
 
-def test_answers_are_guessed_from_answers() -> None:
+def test_output_tokens_are_estimated_from_answers() -> None:
     costs, upstream = model_and_upstream()
     assert costs.output_tokens(100) == 100
     assert costs.output_tokens(None) == 200
@@ -60,9 +60,7 @@ def test_answers_are_guessed_from_answers() -> None:
     assert costs.next_end_s(up(0, seqs=4)) == pytest.approx(51 * 0.1 / 4)
 
 
-def test_a_prompt_that_was_not_cached_against_belief_makes_the_cache_smaller_and_says_nothing_of_speed() -> (
-    None
-):
+def test_a_misjudged_cached_prompt_corrects_the_cache_size_not_the_speed() -> None:
     costs, upstream = model_and_upstream()
     for n in range(LEARNED + 10):
         costs.seen_first_token(began(100 + n % 5 * 100), upstream, (100 + n % 5 * 100) * 0.001)
@@ -81,7 +79,7 @@ def test_a_prompt_that_was_not_cached_against_belief_makes_the_cache_smaller_and
     assert upstream.prefixes.capacity == same
 
 
-def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
+def test_engines_that_take_no_time() -> None:
     costs, upstream = model_and_upstream()
     for _ in range(LEARNED + 1):
         upstream.fit.add(0.0, 0.0)
@@ -90,7 +88,7 @@ def test_engines_that_take_no_time_are_no_division_by_zero() -> None:
     assert upstream.outliers.slowness.count == 0
 
 
-def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
+def test_delayed_requests_by_arrival_rate_and_load() -> None:
     costs, busy = model_and_upstream()
     idle = up(1)
     for n in range(100):
@@ -104,7 +102,7 @@ def test_work_is_weighed_by_whom_it_delays_where_it_is_done() -> None:
     assert costs.delayed(busy, 1.0, 0.0, 1010.0) == pytest.approx(10.0, rel=0.2)  # as at 90 % load
 
 
-def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
+def test_the_head_start_of_small_prompts_is_bounded() -> None:
     costs, upstream = model_and_upstream()
     sizes = (0.0, 1e-9, 10.0, 100.0, 500.0, 1000.0, 5000.0, 1e12)
     starts = [costs.head_start_s(size, 0.001) for size in sizes]
@@ -116,7 +114,7 @@ def test_small_prompts_pass_large_ones_but_not_without_bound() -> None:
     assert costs.head_start_s(1.0, 0.001) == pytest.approx(0.0)
 
 
-def test_work_bound_while_the_speed_was_a_guess_is_not_told_by_that_guess() -> None:
+def test_arrivals_count_tokens_not_estimated_seconds() -> None:
     costs, upstream = model_and_upstream()
     for n in range(100):
         costs.seen_bound(upstream, 300.0, n * 0.1)

@@ -1,4 +1,4 @@
-"""What is learned by watching."""
+"""Estimators: means, the linear fit, rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.proxy.balancing.estimators import Arrivals, LinearFit, Mean
 seconds = st.floats(0.0, 100.0)
 
 
-def test_a_mean_begins_at_its_prior_and_forgets() -> None:
+def test_a_mean_starts_at_its_prior_and_forgets() -> None:
     mean = Mean(7.0, 4)
     assert mean.value == 7.0
     mean.add(1.0)
@@ -21,7 +21,7 @@ def test_a_mean_begins_at_its_prior_and_forgets() -> None:
     assert mean.value == pytest.approx(3.0, abs=0.01)
 
 
-def test_a_line_is_found_and_then_another() -> None:
+def test_the_fit_follows_a_changed_line() -> None:
     line = LinearFit(0.0, 1.0, 10.0, 50)
     for base, slope in ((0.5, 0.1), (0.2, 0.4)):
         for n in range(600):
@@ -32,7 +32,7 @@ def test_a_line_is_found_and_then_another() -> None:
 
 
 @pytest.mark.parametrize("took", [0.025, 0.0025])
-def test_a_guess_many_times_too_high_is_left_after_a_handful_of_samples(took: float) -> None:
+def test_a_prior_many_times_too_high_fades_after_a_handful_of_samples(took: float) -> None:
     line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(4):
         line.add(20.0 * (n + 1), took * (1.0 + 0.01 * (n % 2)))
@@ -40,14 +40,14 @@ def test_a_guess_many_times_too_high_is_left_after_a_handful_of_samples(took: fl
     assert line.at(60.0) == pytest.approx(took, rel=0.4)
 
 
-def test_a_guess_that_is_too_low_is_left_too() -> None:
+def test_a_prior_that_is_too_low_fades() -> None:
     line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(8):
         line.add(300.0 * (n + 1), 0.2 + 0.01 * 300.0 * (n + 1))
     assert line.slope == pytest.approx(0.01, rel=0.1)
 
 
-def test_where_more_work_takes_no_longer_the_line_is_flat_at_the_mean() -> None:
+def test_without_a_trend_the_fit_is_flat_at_the_mean() -> None:
     line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(40):
         line.add(100.0 * (n % 5), 0.025 - 0.001 * (n % 5))
@@ -56,7 +56,7 @@ def test_where_more_work_takes_no_longer_the_line_is_flat_at_the_mean() -> None:
 
 
 @given(st.lists(st.tuples(seconds, seconds), max_size=80))
-def test_a_line_never_says_that_work_takes_no_or_negative_time(points: list[tuple[float, float]]) -> None:
+def test_the_fit_is_never_zero_or_negative(points: list[tuple[float, float]]) -> None:
     line = LinearFit(0.05, 0.001, 500.0, 20)
     for x, y in points:
         line.add(x, y)
@@ -64,7 +64,7 @@ def test_a_line_never_says_that_work_takes_no_or_negative_time(points: list[tupl
     assert line.slope > 0.0
 
 
-def test_points_that_tell_no_slope_change_none() -> None:
+def test_samples_without_a_slope_change_none() -> None:
     line = LinearFit(1.0, 2.0, 0.0, 2)
     for _ in range(100):
         line.add(0.0, 5.0)
@@ -75,7 +75,7 @@ def test_points_that_tell_no_slope_change_none() -> None:
     assert falling.slope > 0.0
 
 
-def test_a_rate_is_right_when_young_and_fades() -> None:
+def test_rates_are_right_when_young_and_fade() -> None:
     rate = Arrivals(30.0)
     assert rate.per_s(5.0) == 0.0
     for n in range(50):
@@ -85,7 +85,7 @@ def test_a_rate_is_right_when_young_and_fades() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 300])
-def test_one_sample_far_beyond_the_others_is_not_the_slope(before: int) -> None:
+def test_one_sample_far_beyond_the_others_does_not_set_the_slope(before: int) -> None:
     line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(before):
         line.add(100.0 + n * 37 % 1900, 0.05 + 0.001 * (100.0 + n * 37 % 1900))
@@ -95,7 +95,7 @@ def test_one_sample_far_beyond_the_others_is_not_the_slope(before: int) -> None:
     assert 0.0006 < line.slope < 0.0012
 
 
-def test_prompts_may_grow_longer() -> None:
+def test_the_fit_follows_longer_prompts() -> None:
     line = LinearFit(0.05, 0.001, 500.0, 200)
     for n in range(200):
         line.add(100.0 + n, 0.05 + 0.001 * (100.0 + n))

@@ -28,7 +28,7 @@ def policy(name: Name, seed: int = 1, sharing: dict[int | None, int] | None = No
 
 
 @given(st.sampled_from(list(Name)), st.lists(st.integers(0, 31), min_size=1, max_size=6), st.data())
-def test_one_of_the_candidates_is_taken_and_the_same_one_by_the_same_seed(
+def test_a_policy_chooses_a_candidate_and_the_same_one_for_the_same_seed(
     name: Name, loads: list[int], data: st.DataObject
 ) -> None:
     table = rows(*loads)
@@ -40,12 +40,12 @@ def test_one_of_the_candidates_is_taken_and_the_same_one_by_the_same_seed(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers())
-def test_least_requests_takes_a_least_one(loads: list[int], seed: int) -> None:
+def test_least_requests_chooses_the_fewest(loads: list[int], seed: int) -> None:
     table = rows(*loads)
     assert LeastRequests(Random(seed).randrange).choose(ticket(), table, table, 0.0).in_flight == min(loads)
 
 
-def test_ties_are_broken_evenly_and_a_straggler_counts_as_fuller() -> None:
+def test_ties_are_broken_evenly_and_a_straggler_counts_as_busier() -> None:
     least = LeastRequests(Random(1).randrange)
     table = rows(2, 1, 1, 1)
     counts = Counter(least.choose(ticket(), table, table, 0.0).slot for _ in range(3000))
@@ -55,7 +55,7 @@ def test_ties_are_broken_evenly_and_a_straggler_counts_as_fuller() -> None:
     assert least.choose(ticket(), table, table, 0.0).slot == 3
 
 
-def test_round_robin_goes_round_past_what_can_not_start() -> None:
+def test_round_robin_skips_instances_that_are_not_open() -> None:
     turns = RoundRobin()
     table = rows(0, 0, 0)
     assert [turns.choose(ticket(), table, table, 0.0).slot for _ in range(4)] == [0, 1, 2, 0]
@@ -65,14 +65,14 @@ def test_round_robin_goes_round_past_what_can_not_start() -> None:
 PROMPT = tuple(range(100, 120))
 
 
-def test_a_cached_prompt_goes_to_its_cache() -> None:
+def test_a_cached_prompt_goes_to_the_instance_that_has_it() -> None:
     table = rows(0, 0)
     table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table, 0.0).slot == 1
 
 
-def test_it_waits_for_the_cache_while_that_is_cheaper_and_spills_over_when_not() -> None:
+def test_a_request_waits_for_its_cache_while_that_is_cheaper_than_a_copy() -> None:
     table = rows(0, 1)
     table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
@@ -82,7 +82,7 @@ def test_it_waits_for_the_cache_while_that_is_cheaper_and_spills_over_when_not()
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[:1], 0.0).slot == 0
 
 
-def test_those_who_wait_for_the_same_prompt_share_the_price_of_a_copy() -> None:
+def test_waiting_requests_with_the_same_prompt_share_the_cost_of_a_copy() -> None:
     table = rows(0, 1)
     table[1].prefixes.use(PROMPT)
     one = ticket(tokens=2560, prefix=PROMPT)
@@ -91,7 +91,7 @@ def test_those_who_wait_for_the_same_prompt_share_the_price_of_a_copy() -> None:
     assert policy(Name.PREFIX_AWARE, sharing=sharing).choose(one, table, table[:1], 0.0).slot == 0
 
 
-def test_a_copy_is_charged_for_those_who_wait_where_it_would_be_made() -> None:
+def test_a_copy_costs_more_where_other_requests_wait() -> None:
     table = rows(1, 0, 0)
     table[0].prefixes.use(PROMPT)
     table[0].load.bind(5, 3000.0, 0.0, stream=True)  # three seconds of prefill, against 2.6 s
@@ -103,17 +103,17 @@ def test_a_copy_is_charged_for_those_who_wait_where_it_would_be_made() -> None:
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
 
 
-def test_a_full_instance_costs_the_wait_for_a_seat_after_all_who_wait_for_it() -> None:
+def test_a_full_instance_costs_the_wait_until_enough_requests_end() -> None:
     table = rows(32, 31)
     assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[1:], 0.0).slot == 1
-    table[0].prefixes.use(PROMPT)  # a copy takes 2.6 s, a seat is free every 0.3 s
+    table[0].prefixes.use(PROMPT)  # a copy takes 2.6 s, a request ends every 0.3 s
     one = ticket(tokens=2560, prefix=PROMPT)
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 0
     table[0].load.ahead = 9
     assert policy(Name.PREFIX_AWARE).choose(one, table, table[1:], 0.0).slot == 1
 
 
-def test_nobody_waits_for_an_instance_that_has_no_more_of_the_prompt_than_a_free_one() -> None:
+def test_no_request_waits_for_an_instance_with_no_more_of_its_prompt_than_an_open_one() -> None:
     table = rows(0, 5, 30)
     assert policy(Name.PREFIX_AWARE).choose(ticket(), table, table[2:], 0.0).slot == 2
     table[0].prefixes.use(PROMPT)

@@ -1,9 +1,9 @@
-"""How requests leave their instances, and what is learned of it: of speeds, of caches, of an instance's health."""
+"""How requests leave their instances: what the estimates, the caches and outlier detection learn."""
 
 from __future__ import annotations
 
 import pytest
-from proxy.balancing.builders import run, scheduler, slot, ticket
+from proxy.balancing.builders import balancer, run, slot, ticket
 
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import Ending
@@ -14,8 +14,8 @@ BASE_S, PER_TOKEN_S = 0.05, 0.002
 
 
 def seasoned(requests: int = 300) -> tuple[Balancer, float]:
-    """A scheduler that has seen streams of 100 to 2,000 tokens; and the time."""
-    made, now = scheduler(1), 0.0
+    """A balancer that has seen streams of 100 to 2,000 tokens; and the time."""
+    made, now = balancer(1), 0.0
     for n in range(requests):
         one = ticket(now, tokens=100 + n * 37 % 1900)
         assert made.offer(one, now) is not None
@@ -35,7 +35,7 @@ def learned(made: Balancer) -> tuple[float, float, int, int]:
 
 @pytest.mark.parametrize("ending", [Ending.REFUSED, Ending.LEFT, Ending.BROKEN])
 @pytest.mark.parametrize("stream", [False, True])
-def test_only_a_whole_answer_teaches(ending: Ending, stream: bool) -> None:
+def test_only_whole_answers_change_the_estimates(ending: Ending, stream: bool) -> None:
     made, now = seasoned()
     before = learned(made)
     made.offer(one := ticket(now, tokens=200_000, max_tokens=1000, stream=stream), now)
@@ -45,7 +45,7 @@ def test_only_a_whole_answer_teaches(ending: Ending, stream: bool) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "times"), [(100_000, 1), (20_000, 3)])
-def test_whole_answers_that_come_too_soon_for_their_prompts_are_from_a_cache(tokens: int, times: int) -> None:
+def test_answers_too_early_for_their_prompts_enlarge_the_cache(tokens: int, times: int) -> None:
     made, now = seasoned()
     before, capacity = learned(made), (upstream := next(iter(made.table))).prefixes.capacity
     for _ in range(times):
@@ -56,7 +56,7 @@ def test_whole_answers_that_come_too_soon_for_their_prompts_are_from_a_cache(tok
     assert upstream.prefixes.capacity > capacity
 
 
-def test_a_whole_answer_is_taken_for_as_many_tokens_as_its_usage_says() -> None:
+def test_usage_corrects_the_tokens_of_a_whole_answer() -> None:
     made, now = seasoned()
     made.offer(one := ticket(now, tokens=1000, stream=False), now)
     made.usage(one, 0, 800, 10)
@@ -74,7 +74,7 @@ def test_a_whole_answer_is_taken_for_as_many_tokens_as_its_usage_says() -> None:
     assert learned(made)[:2] == before[:2]  # 0.65 s were due
 
 
-def test_what_computes_no_prompt_is_no_typical_request() -> None:
+def test_requests_without_a_prompt_change_no_estimate() -> None:
     made, now = seasoned()
     before, own = learned(made), made.costs.typical_uncached
     for _ in range(500):
@@ -85,8 +85,8 @@ def test_what_computes_no_prompt_is_no_typical_request() -> None:
     assert made.costs.typical_uncached == own
 
 
-def test_usage_that_bytes_do_not_tell_is_no_measure_of_bytes() -> None:
-    made = scheduler(1)
+def test_usage_without_prompt_bytes_leaves_tokens_per_byte() -> None:
+    made = balancer(1)
     capacity = next(iter(made.table)).prefixes.capacity
     made.offer(one := ticket(tokens=1000), 0.0)
     made.usage(one, 0, 5000, 10, cached_tokens=5000)
@@ -116,22 +116,22 @@ def test_usage_that_bytes_do_not_tell_is_no_measure_of_bytes() -> None:
         (Ending.BROKEN, True, 0.1, False),
     ],
 )
-def test_a_prompt_that_was_not_computed_is_not_cached(
+def test_prompts_that_were_not_computed_are_not_cached(
     ending: Ending, stream: bool, after_s: float, stays: bool
 ) -> None:
-    made = scheduler(1)
-    store = next(iter(made.table)).prefixes
+    made = balancer(1)
+    cache = next(iter(made.table)).prefixes
     shared, prompt = tuple(range(5)), tuple(range(20))
     made.offer(first := ticket(tokens=640, prefix=shared), 0.0)
     run(made, first, 0.0)
     made.offer(one := ticket(5.0, tokens=2560, prefix=prompt, stream=stream), 5.0)
-    assert store.match(prompt) == 20
+    assert cache.match(prompt) == 20
     made.release(one, 5.0 + after_s, ending)
-    assert store.match(prompt) == (20 if stays else 5)
+    assert cache.match(prompt) == (20 if stays else 5)
 
 
-def test_what_has_spoken_is_computed() -> None:
-    made = scheduler(1)
+def test_a_first_token_proves_that_the_prompt_is_cached() -> None:
+    made = balancer(1)
     prompt = tuple(range(20))
     made.offer(one := ticket(tokens=2560, prefix=prompt), 0.0)
     made.first_token(one, 2.0)
@@ -139,19 +139,19 @@ def test_what_has_spoken_is_computed() -> None:
     assert next(iter(made.table)).prefixes.match(prompt) == 20
 
 
-def test_what_others_have_used_since_is_not_forgotten() -> None:
-    store = PrefixCache(15)
-    store.use(tuple(range(10)), 1)
-    store.use((*range(4), 20, 21), 2)
-    store.forget(tuple(range(10)), 1)
-    assert store.match(tuple(range(10))) == 4
-    assert store.match((*range(4), 20, 21)) == 6
-    store.use(tuple(range(100, 120)), 3)  # longer than it all: its end is not held anyway
-    store.forget(tuple(range(100, 120)), 3)
-    assert len(store) == 0
+def test_blocks_that_others_used_since_are_kept() -> None:
+    cache = PrefixCache(15)
+    cache.use(tuple(range(10)), 1)
+    cache.use((*range(4), 20, 21), 2)
+    cache.forget(tuple(range(10)), 1)
+    assert cache.match(tuple(range(10))) == 4
+    assert cache.match((*range(4), 20, 21)) == 6
+    cache.use(tuple(range(100, 120)), 3)  # longer than it all: its end is not held anyway
+    cache.forget(tuple(range(100, 120)), 3)
+    assert len(cache) == 0
 
 
-# --- health ----------------------------------------------------------------------------------------
+# --- outliers ----------------------------------------------------------------------------------------
 
 
 def half_open(made: Balancer) -> tuple[OutlierDetection, float]:
@@ -166,33 +166,33 @@ def half_open(made: Balancer) -> tuple[OutlierDetection, float]:
 @pytest.mark.parametrize(
     ("ending", "heals"), [(Ending.WHOLE, True), (Ending.REFUSED, True), (Ending.LEFT, False)]
 )
-def test_a_client_that_leaves_heals_nothing(ending: Ending, heals: bool) -> None:
-    made = scheduler(1)
-    health, now = half_open(made)
+def test_an_abort_does_not_end_a_trial(ending: Ending, heals: bool) -> None:
+    made = balancer(1)
+    outliers, now = half_open(made)
     made.offer(trial := ticket(now), now)
     assert slot(trial) == 0
     assert made.offer(ticket(now), now) is None
     made.release(trial, now + 1.0, ending)
-    assert health.half_open is not heals
-    assert health.failures == (0 if ending is Ending.WHOLE else 3)
+    assert outliers.half_open is not heals
+    assert outliers.failures == (0 if ending is Ending.WHOLE else 3)
     assert len(made.pump(now + 1.0)) == 1  # into rotation, or to try it anew
 
 
-def test_an_instance_that_speaks_is_in_rotation_before_its_answer_is_whole() -> None:
-    made = scheduler(1)
-    health, now = half_open(made)
+def test_the_first_token_of_a_trial_ends_it_but_failures_still_count() -> None:
+    made = balancer(1)
+    outliers, now = half_open(made)
     made.offer(trial := ticket(now), now)
     made.offer(second := ticket(now), now)
     assert second.queued
     made.first_token(trial, now + 0.1)
     assert made.pump(now + 0.1) == [second]
-    assert not health.half_open
+    assert not outliers.half_open
     made.release(trial, now + 0.2, Ending.BROKEN)
     assert made.failed(next(iter(made.table)), now + 0.2)  # what it broke before is not forgiven yet
 
 
-def test_only_the_one_that_tries_it_makes_room_for_another_trial() -> None:
-    made = scheduler(1)
+def test_only_the_end_of_the_trial_allows_another() -> None:
+    made = balancer(1)
     made.offer(old := ticket(), 0.0)
     made.first_token(old, 0.1)
     _, now = half_open(made)
@@ -204,8 +204,8 @@ def test_only_the_one_that_tries_it_makes_room_for_another_trial() -> None:
     assert [slot(one) for one in made.pump(now + 0.2)] == [0]
 
 
-def test_failures_with_clients_that_leave_between_them_are_in_a_row() -> None:
-    made = scheduler(1)
+def test_aborts_between_failures_do_not_clear_them() -> None:
+    made = balancer(1)
     upstream = next(iter(made.table))
     for n in range(3):
         made.offer(one := ticket(float(n)), float(n))

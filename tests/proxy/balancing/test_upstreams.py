@@ -14,7 +14,7 @@ def slots(table: UpstreamTable, model: str | None = None) -> list[tuple[int, int
     return [row.key for row in table.ready(model)]
 
 
-def test_ready_by_model_without_tried_ones_in_order() -> None:
+def test_ready_by_model_without_tried_instances_in_order() -> None:
     table = UpstreamTable()
     for row in (up(2), up(0), up(1, model="n")):
         table.add(row)
@@ -23,7 +23,7 @@ def test_ready_by_model_without_tried_ones_in_order() -> None:
     assert [row.key for row in table.ready("m", {(0, 1)})] == [(2, 1)]
 
 
-def test_idle_is_said_once_per_drain() -> None:
+def test_idle_is_reported_once_per_drain() -> None:
     table = UpstreamTable()
     row = table.add(up(0))
     assert row is not None
@@ -37,7 +37,7 @@ def test_idle_is_said_once_per_drain() -> None:
     assert not table.became_idle(row)
 
 
-def test_adding_again_takes_a_drain_back() -> None:
+def test_adding_again_cancels_a_drain() -> None:
     table = UpstreamTable()
     table.add(up(0))
     row = table.drain(0, 1)
@@ -47,7 +47,7 @@ def test_adding_again_takes_a_drain_back() -> None:
     assert not table.became_idle(row)
 
 
-def test_a_new_generation_overtakes_and_stale_events_change_nothing() -> None:
+def test_a_new_generation_replaces_and_stale_events_change_nothing() -> None:
     table = UpstreamTable()
     old = table.add(up(0, 1))
     assert old is not None
@@ -64,7 +64,7 @@ def test_a_new_generation_overtakes_and_stale_events_change_nothing() -> None:
     assert slots(table) == [(0, 2)]
 
 
-def test_one_that_is_gone_never_becomes_idle() -> None:
+def test_a_removed_upstream_never_becomes_idle() -> None:
     table = UpstreamTable()
     row = table.add(up(0))
     assert row is not None
@@ -75,7 +75,7 @@ def test_one_that_is_gone_never_becomes_idle() -> None:
     assert not table.became_idle(row)
 
 
-def test_the_newest_of_a_slot_and_a_model_nobody_has() -> None:
+def test_the_newest_of_a_slot_and_an_unknown_model() -> None:
     table = UpstreamTable()
     table.add(up(0, 1))
     newest = table.add(up(0, 2))

@@ -10,7 +10,7 @@ from launcher.proxy.observability.exchange import Counters, Exchange, Outcome
 
 
 @given(st.lists(st.sampled_from(list(Outcome)), max_size=20), st.integers(0, 5))
-def test_accepted_is_the_four_and_in_flight(outcomes: list[Outcome], open_: int) -> None:
+def test_accepted_equals_the_outcomes_and_in_flight(outcomes: list[Outcome], open_: int) -> None:
     tally = Counters()
     for outcome in outcomes:
         tally.accepted += 1

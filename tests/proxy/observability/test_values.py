@@ -60,6 +60,6 @@ async def test_overflow() -> None:
     }  # fmt: skip
 
 
-def test_nothing_of_what_is_off() -> None:
+def test_no_values_for_what_is_off() -> None:
     assert values.of_keys(ApiKeys(None), ["completed"]) == {}
     assert values.of_overflow(None) == {}

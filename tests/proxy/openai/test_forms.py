@@ -74,7 +74,7 @@ def test_the_model_of_a_form(body: bytes, model: str | None) -> None:
         'Content-Disposition: attachment; name="model"',
     ],
 )
-def test_what_two_readers_may_take_in_two_ways_is_refused(head: str) -> None:
+def test_ambiguous_headers_are_refused(head: str) -> None:
     """Whichever model an instance reads, a key's list of models holds."""
     with pytest.raises(HttpError) as caught:
         FormReader(TYPE).finish(form((MODEL, b"mine"), FILE, (head, b"another")))
@@ -98,7 +98,7 @@ def test_what_two_readers_may_take_in_two_ways_is_refused(head: str) -> None:
         form(*[('Content-Disposition: form-data; name="a"', b"")] * (MAX_PARTS + 1)),
     ],
 )
-def test_what_is_no_plain_form_is_refused(body: bytes) -> None:
+def test_unusual_forms_are_refused(body: bytes) -> None:
     with pytest.raises(HttpError):
         FormReader(TYPE).finish(body)
 
@@ -182,7 +182,7 @@ _forms = st.builds(
 
 @settings(deadline=None, max_examples=400)
 @given(_forms)
-def test_what_is_taken_says_the_same_to_the_instances_parser(body: bytes) -> None:
+def test_accepted_forms_read_the_same_in_the_instances_parser(body: bytes) -> None:
     try:
         model = FormReader(TYPE).finish(body).model
     except HttpError:
@@ -194,7 +194,7 @@ def test_what_is_taken_says_the_same_to_the_instances_parser(body: bytes) -> Non
 
 @settings(deadline=None, max_examples=200)
 @given(_forms, st.lists(st.integers(1, 40), min_size=1))
-def test_pieces_read_as_the_whole(body: bytes, sizes: list[int]) -> None:
+def test_pieces_read_like_the_whole(body: bytes, sizes: list[int]) -> None:
     def whole() -> object:
         try:
             return FormReader(TYPE).finish(body).model

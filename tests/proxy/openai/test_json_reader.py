@@ -69,7 +69,7 @@ def in_pieces(body: bytes, sizes: list[int]) -> RequestBody:
 @given(
     _bodies, st.booleans(), st.sampled_from([None, 1]), st.lists(st.integers(1, 30), min_size=1, max_size=5)
 )
-def test_a_large_body_says_what_a_small_one_does(
+def test_both_readers_agree(
     body: dict[str, object], ascii_only: bool, indent: int | None, sizes: list[int]
 ) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "replace")
@@ -100,7 +100,7 @@ def test_a_large_body_says_what_a_small_one_does(
         '{"model":"a"}'.encode("utf-16"),
     ],
 )
-def test_odd_bodies_read_alike(body: bytes) -> None:
+def test_both_readers_agree_on_unusual_bodies(body: bytes) -> None:
     assert outcome(lambda: in_pieces(body, [3])) == outcome(lambda: read_body(body, PROMPT))
 
 
@@ -114,13 +114,13 @@ def test_odd_bodies_read_alike(body: bytes) -> None:
         b'{"n":' + b"1" * 2000 + b"}",
     ],
 )
-def test_what_would_take_long_is_refused(body: bytes) -> None:
+def test_expensive_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         JsonReader(PROMPT).finish(body)
     assert caught.value.status == 400
 
 
-def test_media_are_where_the_prompt_has_them() -> None:
+def test_media_of_the_prompt_are_found() -> None:
     medium = b'{"data":"' + b"A" * 9999 + b'"}'
     found = JsonReader(PROMPT).finish(b'{"x":[%b],"messages": [1,%b]}' % (medium, medium))
     assert found.media == {"messages": [(3 + 9, 3 + 9 + 9999)]}

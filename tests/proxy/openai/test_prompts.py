@@ -28,7 +28,7 @@ def prompt_of(**fields: bytes) -> Prompt:
         (b'[{"source":{"type":"base64","data":"', b'"}}]'),
     ],
 )
-def test_a_medium_counts_for_no_more_than_it_is_worth(before: bytes, after: bytes) -> None:
+def test_an_image_counts_as_a_fixed_size(before: bytes, after: bytes) -> None:
     def prompt(medium: bytes) -> bytes:
         return before + medium + after
 
@@ -60,11 +60,11 @@ def test_a_medium_counts_for_no_more_than_it_is_worth(before: bytes, after: byte
         b'"data:image/png;base64,' + b"x" * 9999 + b'"',
     ],
 )
-def test_text_stays_as_it_is(text: bytes) -> None:
+def test_text_is_unchanged(text: bytes) -> None:
     assert prompt_of(messages=text) == Prompt(memoryview(text), len(text))
 
 
-def test_nothing_large_is_copied() -> None:
+def test_large_texts_are_not_copied() -> None:
     text = b'[{"content":"' + b"words and more " * 1000 + b'"}]'
     same = prompt_of(messages=text).text
     assert isinstance(same, memoryview)
@@ -75,14 +75,14 @@ def test_nothing_large_is_copied() -> None:
     assert long.size == 5 * TEXT_BYTES + MEDIA_BYTES + 13
 
 
-def test_a_prompt_is_all_of_its_fields_in_order() -> None:
+def test_a_prompt_has_all_its_fields_in_order() -> None:
     assert prompt_of(system=b'"be brief"', messages=b"[]") == Prompt(b'"be brief"[]', 12)
     instructed = read_body(b'{"input":"b","messages":"no","instructions":"a"}', ("instructions", "input"))
     assert read_prompt(instructed.prompt) == Prompt(b'"a""b"', 6)
 
 
 @pytest.mark.parametrize("line", [b"cch=1a2b3;", b'cch=00000; \\"quoted\\"'])
-def test_what_an_agent_writes_of_each_request_is_no_part_of_the_prompt(line: bytes) -> None:
+def test_an_agents_hash_of_the_request_is_not_part_of_the_prompt(line: bytes) -> None:
     """Claude Code's first line of `system` changes with each request; vLLM leaves it out."""
 
     def system(said: bytes) -> bytes:
@@ -100,7 +100,7 @@ def test_what_an_agent_writes_of_each_request_is_no_part_of_the_prompt(line: byt
     st.lists(st.sampled_from([b'"url":"data:a/b,', b'"data" : "', b'"', b"A" * 1500, b"A" * 5000, b"\\"]), max_size=12),
     st.integers(1, 4000),
 )  # fmt: skip
-def test_media_are_found_as_they_come(parts: list[bytes], step: int) -> None:
+def test_media_are_found_while_the_text_grows(parts: list[bytes], step: int) -> None:
     text = b"".join(parts)
     whole, grown = MediaFinder(), MediaFinder()
     whole.feed(text, len(text))
