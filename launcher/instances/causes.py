@@ -1,8 +1,8 @@
-"""Why instances die: the causes as data, each with how its last words read, the remedy, and whether to try again.
+"""Why instances end: the causes as data, each with its log lines, its remedy, and whether to restart.
 
 The first rule whose pattern is found in the log tail wins, so root causes stand before what follows from them.
 Lines are those of real vLLM 0.32 (tests/instances/recorded holds them) and of numactl 2.0. Rules that forbid
-a restart speak of the configuration: they hold only for a life that never served.
+a restart speak of the configuration: they apply only to an instance that was never ready.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Retry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why an instance ended without being asked."""
+    """Why an instance ended unrequested."""
 
     name: str
     message: str
     remedy: str
     retry: Retry
     evidence: tuple[str, ...] = ()
-    """The lines that say so: of its log, of the kernel, or what was measured."""
+    """Lines that prove it: from its log or the kernel's, or measured."""
 
     def of_slot(self, slot: int) -> Cause:
         """With a remedy that can be typed as it stands."""
@@ -53,12 +53,12 @@ class Rule:
 
     name: str
     pattern: re.Pattern[str] | None
-    """None: no line says it; the kernel or the probes do."""
+    """None: not found in the log, but by the kernel or the probes."""
     message: str
     remedy: str
     retry: Retry
     starting: bool = False
-    """It speaks of how an instance is started, so a life that has served did not end of it."""
+    """It concerns the start: an instance that was ready did not end for it."""
 
     def cause(self, detail: str, evidence: tuple[str, ...]) -> Cause:
         """This cause with its evidence. `detail` goes into brackets behind the message."""
@@ -73,12 +73,12 @@ def _rule(
     return Rule(name, compiled, message, remedy, retry, starting or retry is Retry.NEVER)
 
 
-# A worker's, the engine core's and any other process's end, in the words of vllm/v1/executor/multiproc_executor.py,
+# A worker's, the engine core's and any other process's end, as in vllm/v1/executor/multiproc_executor.py,
 # v1/engine/utils.py ("Failed core proc(s): {'EngineCore_DP0': -9}") and v1/utils.py.
 _DIED: Final = r"(?:exit code:? |Failed core proc\(s\): \{.*': )"
 
 KILLED_CHILD: Final = re.compile(rf"{_DIED}-9\b")
-"""A process below the main one ended by SIGKILL: the kernel's out-of-memory killer, or somebody."""
+"""A process below the main one ended by SIGKILL: by the kernel's out-of-memory killer, or by a user."""
 
 START_FAILED: Final = re.compile(r"EngineCore failed to start|Engine core initialization failed")
 """After this line vLLM 0.32 ends; where its worker has swallowed its own exit, it hangs instead."""
@@ -235,8 +235,8 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "zentorch-mismatch",
-        # Looked for last: vLLM 0.32 only warns, and goes on without it.
-        # vLLM's own words, the older plugin's, and what Python says of a zentorch built for another torch.
+        # Checked last: vLLM 0.32 only warns and continues without it.
+        # Messages of vLLM, of the older plugin, and of Python for a zentorch built for another torch.
         r"(?:zentorch failed to import|Unsupported vLLM version: .*Plugin supports versions"
         r"|ImportError: .*zentorch.*(?:undefined symbol|cannot open shared object)"
         r"|(?:zentorch|ZenTorch)\b.*(?:requires|built for|compiled (?:for|with|against)) .*torch)",
@@ -247,7 +247,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule(
         "compile-cache-corrupt",
         # torch/_inductor/codecache.py, vllm/compilation/compiler_interface.py. vLLM 0.32 itself compiles again where
-        # it finds a damaged file, so this is only looked for where nothing else explains the end.
+        # it finds a damaged file, so this is checked only where nothing else explains the exit.
         r"(?:torch/_inductor/codecache\.py.*(?:UnpicklingError|EOFError|Error)|vllm_compile_cache\.py.*Error"
         r"|torch_compile_cache.*Error|\.so: (?:file too short|invalid ELF header)"
         r"|failed, leading to a corrupted compilation artifact)",

@@ -2,7 +2,7 @@
 
 Instances that share vLLM's own cache clobber each other (vllm#24601, #18851), so VLLM_CACHE_ROOT is never shared. The
 folders of a stack of versions lie below its name (engines.stack.Stack.fingerprint), so code compiled for one never meets
-another; each has a stamp, written when an engine has come up with it, that says what it was compiled for.
+another; each has a stamp, written when an engine has become ready with it, that names what it was compiled for.
 
 Those of one kind that find nothing compiled compile together: TORCHINDUCTOR_CACHE_DIR is a link to a workshop until
 the engine has come up, then a copy of the workshop. Inductor locks each kernel while it is compiled and takes one that is
@@ -36,10 +36,10 @@ log = logging.getLogger("launcher.instances")
 # For what is done as another user: a cache of some GB is copied in a minute.
 WORK_S: Final = 600.0
 
-# vLLM's word for compiling nothing.
+# vLLM's flag for compiling nothing.
 EAGER: Final = "--enforce-eager"
 
-# What tells one slot's launch from its siblings', and has no part in what is compiled.
+# Differs between the slots of a model and does not affect what is compiled.
 _PLACE: Final = ("--physcpubind", "--membind", "--preferred", "--interleave", "--cpunodebind")
 _OWN: Final = frozenset(
     {

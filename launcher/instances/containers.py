@@ -24,12 +24,12 @@ _CODES: Final = {
     126: "the image's command can't be executed",
     127: "the image has no such command",
 }
-# A main process that a signal ended, in the words of a shell.
+# A main process that a signal ended, as a shell reports it.
 _SIGNALS: Final = range(129, 193)
 
 
 def for_shim(container: Container | None) -> str:
-    """What the shim (shim.py) is told of it."""
+    """The argument of shim.py."""
     return "" if container is None else json.dumps([container.last_word, container.remove])
 
 
@@ -74,7 +74,7 @@ def _is_first_below(proc: Path) -> bool:
 
 
 async def remove_left_over(container: Container) -> None:
-    """Every container of this daemon: nobody has kept those that are there when it starts. Raises LauncherError."""
+    """Remove the containers of an earlier daemon. Raises LauncherError."""
     ids = (await _ask(container.left_over)).split()
     if ids:
         await _ask((*container.remove_ids, *ids))

@@ -1,4 +1,4 @@
-"""Why an instance died: its exit, its last words and the kernel's -> a named cause (causes.py holds the table)."""
+"""Why an instance ended: its exit status, its last lines and the kernel's report -> a cause of causes.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNIT_OOM: Final = "numa-launcher: systemd ended the unit: Result=oom-kill"
 # Signals that people and service managers send; what an engine does to itself are SIGABRT, SIGSEGV, SIGBUS, SIGILL.
 _SENT: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
 _NATIVE: Final = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
-# vLLM's and uvicorn's words when SIGTERM or SIGINT asked them to end; the process then exits with 0.
+# Messages of vLLM and uvicorn after SIGTERM or SIGINT; the process then exits with 0.
 _FAREWELL: Final = (
     "Shutting down",
     "Received signal",
@@ -58,13 +58,13 @@ def diagnose(
 ) -> Cause:
     """The cause of an unrequested exit. `tail`: the last log lines, oldest first.
 
-    `served`: this life was ready once. Its configuration is good then, whatever it has printed since:
+    `served`: it was ready once, so its configuration is good, whatever it has printed since:
     one client's bad request can make vLLM log "Value error", and must not forbid a restart.
 
-    1. A kill by the kernel for lack of memory is the kernel's word, and outweighs the log.
+    1. A kill by the kernel for lack of memory is proved by the kernel, and outweighs the log.
     2. The first rule with a line in the log.
     3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
-       memory where the node was short of it or the kernel's log can't be read, else by somebody. By a signal that
+       memory where the node was short of it or the kernel's log can't be read, else by a user. By a signal that
        a fault raises: a crash in native code.
     """
     cause = _of_kernel(ended, tail, kernel) or _of_log(str(ended), tail, served=served)
@@ -125,7 +125,7 @@ def _telling(tail: Sequence[str]) -> tuple[str, ...]:
 
 
 def _was_asked(ended: Exit, tail: Sequence[str]) -> bool:
-    """Exit 0 after a farewell: somebody's SIGTERM reached the engine. vLLM says the same words after a death of its own."""
+    """Exit 0 after the messages of a shutdown: a SIGTERM. vLLM prints the same when one of its processes has died."""
     if ended.code != 0 or any(ENGINE_DIED.search(line) for line in tail):
         return False
     return any(word in line for line in tail[-20:] for word in _FAREWELL)
@@ -134,11 +134,11 @@ def _was_asked(ended: Exit, tail: Sequence[str]) -> bool:
 def _memory(node: NodeMemory) -> str:
     where = "the machine" if node.node is None else f"node {node.node}"
     free, total = node.free_bytes / 2**30, node.total_bytes / 2**30
-    return f"{where} had {free:.2f} of {total:.2f} GiB free when it was last looked at"
+    return f"{where} had {free:.2f} of {total:.2f} GiB free when last sampled"
 
 
 def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
-    """The cause when an engine has said that its start failed, and does not end."""
+    """The cause when an engine has printed that its start failed, and does not exit."""
     said = f"it said so and had not ended {waited_s:.0f} s later"
     return _of_log(said, tail, served=False) or replace(
         rule("unknown").cause("", _telling(tail)),
@@ -147,12 +147,12 @@ def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
 
 
 def hung_or_dead(detail: str) -> Cause:
-    """The cause when a live process says it is not healthy."""
+    """The cause when a running instance reports that it is not healthy."""
     return replace(rule("unhealthy").cause("", ()), message=detail)
 
 
 def hung(evidence: tuple[str, ...]) -> Cause:
-    """The cause when work is in flight and nothing moves; `evidence`: what stood still, and for how long."""
+    """The cause when requests are in flight without progress; `evidence` says what was observed."""
     return rule("hung").cause("", evidence)
 
 

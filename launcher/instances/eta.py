@@ -1,4 +1,4 @@
-"""When what is under way in a slot is likely over. Pure: the caller knows how long its last start took."""
+"""When the current transition of a slot will likely end. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from launcher.instances.slot_state import Intent, SlotState, State
 
 
 def eta(slot: SlotState, *, in_flight: int, start_s: float | None) -> float | None:
-    """The time, on the slot's clock; None when nothing is under way, or nobody can say.
+    """The time, on the slot's clock; None without a transition, or where it is unknown.
 
-    `start_s`: how long the last start of this slot took, None before the first. A drain is taken to last until
-    its deadline while requests are in flight: how long they go on only their clients know.
+    `start_s`: duration of the slot's last start, None before the first. A drain with requests in flight is assumed to last
+    until its deadline: the duration of requests is unknown.
     """
     match slot.state:
         case State.STARTING:
@@ -27,7 +27,7 @@ def eta(slot: SlotState, *, in_flight: int, start_s: float | None) -> float | No
 
 
 def _then_start(slot: SlotState, ends: float | None, start_s: float | None) -> float | None:
-    """A restart is over when the next life is ready."""
+    """A restart ends when the next instance is ready."""
     if slot.intent in {Intent.STOP, Intent.HOLD}:
         return ends
     return None if ends is None or start_s is None else ends + start_s

@@ -1,4 +1,4 @@
-"""Which slots are held, so that the next daemon holds them too. Replaced as a whole."""
+"""The held slots, for the next daemon. The file is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("launcher.instances")
 
 
 class HeldFile:
-    """Slot numbers, in memory and in a file that is there only while some slot is held."""
+    """Slot numbers, in memory and in a file that exists only while a slot is held."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,11 +21,11 @@ class HeldFile:
 
     @property
     def slots(self) -> frozenset[int]:
-        """Those that are held."""
+        """The held slots."""
         return self._slots
 
     def note(self, slot: int, *, held: bool) -> None:
-        """Remember that a slot is held, or is not any more. A file that can't be written is only said."""
+        """Record whether a slot is held. A file that can't be written is only logged."""
         slots = self._slots | {slot} if held else self._slots - {slot}
         if slots == self._slots:
             return
@@ -43,7 +43,7 @@ class HeldFile:
 
 
 def _load(path: Path) -> frozenset[int]:
-    """None where there is no file, or one that is not ours."""
+    """Empty without a file, or with an unreadable one."""
     try:
         found = json.loads(path.read_text(encoding="ascii"))
         return frozenset(int(slot) for slot in found)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-# A follower that reads slower than this many lines behind loses the oldest ones.
+# A follower that falls this many lines behind loses the oldest ones.
 FOLLOWER_LINES: Final = 1000
 
 
@@ -38,12 +38,12 @@ class LogTail:
             queue.put_nowait(line)
 
     def last(self, count: int, generation: int | None = None) -> list[LogLine]:
-        """The last `count` lines, oldest first; of one life only when `generation` is given."""
+        """The last `count` lines, oldest first; of one generation where `generation` is given."""
         lines = [line for line in self._lines if generation is None or line.generation == generation]
         return lines[-count:] if count > 0 else []
 
     async def follow(self, count: int = 0) -> AsyncIterator[LogLine]:
-        """The last `count` lines, then those that come, until the caller closes the iterator."""
+        """The last `count` lines, then new ones, until the caller closes the iterator."""
         queue: asyncio.Queue[LogLine] = asyncio.Queue(FOLLOWER_LINES)
         self._followers.add(queue)
         try:

@@ -1,4 +1,4 @@
-"""Stand-ins for what a supervisor may be without. Implement the Protocols of ports.py; no effects."""
+"""Null objects for the optional Protocols of ports.py."""
 
 from __future__ import annotations
 

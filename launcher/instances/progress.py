@@ -23,7 +23,7 @@ class Observation:
 
     at: float
     responsive: bool
-    """The health path answered in time, whatever it said."""
+    """The health path answered in time, with any status."""
     counters: EngineMetrics | None
     """None: the engine has none, or did not answer."""
     in_flight: int

@@ -1,4 +1,4 @@
-"""The shim of one instance where there is no cgroup: nothing of the instance outlives it.
+"""The shim of one instance on hosts without cgroups: no process of the instance outlives it.
 
 Run as ``python -I -S shim.py CONTROL_FD REPORT_FD CPULIST CONTAINER ARGV...`` by spawn_direct, one per
 instance. It imports the standard library only and stays small (about 9 MB).
@@ -7,14 +7,14 @@ instance. It imports the standard library only and stays small (about 9 MB).
    and workers survive a SIGKILL of their API server (vllm#55510).
 2. The main process gets SIGKILL when the shim dies (PR_SET_PDEATHSIG survives exec).
 3. CONTROL_FD is a pipe from the daemon: ``T`` is SIGTERM to the main process, ``K`` is SIGKILL to
-   the whole tree, end of file means that the daemon is gone, and is treated as ``K``.
-4. When the main process ends, the rest of the tree is killed; then REPORT_FD says how it ended
-   and the shim exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
+   the whole tree, and end of file, after which no daemon is left, means ``K``.
+4. When the main process ends, the rest of the tree is killed; then the shim reports the exit on
+   REPORT_FD and exits. REPORT_FD's lines: ``pid N``, then ``exit CODE`` or ``signal N``, or ``error TEXT``.
 5. CPULIST (ids joined by commas) is the affinity the main process starts with, so that numactl may
    choose from all allowed cpus even where the daemon itself is pinned to the reserved ones.
-6. CONTAINER is empty, or JSON where ARGV is a container's client and the container no child of ours: two
-   commands, one that prints what is known of an ended container, one that kills and removes it. The second is
-   run before ARGV, at ``K``, and at the end.
+6. CONTAINER is empty, or JSON where ARGV is a container's client and the container is no child of the shim: two
+   commands, one that prints how the container ended, one that kills and removes it. The second is run before
+   ARGV, at ``K``, and at the end.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ CLIENT_S = 60.0
 
 
 def main() -> int:
-    """Start the instance and keep it. Returns the shim's own exit code, 0."""
+    """Start the instance and wait for its end. Returns the shim's own exit code, 0."""
     control, report = int(sys.argv[1]), int(sys.argv[2])
     cpus = {int(cpu) for cpu in sys.argv[3].split(",") if cpu}
     last_word, remove = json.loads(sys.argv[4]) if sys.argv[4] else ([], [])
@@ -74,7 +74,7 @@ def _become(libc: ctypes.CDLL, shim: int, cpus: set[int], argv: list[str], repor
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != shim:
             os._exit(1)
-        _say(report, f"pid {os.getpid()}")  # said here, so that it is said before an error
+        _say(report, f"pid {os.getpid()}")  # reported here, so that it precedes an error
         signal.set_wakeup_fd(-1)
         # The last two are ignored by every Python, and exec would pass that on.
         for name in ("INT", "TERM", "HUP", "CHLD", "PIPE", "XFSZ"):

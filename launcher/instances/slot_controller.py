@@ -286,7 +286,7 @@ class SlotController:
         self._caches.prepare(self.slot.id, launch)
 
     async def _adopt(self, adopted: Adopted) -> None:
-        """Go on with an earlier daemon's instance, which is probed like a new one."""
+        """An adopted instance is probed like a new one."""
         await self._step(ProcessAdopted(adopted.generation))
         instance = Instance(adopted.generation, adopted.launch, phase="taken over", adopted=True)
         self._monitor = self._monitor_of(instance)

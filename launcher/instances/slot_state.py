@@ -1,4 +1,4 @@
-"""The words of the lifecycle: a slot's states, what its operator wants, events (past tense) and actions."""
+"""The values of the lifecycle: states, intents, events (past tense) and actions (imperative)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.instances.causes import Cause
 
 
 class State(StrEnum):
-    """Where a slot is."""
+    """State of a slot."""
 
     STARTING = "starting"
     READY = "ready"
@@ -22,46 +22,46 @@ class State(StrEnum):
 
 
 class Intent(StrEnum):
-    """What the operator wants of the slot in the end."""
+    """The state that the operator wants the slot to reach."""
 
     RUN = "run"
     DRAIN = "drain"
-    """Alive, but out of rotation until `resume`."""
+    """Running, but out of rotation until `resume`."""
     QUARANTINE = "quarantine"
-    """Alive for a look, whatever its health, and out of rotation until `release`."""
+    """Running for inspection whatever its health, and out of rotation until `release`."""
     STOP = "stop"
     HOLD = "hold"
-    """Stopped until `release`: no other verb starts it."""
+    """Stopped until `release`: no other command starts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """All that is remembered of one slot."""
+    """The whole state of one slot. Times are monotonic."""
 
     state: State = State.STOPPED
     intent: Intent = Intent.STOP
     generation: int = 0
-    """Number of the current or last process life; 0 before the first."""
+    """Number of the current or last instance; 0 before the first."""
     since: float = 0.0
     """When `state` was entered."""
     deadline: float | None = None
     """When `DeadlinePassed` is due."""
     restarting: bool = False
-    """The drain or stop under way ends in a new start."""
+    """A start follows the current drain or stop."""
     cut: bool = False
-    """A drain's deadline has passed: what was in flight is ended, and the proxy has forgotten it."""
+    """The deadline of a drain has passed: its requests were ended, and the proxy no longer has the instance."""
     crash: Cause | None = None
-    """Set while stopping because the instance failed: its exit counts as a crash."""
+    """Set while the instance is stopped because it failed: its exit counts as a crash."""
     crashes: tuple[float, ...] = ()
     """Times of crashes within the window."""
     restarts: int = 0
     """Starts after the first one."""
     last_cause: Cause | None = None
-    """Why the last unrequested end came about."""
+    """Why an instance last ended unrequested."""
     cause_at: float = 0.0
-    """When that was."""
+    """When that happened."""
     cause_generation: int = 0
-    """The life that it ended."""
+    """The generation that it ended."""
 
 
 # --- events: past tense ------------------------------------------------------------------
@@ -79,10 +79,10 @@ class RestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """`drain`: out of rotation, kept alive."""
+    """`drain`: out of rotation, kept running."""
 
     deadline_s: float | None = None
-    """What is still in flight then is ended; None: it is waited for."""
+    """Requests in flight are ended after it; None: wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRequested:
-    """`quarantine`: out of rotation and kept alive, whatever its probes say, until `release`."""
+    """`quarantine`: out of rotation and kept running, whatever its probes find, until `release`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ReleaseRequested:
 
 @dataclass(frozen=True, slots=True)
 class KillRequested:
-    """Stop at once: the second signal to the daemon. What is in flight ends with an error."""
+    """Stop at once, on the second signal to the daemon. Requests in flight end with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ProbeSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """The instance said that it is not healthy, or refused to answer."""
+    """A probe found that the instance has failed."""
 
     generation: int
     cause: Cause
@@ -146,7 +146,7 @@ class WentIdle:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """The main process is gone, and its tree with it."""
+    """The main process and its tree have ended."""
 
     generation: int
     cause: Cause
@@ -184,10 +184,10 @@ InstanceReport = ProbeSucceeded | ProbeFailed | WentIdle | ProcessExited
 
 
 class Action(StrEnum):
-    """What the supervisor is to do, in the order given."""
+    """What the slot controller does, in the order given."""
 
     SPAWN = "spawn"
-    """Start generation `slot.generation` and probe it until it is ready."""
+    """Start the instance `slot.generation` and probe it until it is ready."""
     ANNOUNCE_READY = "announce-ready"
     ANNOUNCE_DRAINING = "announce-draining"
     ANNOUNCE_GONE = "announce-gone"

@@ -1,7 +1,7 @@
 """Instances as children of the daemon: development, containers, and hosts without systemd.
 
-Each instance runs under a shim (shim.py), which guarantees that the whole tree ends with it and
-that no instance outlives the daemon, whatever ends the daemon.
+Each instance runs under a shim (shim.py), which guarantees that the whole process tree ends with it and
+that no instance outlives the daemon, however the daemon ends.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ log = logging.getLogger("launcher.instances")
 TMPDIR: Final = "TMPDIR"
 SHIM: Final = Path(__file__).with_name("shim.py")
 
-# A line longer than this is cut: progress bars and tracebacks of generated code know no bounds.
+# Longer lines are cut: progress bars and tracebacks of generated code have no bounds.
 MAX_LINE_BYTES: Final = 8192
 
-# For the last lines of a dead instance to arrive.
+# For the last lines of an ended instance to arrive.
 OUTPUT_END_S: Final = 2.0
 
-# For a shim to say that it has started its instance: an interpreter without site packages, so 30 ms or so.
+# For a shim to report that it has started its instance: usually 30 ms, an interpreter without site packages.
 START_S: Final = 60.0
 
-# For what a killed shim left to be gone after SIGKILL; what takes longer sleeps in the kernel.
+# For processes of a killed shim to end after SIGKILL; one that takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
 
-# What systemd tells the daemon alone (sd_notify(3), sd_listen_fds(3): children are not to inherit it).
+# Meant for the daemon only (sd_notify(3), sd_listen_fds(3)): children must not inherit it.
 DAEMON_ONLY: Final = (
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -62,8 +62,7 @@ DAEMON_ONLY: Final = (
 # "/pymp-XXXXXXXX/listener-XXXXXXXX" takes 32.
 TEMPORARY_BYTES: Final = 107 - 32
 
-# The plan decides these; what the daemon's own environment says of them would bind threads elsewhere in silence.
-# An operator's word on them is engine.env.
+# The plan sets these; inherited ones would silently bind threads elsewhere. Operators set them in engine.env.
 PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
 
 
@@ -75,18 +74,18 @@ class DirectProcess:
         self._control = control
         self._ended = ended
         self._inside = inside
-        """The mark of the container that `pid` is a client of, until its own main process is found."""
+        """The mark of the container until its main process is found; `pid` is that of the client."""
 
     @property
     def pid(self) -> int:
-        """The engine's main process; a container's client while the container is not there yet."""
+        """The engine's main process; the container's client until the container runs."""
         with contextlib.suppress(OSError):  # no descriptor to read /proc with
             if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
                 self._pid, self._inside = found, None
         return self._pid
 
     async def wait(self) -> Exit:
-        """Return when the tree is gone."""
+        """Return when the process tree has ended."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
@@ -103,13 +102,13 @@ class DirectProcess:
 
     def _order(self, order: bytes) -> None:
         if not self._ended.done():
-            with contextlib.suppress(OSError, ValueError):  # it ended this moment
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
                 self._control.writing.write(order)
 
 
 class DirectSpawner:
-    """Starts instances as children. `environ` is what they inherit; `allowed` the cpus numactl may choose from
-    (those that are offline when an instance starts are left out of them by the kernel)."""
+    """Starts instances as children. `environ` is what they inherit, `allowed` the cpus that numactl may choose from; of
+    these the kernel leaves out the offline ones."""
 
     def __init__(self, environ: Mapping[str, str], allowed: CpuSet) -> None:
         self._environ = {
@@ -133,11 +132,11 @@ class DirectSpawner:
             ) from error
 
     async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
-        """Nothing: children do not outlive their daemon, and containers that did are removed."""
+        """None: children do not outlive their daemon. Left-over containers are removed."""
         for launch in slots.values():
             if (container := launch(0).container) is not None:
                 await containers.remove_left_over(container)
-            break  # all of one daemon's
+            break  # each launch names all containers of the daemon
         return {}
 
     async def keeps_instances(self) -> bool:
@@ -145,7 +144,7 @@ class DirectSpawner:
         return False
 
     async def close(self, *, for_good: bool) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     async def _spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
@@ -155,7 +154,7 @@ class DirectSpawner:
         if launch.container is not None:
             containers.make_folders(launch.container)
         if isinstance(launch.address, UnixAddress):
-            _make_way(Path(launch.address.path))
+            _prepare_socket(Path(launch.address.path))
         if launch.scratch is not None:
             _empty(Path(launch.scratch))
         temporary = _temporary_folder(slot, launch)
@@ -179,13 +178,13 @@ class DirectSpawner:
             )
             control.reading.close()
             report.writing.close()
-            words, transport = await _reader(report.reading)
+            reports, transport = await _reader(report.reading)
             undo.callback(transport.close)
-            first = await _first_word(words, shim)
-            # From here on end of file is not ours to give; before, it ended shim and instance.
+            first = await _started_pid(reports, shim)
+            # Until here, an error closes the pipes, which ends shim and instance.
             undo.pop_all()
-        instance = _Life(slot, shim, words, transport, control, mark, launch, temporary.get(TMPDIR))
-        ended = asyncio.create_task(instance.follow(on_line), name=f"{name} output")
+        child = _Child(slot, shim, reports, transport, control, mark, launch, temporary.get(TMPDIR))
+        ended = asyncio.create_task(child.follow(on_line), name=f"{name} output")
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
         inside = None if launch.container is None else f"{MARK}={mark}".encode()
@@ -193,7 +192,7 @@ class DirectSpawner:
 
 
 class _Pipe:
-    """Both ends of a pipe that no other child inherits. Closing twice is no error."""
+    """Both ends of a pipe that no other child inherits."""
 
     def __init__(self) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -201,48 +200,48 @@ class _Pipe:
         self.writing = os.fdopen(writing, "wb", buffering=0)
 
     def close(self) -> None:
-        """Close what is still open of it."""
+        """Close both ends; closing twice is no error."""
         self.reading.close()
         self.writing.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """What is held for one instance until its tree is gone."""
+class _Child:
+    """One instance and its shim."""
 
     slot: int
     shim: asyncio.subprocess.Process
-    words: asyncio.StreamReader
+    reports: asyncio.StreamReader
     transport: asyncio.BaseTransport
-    """Of `words`."""
+    """Of `reports`."""
     control: _Pipe
     mark: str
     launch: Launch
     temporary: str | None
-    """Its folder for temporary files, where it has one of its own."""
+    """Its own folder for temporary files, if any."""
 
     async def follow(self, on_line: Callable[[str], None]) -> Exit:
-        """Pass lines on until the tree is gone, then say how the main process ended."""
+        """Pass on lines until the process tree has ended; return how the main process ended."""
         stdout = self.shim.stdout
         assert stdout is not None  # noqa: S101  stdout=PIPE above
-        # Nobody else reads the pipe: an instance that writes into a full one stands still.
+        # An instance that writes into a full pipe blocks.
         output = asyncio.create_task(
             persist(lambda: _pump(stdout, on_line), self._failures("read its output")),
             name=f"output of {self.shim.pid}",
         )
         try:
             last = await persist(
-                lambda: _last_words(self.words, on_line), self._failures("wait for its exit")
+                lambda: _reported_exit(self.reports, on_line), self._failures("wait for its exit")
             )
-            if last is None:  # the shim itself was killed, and can't vouch for the tree
+            if last is None:  # the shim itself was killed, and processes of the instance may be left
                 await persist(
                     lambda: _sweep(self.shim.pid, self.mark),
-                    self._failures("look for what is left of its processes"),
+                    self._failures("kill the rest of its processes"),
                 )
                 if self.launch.container is not None:
                     await containers.remove(self.launch.container)
-            # All writers are dead; the deadline is for one that sleeps in the kernel. asyncio's wait() is not over
-            # before they have gone either.
+            # All writers have ended, but for one that sleeps in the kernel: the deadline is for it. wait() of asyncio
+            # also returns only after the last writer.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_END_S):
                     await self.shim.wait()
@@ -257,17 +256,17 @@ class _Life:
         for folder in (self.launch.scratch, self.temporary):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-        ended, said = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
-        if said is not None:
-            on_line(said)
+        ended, message = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
+        if message is not None:
+            on_line(message)
         return ended
 
     def _failures(self, what: str) -> Failures:
         return Failures(log, f"slot {self.slot}: {what}", slot=self.slot)
 
 
-def _make_way(path: Path) -> None:
-    """The folder of an instance's socket, and no socket in it: an old one makes vLLM die with EADDRINUSE."""
+def _prepare_socket(path: Path) -> None:
+    """Make the folder and remove an old socket, with which vLLM would fail with EADDRINUSE."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     path.unlink(missing_ok=True)
 
@@ -278,11 +277,11 @@ def _empty(folder: Path) -> None:
 
 
 def _temporary_folder(slot: int, launch: Launch) -> dict[str, str]:
-    """TMPDIR for an engine that leaves files there when it is killed, in the folder where they would lie otherwise: vLLM's
+    """TMPDIR for an engine that leaves files there when it is killed, in the usual folder: vLLM's
     `vllm_dist_*` (vllm/utils/network_utils.py, get_file_store_init_method, 0.32). systemd's units have PrivateTmp=.
 
-    Empty where the operator names a folder, where names of sockets in ours would be too long, and where it can't be made.
-    What an earlier daemon with the same run folder left, killed with its instances, goes first.
+    Empty where the operator sets TMPDIR, where socket names would be too long, and where the folder can't be made. Folders
+    of an earlier daemon with the same run folder are removed first.
     """
     if launch.scratch is None or launch.container is not None or TMPDIR in launch.env:
         return {}
@@ -294,7 +293,7 @@ def _temporary_folder(slot: int, launch: Launch) -> dict[str, str]:
                 shutil.rmtree(earlier, ignore_errors=True)
     try:
         folder = tempfile.mkdtemp(prefix=prefix)
-    except OSError:  # no folder for temporary files at all: the engine says what it makes of that
+    except OSError:  # no usable folder for temporary files: the engine reports it
         return {}
     if len(folder.encode()) > TEMPORARY_BYTES:
         Path(folder).rmdir()
@@ -308,7 +307,7 @@ def _remove(path: Path) -> None:
 
 
 async def _reader(pipe: FileIO) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
-    """A stream over a pipe's reading end, and its transport, which owns the pipe from then on."""
+    """A stream over a pipe's reading end, and its transport, which owns the pipe."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
@@ -316,11 +315,11 @@ async def _reader(pipe: FileIO) -> tuple[asyncio.StreamReader, asyncio.BaseTrans
     return reader, transport
 
 
-async def _first_word(words: asyncio.StreamReader, shim: asyncio.subprocess.Process) -> int:
+async def _started_pid(reports: asyncio.StreamReader, shim: asyncio.subprocess.Process) -> int:
     """The pid of the instance that the shim has started. Raises ChildProcessError."""
     try:
         async with asyncio.timeout(START_S):
-            first = (await words.readline()).decode(errors="replace").strip()
+            first = (await reports.readline()).decode(errors="replace").strip()
     except TimeoutError:
         shim.kill()
         raise ChildProcessError(f"its shim did not start the instance within {START_S:.0f} s") from None
@@ -331,7 +330,7 @@ async def _first_word(words: asyncio.StreamReader, shim: asyncio.subprocess.Proc
     return int(first.removeprefix("pid "))
 
 
-async def _last_words(report: asyncio.StreamReader, on_line: Callable[[str], None]) -> Exit | None:
+async def _reported_exit(report: asyncio.StreamReader, on_line: Callable[[str], None]) -> Exit | None:
     ended: Exit | None = None
     async for raw in report:
         word, _, rest = raw.decode(errors="replace").strip().partition(" ")
@@ -346,7 +345,7 @@ async def _last_words(report: asyncio.StreamReader, on_line: Callable[[str], Non
 
 
 async def _pump(stream: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
-    """Cut a byte stream into lines; carriage returns of progress bars count as line ends."""
+    """Split a byte stream into lines; carriage returns of progress bars end lines, too."""
     rest = b""
     while chunk := await stream.read(65536):
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
@@ -359,7 +358,7 @@ async def _pump(stream: asyncio.StreamReader, on_line: Callable[[str], None]) ->
 
 
 async def _sweep(session: int, mark: str) -> None:
-    """SIGKILL what a killed shim left, until nothing is left of it."""
+    """SIGKILL the processes of a killed shim until none is left."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SWEEP_S):
             while left := _left_behind(session, f"{MARK}={mark}".encode()):
@@ -370,7 +369,7 @@ async def _sweep(session: int, mark: str) -> None:
 
 
 def _left_behind(session: int, mark: bytes) -> list[int]:
-    """Living processes in the shim's session, or with its mark in their environment.
+    """Processes in the shim's session, or with its mark in their environment.
 
     Both are needed: vLLM's processes overwrite their environment (setproctitle) but stay in the
     session, others may leave the session but keep the environment they were started with.

@@ -1,6 +1,6 @@
-"""What this daemon started, written so that the next one can go on with it.
+"""A file with the running instances, from which the next daemon adopts them.
 
-One file, replaced as a whole: a daemon that is killed between two lines leaves the old file or the new one.
+The file is replaced as a whole: a daemon that is killed meanwhile leaves the old file or the new one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     unit: str
     digest: str
-    """Of what it was started with: `digest`."""
+    """`digest` of its launch."""
     socket: str | None = None
     port: int | None = None
-    """Where it answers: a path, or a port of the loopback address."""
+    """Where it listens: a path, or a port of the loopback address."""
     pid: int = 0
-    """0 and an empty `invocation`: the daemon ended before systemd had said them."""
+    """0 and an empty `invocation`: the daemon ended before systemd had reported them."""
     invocation: str = ""
     started: float = 0.0
     """Seconds since the epoch."""
@@ -81,12 +81,12 @@ class StateFile:
         return self._records
 
     def put(self, record: Record) -> None:
-        """Remember an instance. Raises OSError."""
+        """Record an instance. Raises OSError."""
         self._records[record.slot] = record
         self._save()
 
     def remove(self, slot: int) -> None:
-        """Forget a slot's instance. Raises OSError."""
+        """Remove a slot's record. Raises OSError."""
         if self._records.pop(slot, None) is not None:
             self._save()
 
@@ -96,7 +96,7 @@ class StateFile:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file at once; only this user may read it, from its first byte on. Raises OSError."""
+    """Replace a file atomically; only this user may ever read it. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(path.parent)
     new = path.with_name(f".{path.name}.new")
@@ -115,7 +115,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raises PermissionError where another user could put another file in the place of ours."""
+    """Raises PermissionError where another user could replace the file."""
     facts = folder.stat()
     owners = {folder.lstat().st_uid, facts.st_uid}
     if not owners <= {os.geteuid(), 0} or facts.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
@@ -123,7 +123,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def _load(path: Path) -> dict[int, Record]:
-    """A file that is not there, or not ours to understand, is an empty one: nothing is adopted then."""
+    """Empty for a missing or unreadable file: no instance is adopted then."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
@@ -143,11 +143,10 @@ def _load(path: Path) -> dict[int, Record]:
 
 
 def digest(launch: Launch, prefix: str = sys.prefix) -> str:
-    """A name for what an instance is started with: command, environment without secrets, kind of address.
+    """Identifies a launch: command, environment without secrets, kind of address.
 
-    A loopback port is chosen anew for each launch, so its number does not count; nor does a secret's
-    value: a new token does not make a loaded model another one. Nor does the folder of the release that we run from
-    (scripts/releases.sh; `prefix` is our environment): a new one with the same versions is no reason to load a model anew.
+    Left out, so that they restart no instance: the number of a loopback port, which each launch chooses, the values of
+    secrets, and the folder of this release (scripts/releases.sh; `prefix` is this environment).
     """
     port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
     argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]

@@ -1,4 +1,4 @@
-"""The folder that only root may read: what runs, for the next daemon, and secrets on their way to a unit."""
+"""A folder that only root may read: the running instances, for the next daemon, and secrets for units that start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("launcher.instances")
 
 
 class StateFolder:
-    """A full disk keeps no instance from starting: the next daemon then starts it anew. Made when needed."""
+    """A full disk prevents no start: the next daemon then restarts the instance. The folder is made when needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class StateFolder:
         return self._file.records
 
     def remember(self, record: Record) -> None:
-        """That an instance runs. It is written with the next record where it can't be written now."""
+        """Record a running instance; if it can't be written now, it is written with the next one."""
         try:
             self._file.put(record)
         except OSError as error:
@@ -37,15 +37,15 @@ class StateFolder:
             )  # fmt: skip
 
     def forget(self, slot: int) -> None:
-        """That it ran."""
+        """Remove the record of a slot."""
         try:
             self._file.remove(slot)
-        except OSError as error:  # harmless: what the old record speaks of is looked at before it is believed
+        except OSError as error:  # harmless: a record is compared with its unit before an adoption
             log.warning("cannot write '%s': %s", self._file.path, reason(error))
 
     @contextlib.contextmanager
     def secrets(self, slot: int, values: Mapping[str, str]) -> Iterator[str | None]:
-        """An EnvironmentFile= with `values`, there until systemd has read it; None where there are none. Raises OSError."""
+        """An EnvironmentFile= with `values` until systemd has read it; None without values. Raises OSError."""
         if not values:
             yield None
             return

@@ -20,7 +20,7 @@ Property = tuple[str, str, Any]
 
 INFINITY: Final = 2**64 - 1
 
-# Told to the daemon alone, or made by systemd for each unit anew (systemd.exec(5), "Environment Variables Set").
+# Meant for the daemon only, or set by systemd for each unit (systemd.exec(5), "Environment Variables Set").
 UNITS_OWN: Final = frozenset(
     {
         *("INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID", "MANAGERPID", "RUNTIME_DIRECTORY"),
@@ -100,7 +100,7 @@ class Frame:
 
 
 def mark(slot: int, generation: int, digest: str) -> str:
-    """What a unit says of itself, to be found again by the next daemon."""
+    """The mark in a unit's environment by which the next daemon recognizes it."""
     return f"{slot}.{generation}.{digest}"
 
 
@@ -121,7 +121,7 @@ def properties(
     `scratch`: a folder that is there, and empty, when the command starts."""
     unit = frame.unit(slot)
     found: list[Property] = [
-        ("Description", "s", f"numa-launcher: slot {slot}, life {generation}"),
+        ("Description", "s", f"numa-launcher: slot {slot}, generation {generation}"),
         ("Slice", "s", frame.slice),
         # Nothing waits for it; at shutdown it goes after the daemon, which drains first.
         ("Before", "as", [frame.daemon_unit]),

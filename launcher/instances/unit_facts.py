@@ -21,7 +21,7 @@ _KILLED, _DUMPED = 2, 3
 
 
 def exit_of(facts: UnitFacts) -> Exit:
-    """How the main process ended; a command that could not be executed is 127, as a shell says it."""
+    """How the main process ended; a command that could not be executed is 127, as in a shell."""
     if facts.code in {_KILLED, _DUMPED}:
         return Exit(code=None, signal=facts.status)
     return Exit(code=127 if facts.status == CANNOT_EXECUTE else facts.status, signal=None)

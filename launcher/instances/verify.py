@@ -1,4 +1,4 @@
-"""Is a running instance where the plan says? A pure comparison; host.placement observes."""
+"""Compares the threads and pages of a running instance with the plan. Pure; host.placement observes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What one life was started with beyond its placement, to be found again on its processes."""
+    """What a launch requests beyond the placement, and what its processes must therefore show."""
 
     omp_cpus: tuple[CpuSet, ...] = ()
     """One list per rank: on each cpu of it runs an OpenMP thread of the engine. Empty where none were asked for."""
@@ -34,7 +34,7 @@ class Requested:
 
     @classmethod
     def of(cls, env: Mapping[str, str], *, zentorch: bool = False) -> Requested:
-        """From the environment of a launch. `zentorch`: the engine said that it computes with it."""
+        """From the environment of a launch. `zentorch`: the engine printed that it uses it."""
         lists = env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         omp = () if lists in {"auto", "nobind"} else tuple(CpuSet.parse(cpus) for cpus in lists.split("|"))
         wanted = {
@@ -62,10 +62,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What the kernel says of one instance, held against its placement. `status` shows it as it is."""
+    """The result of a comparison. `status` shows it unchanged."""
 
     ok: bool = field(init=False)
-    """Whether the instance is where the plan says."""
+    """Whether the instance is placed as planned."""
     processes: int
     threads: int
     cpus: str
@@ -83,7 +83,7 @@ class Verification:
     """The differences, one line each."""
     differences: tuple[Difference, ...]
     foreign: tuple[str, ...]
-    """Processes of others that somebody pinned onto this slot's cpus. No fault of the instance, so not in `ok`."""
+    """Other processes that are pinned to this slot's cpus; they do not affect `ok`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ok", not self.differences)
@@ -105,7 +105,7 @@ def verify(
        MIN_BOUND_SHARE of the anonymous memory lies there.
     3. On every cpu of each rank's OpenMP list a thread is bound, to it or to the list.
     4. The libraries that were asked for are mapped.
-    5. No process of others is pinned onto the slot's cpus: said, and no difference.
+    5. Other processes pinned to the slot's cpus are reported, but are no difference.
     """
     node_bytes: Counter[int] = Counter()
     for process in facts:

@@ -82,7 +82,7 @@ class Watcher:
 
     async def ready(self, address: Address) -> bool | Cause:
         """True after the health path and one completion have succeeded; False when the instance ended before; a Cause
-        when its start has failed and its process goes on."""
+        when its start has failed and its process still runs."""
         while self._is_current():
             await self._sample()
             failed_at = self._instance.start_failed_at
@@ -100,7 +100,7 @@ class Watcher:
         return False
 
     async def failure(self, address: Address) -> Cause | None:
-        """Probe until the instance has ended (None), or has failed while its process goes on (why).
+        """Probe until the instance has ended (None), or has failed while its process still runs (why).
 
         Two negative answers are a failure. Silence alone is not: a busy engine may not answer. Work without progress is.
         """

@@ -608,7 +608,7 @@ async def test_one_in_quarantine_is_looked_at_and_left_alone(play: Play) -> None
 
 async def test_supervisor_knows_no_other_slot() -> None:
     supervisor = Troupe().build()
-    with pytest.raises(LauncherError, match="cannot use slot '7': there is none") as caught:
+    with pytest.raises(LauncherError, match="cannot use slot '7': no such slot") as caught:
         supervisor.post(7, StopRequested())
     assert caught.value.remedy == "slots are 0, 1, 2"
 
@@ -644,7 +644,7 @@ def test_what_is_no_list_of_slots_holds_nothing(tmp_path: Path, caplog: pytest.L
     lost.note(3, held=True)
     assert lost.slots == {3}
     assert "slot 3: cannot write" in caplog.text
-    assert "the next daemon does not know that it is held" in caplog.text
+    assert "the next daemon will not know that it is held" in caplog.text
 
 
 @dataclass
