@@ -48,10 +48,10 @@ def test_a_response_is_continued_exactly(path: str, subject: str, limit: int, cu
     body = request(path, subject, limit)
     transcript = Transcript()
     told: list[bytes] = []
-    asked, rewriter = body, None
+    asked, splicer = body, None
     for cut in [*cuts, None]:
         for event in stream(path, asked)[:cut]:
-            passed = event if rewriter is None else rewriter.feed(event)
+            passed = event if splicer is None else splicer.feed(event)
             transcript.feed(passed)
             told.append(passed)
         plan = plan_continuation(path, json.dumps(body).encode(), transcript)
@@ -59,7 +59,7 @@ def test_a_response_is_continued_exactly(path: str, subject: str, limit: int, cu
             told.append(plan.tail)
             break
         assert isinstance(plan, Continuation)
-        asked, rewriter = json.loads(plan.body), Splicer(plan, transcript)
+        asked, splicer = json.loads(plan.body), Splicer(plan, transcript)
     text, finish, usage = language.answer(path, body)
     raw = b"".join(told).split(b"\n\n")
     assert raw[-2:] == [b"data: [DONE]", b""]

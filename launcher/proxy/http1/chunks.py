@@ -1,4 +1,4 @@
-"""The chunked transfer coding, taken apart strictly (RFC 9112 7.1): payload out, everything else judged."""
+"""A strict decoder of the chunked transfer coding (RFC 9112 section 7.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.proxy.http1.fields import FIELD, ODD, TOKEN, VALUE
 
 MAX_SIZE_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 8192
-MANY_CHUNKS = 16384  # after so many, the mean size of a request's chunks counts
+MANY_CHUNKS = 16384  # from so many on, the mean size of a request's chunks is checked
 MIN_MEAN_CHUNK_BYTES = 64  # of a request; each chunk costs as much time as 1 KiB of data
 MAX_EXCESS_BYTES = 16384  # of size lines beyond 16 bytes + 2 x their chunk's size; Go's rule, CVE-2023-39326
 
@@ -32,11 +32,11 @@ class _State(Enum):
 
 
 class BadFraming(Exception):  # noqa: N818 - the peer's fault, not ours
-    """Bytes that are no chunked body; where the next message begins nobody knows any more."""
+    """Invalid chunked framing; the start of the next message is unknown."""
 
 
 class ChunkedDecoder:
-    """One body. `feed` it as it comes; trailers are judged and left out (RFC 9112 7.1.2 allows that)."""
+    """One body. Trailers are checked and left out (RFC 9112 7.1.2 allows that)."""
 
     __slots__ = (
         "_chunks",
@@ -54,23 +54,23 @@ class ChunkedDecoder:
     def __init__(self, min_mean: int = 0) -> None:
         """`min_mean`: bytes that chunks must have on average once there are MANY_CHUNKS of them; 0: any."""
         self._mean = min_mean
-        self._chunks = 0  # but for those that came alone, whole, in one read
+        self._chunks = 0  # without those that came alone, whole, in one read
         self._passed = 0  # their bytes
         self.ended = False  # the last chunk and its trailers have come
         self.rest = b""  # what came after the end
-        self._pending = b""  # of a line that is not whole yet
-        self._left = 0  # bytes of the chunk that are still to come
+        self._pending = b""  # an incomplete line
+        self._left = 0  # bytes of the chunk still to come
         self._state = _State.SIZE
         self._excess = 0
         self._trailer_bytes = 0
 
     @property
     def at_boundary(self) -> bool:
-        """Nothing of an unfinished chunk has come; also before the first and after the last."""
+        """Whether no part of an unfinished chunk has come; also before the first and after the last."""
         return self.ended or (self._state is _State.SIZE and not self._pending)
 
     def feed(self, data: bytes) -> bytes:
-        """The payload in these bytes. Raises BadFraming; the decoder is of no use after that."""
+        """The payload in these bytes. Raises BadFraming; then the decoder is unusable."""
         if self._state is _State.SIZE and not self._pending:  # most reads are one whole chunk
             line = _PLAIN.match(data)
             if line is not None:
@@ -115,7 +115,7 @@ class ChunkedDecoder:
         return payload[0] if len(payload) == 1 else b"".join(payload)
 
     def _line(self, buffer: bytes, at: int) -> int:
-        """Judge the line at `at`; the index past it, or -1: it is not whole yet."""
+        """Read the line at `at`. Returns the index after it, or -1: it is incomplete."""
         if self._state is _State.CRLF:
             return self._after_data(buffer, at)
         limit = MAX_SIZE_LINE_BYTES if self._state is _State.SIZE else MAX_TRAILER_BYTES - self._trailer_bytes
@@ -127,7 +127,7 @@ class ChunkedDecoder:
             if ODD.search(part) or (
                 self._state is _State.SIZE and part and not _PART_OF_SIZE.fullmatch(part)
             ):
-                raise BadFraming(f"this is no chunk's size: {part[:40]!r}")
+                raise BadFraming(f"not a chunk's size: {part[:40]!r}")
             return -1
         if self._state is _State.SIZE:
             self._size(buffer[at : end + 2])
@@ -147,7 +147,7 @@ class ChunkedDecoder:
     def _size(self, line: bytes) -> None:
         matched = _SIZE_LINE.fullmatch(line)
         if matched is None:
-            raise BadFraming(f"this is no chunk's size: {line[:40]!r}")
+            raise BadFraming(f"not a chunk's size: {line[:40]!r}")
         self._left = int(matched[1], 16)
         self._state = _State.DATA if self._left else _State.TRAILER
         self._excess = max(0, self._excess + len(line) - 16 - 2 * self._left)
@@ -167,12 +167,12 @@ class ChunkedDecoder:
             self.ended = True
             return
         if not _TRAILER.fullmatch(line):
-            raise BadFraming(f"this is no trailer field: {line[:40]!r}")
+            raise BadFraming(f"not a trailer field: {line[:40]!r}")
         self._trailer_bytes += len(line)
 
 
 def _whole_chunks(buffer: bytes, at: int, payload: list[bytes]) -> int:
-    """Take chunks without extensions that are there from size to CRLF, up to MANY_CHUNKS; where it stopped."""
+    """Take whole chunks without extensions, up to MANY_CHUNKS. Returns the index after them."""
     for _ in range(MANY_CHUNKS):
         line = _PLAIN.match(buffer, at)
         if line is None:

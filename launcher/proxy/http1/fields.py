@@ -1,4 +1,4 @@
-"""What a head may look like, where it ends, and which of its field lines pass on."""
+"""Syntax and limits of a head, its end, and its field lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVER = b"numa-launcher"
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"  # RFC 9110 5.6.2
 VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]"  # RFC 9110 5.5: visible, space, tab, obs-text
 FIELD = rb"%s++:%s*+\r\n" % (TOKEN, VALUE)  # no space before the colon (RFC 9112 5.1), no obs-fold (5.2)
-# What is said to the next hop only (RFC 9110 7.6.1; HTTP2-Settings: RFC 7540 3.2.1).
+# Hop-by-hop fields (RFC 9110 7.6.1; HTTP2-Settings: RFC 7540 3.2.1).
 HOP_BY_HOP = (
     rb"connection|http2-settings|keep-alive|proxy-(?:authenticate|authorization|connection)"
     rb"|te|trailer|transfer-encoding|upgrade"
@@ -28,12 +28,11 @@ Span = tuple[int, int]
 
 
 def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int:
-    """Where the message head that begins at `start` ends: the index past its empty line; -1: more is needed.
+    """The index after the head that begins at `start`, its empty line included; -1: it is incomplete.
 
-    A few empty lines before it belong to it (RFC 9112 2.2). `scanned`: bytes of the buffer that an earlier
-    call with the same `start` has seen, so that a head which comes byte by byte costs no more than one that
-    comes whole. Raises HttpError: 431 past MAX_HEAD_BYTES; 400 for a lone CR or LF or a NUL where the end is
-    not yet there (where it is, `parse_request` finds them), or for too many empty lines.
+    A few empty lines before it belong to it (RFC 9112 2.2). `scanned`: bytes that an earlier call with the same `start`
+    has seen, so that a head that comes byte by byte is not scanned again. Raises HttpError: 431 past MAX_HEAD_BYTES; 400
+    for too many empty lines, and in an incomplete head for a lone CR or LF or a NUL (else `parse_request` finds them).
     """
     first = start
     while buffer.startswith(b"\r\n", first):

@@ -1,12 +1,12 @@
 """Follow a stream of server-sent events: where events end, whether one is an error, whether [DONE] came.
 
 vLLM 0.32 ends a stream whose engine died with `data: {"error": ...}` and then `data: [DONE]` (measured;
-entrypoints/openai/chat_completion/serving.py). A client that sees [DONE] takes the answer for whole, so it
-is left out after an error.
+entrypoints/openai/chat_completion/serving.py). A client that sees [DONE] takes the response for complete, so [DONE] is
+left out after an error.
 
-Only whole events pass. The bytes of an unfinished event are held until its blank line comes: an instance
-that is cut in the middle of one leaves no half JSON with the client. vLLM writes whole events, so nothing
-waits; an event past HOLD_BYTES passes as it comes.
+Only whole events pass: the bytes of an unfinished event are held until its blank line comes, so that a cut stream
+leaves no half event with the client. vLLM writes whole events, so nothing waits; an event past HOLD_BYTES passes as it
+comes.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORT_ERROR = (
-    b'data: {"error":{"message":"the engine gave the request up","type":"engine_aborted","code":503}}\n\n'
+    b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted","code":503}}\n\n'
 )
 _CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
-# What an event holds that is more than words; the words may, too.
+# Signs of an error or an end; text may hold them, too.
 _SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')
 
 
 def aborted(answer: bytes) -> bool:
-    """Whether an event, or a whole answer, says that the engine has given the request up.
+    """Whether an event, or a whole response, says that the engine aborted the request.
 
-    vLLM 0.32 ends what comes to an engine that is shutting down so, with status 200 (v1/engine/core.py).
+    vLLM 0.32 ends requests this way during engine shutdown, with status 200 (v1/engine/core.py).
     """
     return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
 class EventTracker:
-    """State of one stream. `feed` says what may pass to the client."""
+    """The state of one stream."""
 
     def __init__(self) -> None:
         self.events = 0  # whole events passed or left out
         self.done = False  # [DONE] came, and no error before it
-        self.error: bytes | None = None  # the first error event; an engine's fault has not been passed
+        self.error: bytes | None = None  # the first error event; one of the engine was not passed
         self.error_first = False  # nothing came before it
         self._held = b""
         self._open = False  # part of an unfinished event has passed (it is larger than HOLD_BYTES)
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take what the instance sent; return what may pass, possibly nothing."""
+        """Take what the instance sent; return what may pass to the client, possibly nothing."""
         if not self._held and chunk.endswith(b"\n\n"):
             return self._judge(chunk)  # nearly always
         data = self._held + chunk if self._held else chunk
@@ -100,14 +100,14 @@ class EventTracker:
                 self.error = event
                 self.error_first = self.events == 0
         if self.engine_fault:
-            return False  # withheld, with all after it: the stream may go on elsewhere
+            return False  # withheld, with all after it: another instance may continue the stream
         self.events += 1
         if is_done and self.error is None:
             self.done = True
         return not (is_done and self.error is not None)
 
     def rest(self) -> bytes:
-        """What a stream that ended by itself left unfinished. It passes as it is."""
+        """The unfinished event at the end of a stream; it passes as it is."""
         rest, self._held = self._held, b""
         if _DONE.match(rest.strip()):  # a last event without its blank line
             if self.error is not None:
@@ -116,27 +116,24 @@ class EventTracker:
         return b"" if self.engine_fault else rest
 
     def break_off(self) -> bytes:
-        """What must come before an event of ours when the stream broke: the end of an open event.
-
-        Held bytes are dropped: half an event is no use to anybody.
-        """
+        """Bytes that must precede an event of ours after a break: the end of an open event. Held bytes are dropped."""
         self._held = b""
         was_open, self._open = self._open, False
         return b"\n\n" if was_open else b""
 
     @property
     def between_events(self) -> bool:
-        """Nothing of an unfinished event has come, and no error."""
+        """Whether no part of an unfinished event has come, and no error."""
         return not self._held and not self._open and self.error is None
 
     @property
     def torn(self) -> bool:
-        """Part of an event has passed, and its end has not come."""
+        """Whether part of an event has passed without its end."""
         return self._open
 
     @property
     def engine_fault(self) -> bool:
-        """The error event is the engine's fault, not the request's: no 4xx code in it."""
+        """Whether the error is the engine's, not the request's: the event has no 4xx code."""
         if self.error is None:
             return False
         code = _CODE.search(self.error)

@@ -80,10 +80,10 @@ def live_through(
     passed: list[bytes] = []
     plan: Continuation | None = None
     for engine, cut in zip(engines, [*cuts, None], strict=True):
-        rewriter = None if plan is None else Splicer(plan, transcript)
+        splicer = None if plan is None else Splicer(plan, transcript)
         events = engine.answer(body if plan is None else plan.body)[:cut]
         for payload in reads(events, marks):
-            told = payload if rewriter is None else rewriter.feed(payload)
+            told = payload if splicer is None else splicer.feed(payload)
             transcript.feed(told)
             passed.append(told)
         if cut is None:
@@ -421,10 +421,8 @@ def test_a_text_that_used_up_its_tokens_is_only_told_its_end() -> None:
     found = plan_continuation(CHAT, body, transcript)
     assert isinstance(found, Continuation)
     assert (found.only_usage, found.finish_reason) == (True, "length")
-    rewriter = Splicer(found, transcript)
-    told = whole(
-        [*passed, *(rewriter.feed(raw) for raw in PlainEngine(CHAT, SAID, "two").answer(found.body))]
-    )
+    splicer = Splicer(found, transcript)
+    told = whole([*passed, *(splicer.feed(raw) for raw in PlainEngine(CHAT, SAID, "two").answer(found.body))])
     assert told["text"] == "Hello world and all the rest of it ."
     assert told["end"] == "length"
     assert told["usage"][0]["completion_tokens"] == 4
@@ -466,18 +464,18 @@ class TestSplicer:
     def test_another_word_than_the_last_diverges(self) -> None:
         found = plan()
         assert isinstance(found, Continuation)
-        rewriter = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
+        splicer = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
         other = PlainEngine(CHAT, (*SAID[:4], " mars"))
         with pytest.raises(Diverged, match="' all the rest of it!' should be repeated, ' mars' came"):
-            rewriter.feed(b"".join(other.answer(found.body)))
+            splicer.feed(b"".join(other.answer(found.body)))
 
     @pytest.mark.parametrize("skip", [1, 2])
     def test_an_end_before_the_last_word_came_again_diverges(self, skip: int) -> None:
         found = plan()
         assert isinstance(found, Continuation)
-        rewriter = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
+        splicer = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
         with pytest.raises(Diverged, match="it ended"):
-            rewriter.feed(b"".join(PlainEngine(CHAT, SAID[:4]).answer(found.body)[skip:]))
+            splicer.feed(b"".join(PlainEngine(CHAT, SAID[:4]).answer(found.body)[skip:]))
 
     def test_the_rest_of_a_longer_token_passes(self) -> None:
         found = plan(events=3)
@@ -489,9 +487,9 @@ class TestSplicer:
         assert b'"content":"ld"' in told
 
     def test_errors_and_comments_pass_as_they_are(self) -> None:
-        rewriter = Splicer(Continuation(b"", 0), Transcript())
+        splicer = Splicer(Continuation(b"", 0), Transcript())
         error = event({"error": {"message": "no"}})
-        assert rewriter.feed(b": wait\n\n" + error) == b": wait\n\n" + error
+        assert splicer.feed(b": wait\n\n" + error) == b": wait\n\n" + error
 
     def test_garbage_diverges(self) -> None:
         with pytest.raises(Diverged, match="no chunk"):
@@ -500,28 +498,28 @@ class TestSplicer:
             Splicer(Continuation(b"", 0), Transcript()).feed(b"data: a part of an event")
 
     def test_a_role_with_text_keeps_its_text(self) -> None:
-        rewriter = Splicer(Continuation(b"", 0), after(ENGINE, ENGINE.request(), 1))
+        splicer = Splicer(Continuation(b"", 0), after(ENGINE, ENGINE.request(), 1))
         chunk: dict[str, Any] = {
             "id": "x",
             "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hi"}}],
         }
-        told = json.loads(rewriter.feed(event(chunk))[6:])
+        told = json.loads(splicer.feed(event(chunk))[6:])
         assert told == {"id": "id-one", "choices": [{"index": 0, "delta": {"content": "Hi"}}]}
 
     def test_usage_never_goes_below_nothing(self) -> None:
-        rewriter = Splicer(Continuation(b"", 5), Transcript())
+        splicer = Splicer(Continuation(b"", 5), Transcript())
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        told = json.loads(rewriter.feed(event({"id": "x", "choices": [], "usage": usage}))[6:])
+        told = json.loads(splicer.feed(event({"id": "x", "choices": [], "usage": usage}))[6:])
         assert told["usage"] == {"prompt_tokens": 0, "completion_tokens": 7, "total_tokens": 7}
 
     def test_json_with_spaces_is_parsed_event_by_event(self) -> None:
         found = plan(events=1)
         assert isinstance(found, Continuation)
         transcript = after(ENGINE, ENGINE.request(), 1)
-        rewriter = Splicer(found, transcript)
+        splicer = Splicer(found, transcript)
         for word in ("a", "b"):
             raw = json.dumps({"id": "y", "choices": [{"index": 0, "delta": {"content": word}}]}).encode()
-            told = rewriter.feed(b"data: " + raw + b"\n\n")
+            told = splicer.feed(b"data: " + raw + b"\n\n")
             assert json.loads(told[6:])["id"] == "id-one"
             transcript.feed(told)
         assert transcript.pieces() == [b"a", b"b"]
@@ -540,10 +538,10 @@ class TestSplicer:
     )
     def test_whatever_comes_either_passes_or_diverges(self, raw: list[bytes]) -> None:
         transcript = Transcript()
-        rewriter = Splicer(Continuation(b"", 1, " world"), transcript)
+        splicer = Splicer(Continuation(b"", 1, " world"), transcript)
         try:
             for payload in (*raw, b"".join(raw)):
-                transcript.feed(rewriter.feed(payload))
+                transcript.feed(splicer.feed(payload))
         except Diverged:
             return
         plan_continuation(CHAT, ENGINE.request(), transcript)

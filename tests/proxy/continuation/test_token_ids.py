@@ -290,9 +290,9 @@ def live_through(
     passed: list[bytes] = []
     plan: Continuation | None = None
     for engine, cut in zip(engines, [*cuts, None], strict=True):
-        rewriter = None if plan is None else Splicer(plan, transcript)
+        splicer = None if plan is None else Splicer(plan, transcript)
         told = [event for event in engine.answer(asked if plan is None else plan.body) if event][:cut]
-        joined = (payload if rewriter is None else rewriter.feed(payload) for payload in reads(told, marks))
+        joined = (payload if splicer is None else splicer.feed(payload) for payload in reads(told, marks))
         passed += [transcript.feed(payload) for payload in joined]
         if cut is None:
             break
