@@ -61,7 +61,7 @@ MECHANISMS: Final[Mapping[str, SwitchOff]] = {
     "cost of a copy": _replace("_policy._copy_s", lambda *_: 0.0),
     "requests that a copy delays": _replace("costs.delayed", lambda *_: 0.0),
     "queued requests share a copy": _without_sharing,
-    "late binding": _replace("_prefills_enough", lambda *_: False),
+    "late binding": _replace("costs.prefills_enough", lambda *_: False),
     "small prompts first": _replace("costs.head_start_s", lambda *_: 0.0),
     "stragglers": _replace("_judge_straggler", lambda *_: None),
     "learned cache size": _replace("costs.seen_cached", lambda *_: None),

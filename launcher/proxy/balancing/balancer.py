@@ -22,10 +22,6 @@ from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
 # Waiting tickets of a model looked at in one pump, which bounds its time.
 WINDOW: Final = 64
-# First tokens seen before an instance's outstanding prefill is judged by its speed. Until then at most UNKNOWN_AT_ONCE
-# streams may be without a first token: they soon tell. The more there are, the less a first burst waits.
-KNOWN: Final = 4
-UNKNOWN_AT_ONCE: Final = 4
 # First tokens between two comparisons of an instance with its siblings.
 JUDGE_EVERY: Final = 8
 # Of the KV cache in use while requests wait inside the engine: one more would only wait there.
@@ -73,7 +69,7 @@ class Balancer:
 
     def possible(self, ticket: Ticket) -> bool:
         """Whether there is an instance that it has not tried yet (which may be busy or ejected)."""
-        return bool(self._candidates(ticket))
+        return bool(self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried))
 
     def offer(self, ticket: Ticket, now: float) -> Upstream | None:
         """Bind it now and return its upstream, or queue it (None). Raises FullError, but not for a retry."""
@@ -84,7 +80,7 @@ class Balancer:
             ticket.number = self._number
         if self._passed and not queue.count:
             self._begin_pass()
-        candidates = self._candidates(ticket)
+        candidates = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
         opened = self._open(candidates, now)
         chosen = self._choose(ticket, candidates, opened, now) if opened else None
         if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
@@ -126,7 +122,7 @@ class Balancer:
             if ticket.tried or pinned is not None:
                 if pinned in closed and not ticket.tried:
                     continue
-                own = self._candidates(ticket)
+                own = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
                 own_opened = [upstream for upstream in own if upstream in opened]
                 if not own_opened:
                     if not ticket.tried:
@@ -290,22 +286,6 @@ class Balancer:
 
     # --- which instances ---------------------------------------------------------------------------
 
-    def _candidates(self, ticket: Ticket) -> list[Upstream]:
-        """The instances that may serve it, busy or not."""
-        demand = ticket.demand
-        if demand.pinned is not None:
-            pinned = self.table.get(*demand.pinned)
-            if (
-                pinned is not None
-                and not pinned.draining
-                and pinned.key not in ticket.tried
-                and demand.model in (None, pinned.model)
-            ):
-                return [pinned]
-        if ticket.tried:
-            return self.table.ready(demand.model, ticket.tried)
-        return self.table.of(demand.model)
-
     def _open(self, candidates: Sequence[Upstream], now: float) -> list[Upstream]:
         """Those of them that can start one more request now."""
         opened: list[Upstream] = []
@@ -313,17 +293,11 @@ class Balancer:
             load, outliers = upstream.load, upstream.outliers
             if load.full or upstream.in_flight + load.surplus >= upstream.max_num_seqs:
                 continue
-            if load.pending and self._prefills_enough(upstream, now):
+            if load.pending and self.costs.prefills_enough(upstream, now):
                 continue
             if (outliers.ejected_until is None and not outliers.half_open) or outliers.admits(now):
                 opened.append(upstream)
         return opened
-
-    def _prefills_enough(self, upstream: Upstream, now: float) -> bool:
-        """Whether one more prompt would only wait there: by time, or by streams while its speed is unknown."""
-        if upstream.fit.count >= KNOWN:
-            return self.costs.prefill_s(upstream, now) > self.costs.horizon_s(upstream)
-        return upstream.load.pending_streams() >= UNKNOWN_AT_ONCE
 
     @staticmethod
     def _least_busy(candidates: Sequence[Upstream]) -> Upstream | None:

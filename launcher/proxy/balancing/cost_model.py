@@ -29,6 +29,10 @@ MOST_LOAD: Final = 0.9
 LEAST_SIZE: Final = 0.01
 # First tokens seen before the fit is trusted to tell a cached prompt from one that was not.
 LEARNED: Final = 30
+# First tokens seen before an instance's outstanding prefill is judged by its speed. Until then at most UNKNOWN_AT_ONCE
+# streams may be without a first token: they soon tell. The more there are, the less a first burst waits.
+KNOWN: Final = 4
+UNKNOWN_AT_ONCE: Final = 4
 # Part by which the believed size of a cache changes at a contradiction.
 LEARN: Final = 0.03
 
@@ -97,6 +101,12 @@ class CostModel:
     def horizon_s(self, upstream: Upstream) -> float:
         """Prefill that may be left when the next request is bound: one step, so that the engine never idles."""
         return upstream.fit.base + 0.01
+
+    def prefills_enough(self, upstream: Upstream, now: float) -> bool:
+        """Whether one more prompt would only wait there: by time, or by streams while its speed is unknown."""
+        if upstream.fit.count >= KNOWN:
+            return self.prefill_s(upstream, now) > self.horizon_s(upstream)
+        return upstream.load.pending_streams() >= UNKNOWN_AT_ONCE
 
     def prompt_tokens(self, prompt_bytes: int) -> int:
         """Tokens of a prompt of that many bytes of JSON text."""

@@ -127,6 +127,15 @@ class UpstreamTable:
         """As `of`, except those in `without`."""
         return [upstream for upstream in self.of(model) if upstream.key not in without]
 
+    def candidates(self, model: str | None, pinned: Key | None, tried: Collection[Key]) -> list[Upstream]:
+        """The instances that may serve a request, busy or not: the pinned one, else all of its model not yet tried."""
+        if pinned is not None:
+            upstream = self._upstreams.get(pinned)
+            usable = upstream is not None and not upstream.draining and pinned not in tried
+            if upstream is not None and usable and model in (None, upstream.model):
+                return [upstream]
+        return self.ready(model, tried) if tried else self.of(model)
+
     def became_idle(self, upstream: Upstream) -> bool:
         """True once per drain, when no request is left on it."""
         if not upstream.idle_wanted or upstream.in_flight or upstream.gone is not None:

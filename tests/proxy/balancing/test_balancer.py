@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from proxy.balancing.builders import balancer, run, slot, ticket, up
 
 from launcher.config.schema import Policy
-from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, UNKNOWN_AT_ONCE, WINDOW, Balancer
+from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, WINDOW, Balancer
+from launcher.proxy.balancing.cost_model import UNKNOWN_AT_ONCE
 from launcher.proxy.balancing.demand import Ending, FullError
 from launcher.proxy.balancing.ticket import Ticket
 
