@@ -16,9 +16,9 @@ _SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size", "-sc":
 # Flags that only the launcher sets -> remedy.
 _RESERVED: Final = {
     "--uds": "remove it: the launcher gives each instance a socket of its own",
-    "--host": "remove it: clients talk to proxy.listen, instances to the launcher only",
-    "--port": "remove it: clients talk to proxy.listen, instances to the launcher only",
-    "--api-key": "remove it: instances are reached through the proxy only",
+    "--host": "remove it: clients connect to proxy.listen; instances accept connections of the launcher only",
+    "--port": "remove it: clients connect to proxy.listen; instances accept connections of the launcher only",
+    "--api-key": "remove it: instances are reachable through the proxy only",
     "--model": "set `path` in [[models]] instead",
     "--served-model-name": "set `name` in [[models]] instead",
 }
@@ -54,7 +54,7 @@ def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, 
         if " " in flag:
             name, _, value = argument.partition(" ")
             raise LauncherError(
-                f"cannot use {argument!r} in engine.args: it is one argument with a space in it",
+                f"cannot use {argument!r} in engine.args: it has flag and value in one argument",
                 f'write two: "{name}", "{value.strip()}"',
             )
         if flag in _RESERVED:

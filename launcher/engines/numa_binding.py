@@ -36,7 +36,7 @@ class Binding:
     def prefix(self, placement: Placement) -> tuple[str, ...]:
         """The prefix that starts an engine with its placement."""
         if not placement.cpus:
-            raise ValueError("a placement without cpus can't be started")
+            raise ValueError("a placement without cpus cannot be started")
         if self.numactl is None:
             return () if self.taskset is None else (self.taskset, "--cpu-list", placement.cpus.format())
         return (self.numactl, f"--physcpubind={placement.cpus.format()}", *self._memory(placement))

@@ -76,12 +76,12 @@ def run_probe(command: tuple[str, ...]) -> str | None:
 
 def _membind_refused(instead: str, refused: str) -> str:
     return (
-        f'memory is NOT bound to its NUMA node: numactl --membind says "{refused}"; instances start with '
-        f"{instead}, so pages may land on a far node and cost bandwidth. In a container add CAP_SYS_NICE "
+        f'memory is NOT bound to its NUMA node: numactl --membind reports "{refused}"; instances start with '
+        f"{instead}, so pages may be on a remote node, which costs bandwidth. In a container add CAP_SYS_NICE "
         "(docker run --cap-add SYS_NICE)"
     )
 
 
 def _pin_refused(taskset: str | None, refused: str) -> str:
     instead = "taskset pins the cores, memory is not bound" if taskset else "nothing pins cores or memory"
-    return f'numactl does not work here, it says "{refused}": {instead}'
+    return f'numactl does not work, it reports "{refused}": {instead}'

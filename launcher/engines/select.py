@@ -140,7 +140,7 @@ def read_token(path: Path) -> str:
     try:
         token = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is not text"
+        why = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise LauncherError(
             f"cannot read engine.hf_token_file {str(path)!r}: {why}",
             "write the token to this file, readable by this user",

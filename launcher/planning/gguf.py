@@ -117,7 +117,7 @@ def _read(reader: _Reader, name: str) -> Gguf:
         raise ValueError(f"{name} is not a GGUF file")
     version = reader.number("I")
     if version not in _VERSIONS:
-        raise ValueError(f"{name} is GGUF version {version}; versions 2 and 3 are understood")
+        raise ValueError(f"{name} is GGUF version {version}; only versions 2 and 3 are supported")
     tensors, pairs = reader.number("Q"), reader.number("Q")
     metadata = {}
     for _ in range(pairs):

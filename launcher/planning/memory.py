@@ -215,8 +215,8 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
                 Finding(
                     "warning",
                     "memory-unchecked",
-                    f"whether memory suffices could not be checked for {what}: {why}",
-                    "watch the first start; vLLM refuses when it does not fit",
+                    f"the memory of {what} was not checked: {why}",
+                    "check the log of the first start: vLLM refuses to start with too little memory",
                 )
             )
     return found
@@ -243,7 +243,7 @@ def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
         "violation",
         "out-of-memory",
         f"cannot fit {counted(len(row.slots), 'instance')} on node {row.node}: {parts} are {format_size(used)} of its "
-        f"{format_size(row.total_bytes)}; {-row.left_bytes / GIB:.2f} GiB are lacking",
+        f"{format_size(row.total_bytes)}; short by {-row.left_bytes / GIB:.2f} GiB",
         remedy,
     )
 

@@ -43,7 +43,7 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
         raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
     except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         # A key with an unexpected type.
-        what = f"config.json is not understood ({type(error).__name__}: {error})"
+        what = f"config.json is not supported ({type(error).__name__}: {error})"
         raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
     return replace(_with_weights(profile, weights), kv_cache_dtype=kv_cache_dtype(config))
 
@@ -68,7 +68,7 @@ def find_model(path: str) -> Path | None:
     if folder.exists():
         raise LauncherError(f"cannot read model {path!r}: it is not a directory", _REMEDY)
     if not _REPO_ID.fullmatch(path):
-        raise LauncherError(f"cannot read model {path!r}: there is no such directory", _REMEDY)
+        raise LauncherError(f"cannot read model {path!r}: no such directory", _REMEDY)
     hub = _hub_cache() / f"models--{path.replace('/', '--')}"
     main = hub / "refs" / "main"
     if main.is_file():

@@ -105,7 +105,7 @@ def sources_text(plan: Plan) -> list[str]:
                 slots.append(line.slot)
             elif row.node is not None:
                 nodes.append(row.node)
-    lines = ["", "where the figures come from:"] if places else []
+    lines = ["", "sources of the figures:"] if places else []
     for (what, size, source), (slots, nodes) in places.items():
         where = f" (slot {CpuSet(slots)})" if slots else f" (node {CpuSet(nodes)})" if nodes else ""
         text = f"{what} {format_size(size)}{where}: {source}"

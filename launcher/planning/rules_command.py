@@ -27,8 +27,8 @@ def numa_argument(subject: Subject) -> Iterator[Finding]:
         yield warning(
             "numa-argument",
             f"{'engine.command has' if by_argument else 'engine.env sets'} {name}, which lets llama.cpp's threads "
-            "leave the slot's cpus where there are several NUMA nodes",
-            f"remove {name}: numactl pins the instance, and its threads inherit that",
+            "leave the slot's cpus on machines with several NUMA nodes",
+            f"remove {name}: numactl pins the instance, and its threads inherit the mask",
         )
 
 
@@ -39,8 +39,7 @@ def threads_argument(subject: Subject) -> Iterator[Finding]:
     if not told and any(PurePath(word).name == _LLAMA_SERVER for word in argv):
         yield warning(
             "threads-not-told",
-            "llama-server is not told how many threads to run: it takes one for each core of the machine, on the "
-            "slot's cpus",
+            "llama-server has no --threads: it starts one thread per core of the machine, on the slot's cpus",
             'add "--threads", "{threads}" to engine.command',
         )
 

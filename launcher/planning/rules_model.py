@@ -31,7 +31,7 @@ def block_size(subject: Subject) -> Iterator[Finding]:
                 "block-size",
                 f"cannot use block_size = {serving.block_size} for {model.name!r}: it is not a multiple of "
                 f"{_BLOCK_STEP}",
-                f"set block_size to {below}, or leave it out for {DEFAULT_BLOCK_SIZE}",
+                f"set block_size to {below}, or remove it for {DEFAULT_BLOCK_SIZE}",
             )
 
 
@@ -68,7 +68,7 @@ def head_size(subject: Subject) -> Iterator[Finding]:
         for size in sorted(sizes - _HEAD_SIZES):
             yield violation(
                 "head-size",
-                f"cannot run {model.name!r} on CPU: its attention heads have {size} elements, and vLLM's kernels take "
+                f"cannot run {model.name!r} on CPU: its attention heads have {size} elements, but vLLM's kernels support "
                 f"{', '.join(map(str, sorted(_HEAD_SIZES)))}",
                 "use another model",
             )
@@ -97,7 +97,7 @@ def tensor_parallel(subject: Subject) -> Iterator[Finding]:
             what = f"{kv_heads} KV heads" if not heads % ranks else f"{heads} attention heads"
             yield violation(
                 "tensor-parallel-heads",
-                f"cannot split {model.name!r} over {ranks} ranks: its {what} do not divide",
+                f"cannot split {model.name!r} over {ranks} ranks: its {what} are not divisible",
                 "set tensor_parallel_size to a divisor of the head counts",
             )
 
@@ -125,19 +125,19 @@ def quantization(subject: Subject) -> Iterator[Finding]:
             yield violation(
                 "quantization-differs",
                 f"cannot load {model.name!r} as {model.quantization}: its config.json says {profile.quantization}",
-                f'set quantization = "{profile.quantization}", or leave it out',
+                f'set quantization = "{profile.quantization}", or remove it',
             )
         elif profile.quantization and profile.quantization not in known:
             yield warning(
                 "quantization-cpu",
                 f"{model.name!r} is quantized with {profile.quantization}; vLLM on this CPU documents "
                 f"{', '.join(sorted(known))}",
-                "use a checkpoint in one of those, or an unquantized one",
+                "use a checkpoint with one of these, or an unquantized one",
             )
         if profile.file_format == "gguf":
             yield warning(
                 "gguf",
-                f"{model.name!r} is in GGUF files, which vLLM 0.32 does not load by itself",
+                f"{model.name!r} has GGUF files, which vLLM 0.32 cannot load without a plugin",
                 'use safetensors, or engine.kind = "command" with a server that reads GGUF',
             )
 
@@ -166,7 +166,7 @@ def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
         if asked is not None and asked % GIB:
             yield warning(
                 "kv-not-whole-gib",
-                f"{serving.kv_source} is {format_size(asked)}, and vLLM {subject.facts.vllm or ''} takes whole GiB: "
+                f"{serving.kv_source} is {format_size(asked)}, but vLLM {subject.facts.vllm or ''} accepts whole GiB only: "
                 f"{model.name!r} gets {max(1, asked // GIB)} GiB",
                 f'set memory.kv_cache = "{max(1, asked // GIB)}GiB"',
             )
@@ -180,7 +180,7 @@ def sliding_window(subject: Subject) -> Iterator[Finding]:
         if {LayerKind.SLIDING, LayerKind.FULL} <= kinds_of(profile):
             yield warning(
                 "sliding-window-full",
-                f"{model.name!r} has layers that look back {profile.sliding_window} tokens, but with "
+                f"{model.name!r} has layers with a window of {profile.sliding_window} tokens, but with "
                 "--disable-hybrid-kv-cache-manager they keep all of them",
                 "remove --disable-hybrid-kv-cache-manager from engine.args",
             )
@@ -194,7 +194,7 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
                 "state-unknown",
                 f"{model.name!r} has recurrent layers whose state its config.json does not describe: the plan counts "
                 "none for them",
-                "set memory.kv_cache, and watch the first start",
+                "set memory.kv_cache, and check the memory at the first start",
             )
 
 

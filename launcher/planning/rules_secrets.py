@@ -17,8 +17,8 @@ def secret_arguments_are_public(subject: Subject) -> Iterator[Finding]:
         if secret_arguments(words):
             yield warning(
                 "secret-argument",
-                f"{key} holds a secret: every user of this host can read an instance's arguments",
-                "give it in engine.env, which is passed by a file that only root may read, or as hf_token_file",
+                f"{key} contains a secret: every user of this host can read an instance's arguments",
+                "use engine.env, which is passed in a file that only root can read, or hf_token_file",
             )
 
 

@@ -32,10 +32,10 @@ def files_in(folder: Path) -> list[Path]:
         try:
             named = sorted(set(json.loads(read_model_json(index))["weight_map"].values()))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{index.name} is no index of weight files ({error})") from error
+            raise ValueError(f"{index.name} is not an index of weight files ({error})") from error
         missing = [name for name in named if not (folder / name).is_file()]
         if missing:
-            raise ValueError(f"{missing[0]} is missing, yet {index.name} lists it")
+            raise ValueError(f"{missing[0]} is missing, but {index.name} lists it")
         return [folder / name for name in named]
     found = sorted(folder.glob("*.safetensors"))
     return [file for file in found if not file.name.startswith("consolidated")] or found
@@ -54,11 +54,11 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
                     name, prod(entry["shape"]), end - begin, len(entry["shape"]), entry["dtype"] in _FLOATS
                 )
     except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{file.name} has a tensor without shape, type or place ({error})") from error
+        raise ValueError(f"{file.name} has a tensor without shape, type or offsets ({error})") from error
     size = file.stat().st_size
     if size < last:
         raise ValueError(
-            f"{file.name} has {size} of {last} bytes: it was cut short, copy or download it again"
+            f"{file.name} has {size} of {last} bytes: it is truncated, copy or download it again"
         )
 
 

@@ -55,7 +55,7 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     domains = _domains(cores, l3)
     if len(domains) < n:
         raise CutError(
-            f"{n} instances need {n} whole L3 domains, there are {len(domains)}",
+            f"{n} instances need {n} whole L3 domains, the zone has {len(domains)}",
             f"lower layout.instances_per_socket to at most {len(domains)} on a node, or take another "
             "strategy",
         )
@@ -113,7 +113,7 @@ def _domains(cores: Sequence[Core], l3: Sequence[L3Domain]) -> list[list[Core]]:
         domain = domain_of.get(core.cpus.first)
         if domain is None:
             raise CutError(
-                f"the kernel describes no L3 cache for cpu {core.cpus.first}",
+                f"the kernel reports no L3 cache for cpu {core.cpus.first}",
                 'set layout.strategy to "contiguous" or "interleaved"',
             )
         groups.setdefault(domain, []).append(core)

@@ -134,7 +134,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
                 "violation",
                 "no-cpus",
                 f"cannot place model {model.name!r}: its sockets and nodes have no usable cpus in common",
-                "set sockets and nodes of that [[models]] entry to parts of the machine that belong together",
+                "set sockets and nodes of that [[models]] entry so that they overlap",
             )
         )
     return its
@@ -190,7 +190,7 @@ def _uneven_instances(wanted: int, parts: Sequence[Part]) -> Finding:
     return Finding(
         "warning",
         "uneven-instances",
-        f"{wanted} instances do not divide over the {len(parts)} nodes of socket {parts[0].socket}: the "
+        f"{wanted} instances cannot be distributed evenly over the {len(parts)} nodes of socket {parts[0].socket}: the "
         "lower "
         "nodes get one more, with fewer cores and less memory each",
         f"set layout.instances_per_socket to a multiple of {len(parts)}",
@@ -208,7 +208,7 @@ def _overlaps(zones: Sequence[Zone]) -> Iterator[Finding]:
                     f"cannot share node {_ids(part.node for part in shared)} between models: one model's "
                     "instances "
                     "span more nodes than the other's",
-                    "give the models the same nodes, or nodes of their own",
+                    "give the models the same nodes, or separate nodes",
                 )
 
 

@@ -90,7 +90,9 @@ class Machine:
         """The same machine with each node split into that many (AMD's NPS). Raises ValueError."""
         channels = self.channels
         if self.nodes != 1 or self.l3 is None or self.l3_spans or self.l3 % nodes or (channels or 0) % nodes:
-            raise ValueError(f"its L3 caches and memory channels can't be cut into {nodes} nodes a socket")
+            raise ValueError(
+                f"its L3 caches and memory channels cannot be split into {nodes} nodes per socket"
+            )
         return replace(
             self,
             nodes=nodes,
@@ -200,7 +202,7 @@ def parse_machine(line: str, cpu: CpuInfo = UNNAMED) -> Machine:
     )
     cpus = machine.core_count * machine.smt
     if cpus > MAX_ID + 1 or machine.cpu_nodes + machine.cxl > MAX_ID:
-        raise ValueError(f"{cpus} cpus on {machine.cpu_nodes + machine.cxl} nodes are more than {MAX_ID + 1}")
+        raise ValueError(f"{cpus} cpus on {machine.cpu_nodes + machine.cxl} nodes exceed {MAX_ID + 1}")
     return machine
 
 
@@ -217,7 +219,7 @@ def _word(text: str) -> tuple[str, int, dict[str, str]]:
         key, equals, value = fact.partition("=")
         if not equals or key not in _FACTS[match["kind"]]:
             known = ", ".join(sorted(_FACTS[match["kind"]])) or "nothing"
-            raise ValueError(f"{fact!r} of {text!r}: in its brackets it takes {known}")
+            raise ValueError(f"{fact!r} of {text!r}: valid in its brackets: {known}")
         facts[key] = value
     return match["kind"], int(match["count"]), facts
 

@@ -50,7 +50,7 @@ def _find(text: str) -> Machine:
         raise LauncherError(
             f"cannot find machine {text!r}"
             + (f": did you mean {close[0]!r}?" if close else ": no such name"),
-            f"choose one of {', '.join(known)}, with -nps2, -nps4 (AMD) and -smtoff after it, or give a .toml file",
+            f"choose one of {', '.join(known)}, optionally with -nps2, -nps4 (AMD) and -smtoff, or give a .toml file",
         )
     machine = _read(FOLDER / f"{match['name']}.toml")
     if match["nps"] not in {None, "1"}:
@@ -65,7 +65,7 @@ def _read(file: Path) -> Machine:
         raise ValueError(reason(error)) from None
     unknown = sorted(tree.keys() - {"layout", "cpu"})
     if unknown or not isinstance(tree.get("layout"), str):
-        raise ValueError(f"unknown key {unknown[0]!r}" if unknown else "there is no text `layout`")
+        raise ValueError(f"unknown key {unknown[0]!r}" if unknown else "`layout` is missing or not a text")
     return parse_machine(tree["layout"], _cpu(tree.get("cpu", {})))
 
 

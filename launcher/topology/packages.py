@@ -36,11 +36,11 @@ def read_sockets(files: Root, online: CpuSet, notes: list[str], conflicts: list[
     ids = {cpu: _known(files.number(_file(cpu, _ID))) for cpu in online}
     without = CpuSet(cpu for cpu, its in ids.items() if its is None)
     if without and len(without) < len(online):
-        raise files.broken(_file(without.first, _ID), "missing or -1, yet other cpus have one")
+        raise files.broken(_file(without.first, _ID), "missing or -1, but other cpus have one")
     groups = sorted(_groups(files, online, ids, notes, conflicts), key=lambda group: group.first)
     found = [_id_of(group, ids, conflicts) for group in groups]
     if without:
-        named = "socket 0 is taken" if len(groups) == 1 else "sockets are numbered by their lowest cpu"
+        named = "socket 0 is used" if len(groups) == 1 else "sockets are numbered by their lowest cpu"
         notes.append(f"{_ID} of cpus {without} is missing or -1: {named}")
     elif len(set(found)) < len(found):
         notes.append(f"{_ID} is the same in several package_cpus: sockets are numbered by their lowest cpu")
@@ -61,10 +61,10 @@ def _groups(
     odd: list[int] = []
     maps = {cpu: _package(files, cpu, online, odd) for cpu in online}
     if odd:
-        notes.append(f"package_cpus_list of cpus {CpuSet(odd)} is not package_cpus: the map is taken")
+        notes.append(f"package_cpus_list of cpus {CpuSet(odd)} differs from package_cpus: the map is used")
     missing = CpuSet(cpu for cpu, its in maps.items() if its is None)
     if missing and len(missing) < len(online):
-        raise files.broken(_file(missing.first, _MAPS[0]), "missing, yet other cpus have one")
+        raise files.broken(_file(missing.first, _MAPS[0]), "missing, but other cpus have one")
     told = {cpu: its for cpu, its in maps.items() if its is not None}
     maps |= _settled(files, told, ids, conflicts)
     members: dict[object, list[int]] = defaultdict(list)
@@ -85,11 +85,11 @@ def _settled(
         cpu = next(cpu for cpu in odd if cpu in told)
         raise files.broken(
             files.present(*(_file(cpu, name) for name in _MAPS)),
-            f"{told[cpu]} contradicts the map of one of those cpus, and {_ID} does not tell them apart",
+            f"{told[cpu]} contradicts the map of one of those cpus, and {_ID} does not distinguish them",
         )
     conflicts.append(
-        f"the firmware's package maps (package_cpus) of cpus {odd} contradict each other: they are dropped, and {_ID} "
-        "says which cpus share a socket"
+        f"the firmware's package maps (package_cpus) of cpus {odd} contradict each other: they are ignored, and {_ID} "
+        "decides which cpus share a socket"
     )
     return groups
 
@@ -110,7 +110,7 @@ def _id_of(group: CpuSet, ids: dict[int, int | None], conflicts: list[str]) -> i
     others = CpuSet(cpu for cpu in group if ids[cpu] != found)
     if others:
         conflicts.append(
-            f"{_ID} of cpus {others} is not that of cpu {group.first} of the same package_cpus: {found} is taken"
+            f"{_ID} of cpus {others} differs from that of cpu {group.first} of the same package_cpus: {found} is used"
         )
     return found
 

@@ -196,7 +196,7 @@ def load(file: Path) -> Recording:
     except _BadSnapshotError as error:
         raise _refuse(file, str(error)) from None
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, KeyError, TypeError) as error:
-        raise _refuse(file, f"it is damaged ({type(error).__name__})") from None
+        raise _refuse(file, f"it is corrupt ({type(error).__name__})") from None
     recording.name = f"{file}:"
     return recording
 
@@ -284,7 +284,7 @@ def _inflate(packed: bytes) -> bytes:
     if not unzip.eof:
         cut = not unzip.unconsumed_tail
         raise _BadSnapshotError(
-            "its end is missing" if cut else f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes"
+            "it is truncated" if cut else f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes"
         )
     return raw
 
@@ -320,7 +320,7 @@ def _take_manifest(recording: Recording, manifest: dict[str, Any]) -> None:
 def _check_path(path: str) -> None:
     # Any first folder: a cgroup file system may be mounted anywhere, such as /dev/cpuset.
     if {"", ".", ".."} & set(path.split("/")):
-        raise _BadSnapshotError(f"{path[:80]!r} is no path below a root")
+        raise _BadSnapshotError(f"{path[:80]!r} is not a path below a root")
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

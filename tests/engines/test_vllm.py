@@ -171,7 +171,7 @@ def test_pooling_models_are_not_asked_for_a_completion() -> None:
     [
         (("--port", "80"), "cannot set '--port' in engine.args"),
         (("--api_key=x",), "cannot set '--api_key=x' in engine.args"),
-        (("--dtype float32",), "one argument with a space"),
+        (("--dtype float32",), "flag and value in one argument"),
         (("my-model",), "it is not an option"),
     ],
 )

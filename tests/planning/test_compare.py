@@ -44,18 +44,18 @@ def test_two_instances_on_a_socket_of_an_epyc() -> None:
     shown = table(found)
     assert shown["instances"] == ["2", "2", "2", "refused: per-node-count"]
     assert shown["cores each"] == ["64", "64", "64", "128"]
-    assert shown["L3 caches each touches"] == ["16", "8", "8", "16"]
-    assert shown["cores of each in an L3"] == ["4", "8", "8", "8"]
+    assert shown["L3 caches per instance"] == ["16", "8", "8", "16"]
+    assert shown["cores per instance in an L3"] == ["4", "8", "8", "8"]
     assert shown["instances sharing an L3"] == ["2, by up to 2", "none", "none", "none"]
     assert shown["memory channels each"] == ["12, shared by 2"] * 3 + ["12"]
     assert shown["KV cache each"][0] == shown["KV cache each"][2] != "-"
-    assert shown["left on the fullest node"][0].endswith("GiB")
+    assert shown["free memory on the fullest node"][0].endswith("GiB")
 
 
 def test_uneven_division_is_said() -> None:
     shown = table(columns(Machine(l3=16, cores=8).topology(), instances_per_socket=3, reserve_cores=0))
     assert shown["cores each"][:3] == ["43-43-42", "43-43-42", "48-40-40"]
-    assert shown["cores of each in an L3"][:3] == ["2 to 3", "2 to 8", "8"]
+    assert shown["cores per instance in an L3"][:3] == ["2 to 3", "2 to 8", "8"]
     many = table(columns(Machine(sockets=3, cores=8).topology(), instances_per_socket=3, reserve_cores=0))
     assert many["cores each"][0] == "2 to 3"
 
@@ -72,10 +72,10 @@ def test_channels_are_those_of_the_first_cpus_node() -> None:
 def test_without_l3_cores_or_a_model() -> None:
     shown = table(columns(Machine(cores=8, has_l3=False).topology(), cpus_only=True))
     assert shown["instances"] == ["1", "1", "refused: cannot-cut", "1"]
-    for question in ("L3 caches each touches", "cores of each in an L3", "instances sharing an L3"):
+    for question in ("L3 caches per instance", "cores per instance in an L3", "instances sharing an L3"):
         assert shown[question] == ["-"] * 4
     assert shown["cores each"][2] == shown["memory channels each"][2] == "-"
-    assert shown["KV cache each"] == shown["left on the fullest node"] == ["-"] * 4
+    assert shown["KV cache each"] == shown["free memory on the fullest node"] == ["-"] * 4
 
 
 def test_kv_of_nodes_that_differ() -> None:

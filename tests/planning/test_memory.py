@@ -87,7 +87,7 @@ def test_less_than_one_request_is_refused_with_the_gap() -> None:
     (violation,) = plan.violations
     assert violation.code == "out-of-memory"
     assert violation.message.startswith("cannot fit 2 instances on node 0: ")
-    assert f"{-plan.ledger[0].left_bytes / GIB:.2f} GiB are lacking" in violation.message
+    assert f"{-plan.ledger[0].left_bytes / GIB:.2f} GiB" in violation.message
     assert "max_model_len" in violation.remedy
 
 

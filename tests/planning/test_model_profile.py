@@ -215,14 +215,14 @@ def cut_short(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (cut_short, r"model.safetensors has \d+ of \d+ bytes: it was cut short"),
+        (cut_short, r"model.safetensors has \d+ of \d+ bytes: it is truncated"),
         (with_header("{"), "model.safetensors has a broken header"),
         (with_header("[" * 9999), "model.safetensors has a broken header"),
-        (with_header('{"w": {"dtype": "F32", "shape": [1]}}'), "a tensor without shape, type or place"),
-        (with_header('{"w": 3}'), "a tensor without shape, type or place"),
-        (with_index("{}"), "index.json is no index of weight files"),
-        (with_index("{"), "index.json is no index of weight files"),
-        (with_index('{"weight_map": {"w": "model-2.safetensors"}}'), "model-2.safetensors is missing, yet"),
+        (with_header('{"w": {"dtype": "F32", "shape": [1]}}'), "a tensor without shape, type or offsets"),
+        (with_header('{"w": 3}'), "a tensor without shape, type or offsets"),
+        (with_index("{}"), "index.json is not an index of weight files"),
+        (with_index("{"), "index.json is not an index of weight files"),
+        (with_index('{"weight_map": {"w": "model-2.safetensors"}}'), "model-2.safetensors is missing, but"),
         (
             with_config(num_hidden_layers=10**30),
             "num_hidden_layers of config.json is 1e.30, which is no size",
@@ -230,10 +230,10 @@ def cut_short(folder: Path) -> None:
         (with_config(num_hidden_layers=10**6), "claims 1000000 layers"),
         (with_config(hidden_size=float("nan"), head_dim=8), "hidden_size of config.json is nan"),
         (with_config(hidden_size=-64, head_dim=8), "hidden_size of config.json is -64, which is no size"),
-        (with_config(quantization_config="awq"), r"config.json is not understood \(AttributeError"),
+        (with_config(quantization_config="awq"), r"config.json is not supported \(AttributeError"),
         (
             with_config(rope_scaling={"type": "linear", "factor": 1e308}),
-            r"config.json is not understood \(OverflowError",
+            r"config.json is not supported \(OverflowError",
         ),
         (broken_json, "config.json"),
         (list_json, "not a JSON object"),

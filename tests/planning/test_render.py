@@ -69,7 +69,7 @@ def test_long_lists_are_shortened_for_a_column() -> None:
 def test_where_the_figures_come_from() -> None:
     plan, topology = make()
     text = to_text(plan, topology)  # type: ignore[arg-type]
-    assert "\nwhere the figures come from:\n  reserve 8 GiB (node 0): 5 %, at most 8 GiB\n" in text
+    assert "\nsources of the figures:\n  reserve 8 GiB (node 0): 5 %, at most 8 GiB\n" in text
     assert "\n  weights 1 GiB (slot 0-1): unknown\n" in text
     assert "starts: " not in text
     lines = plan_json(plan)["ledger"][0]["lines"]  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_an_l3_beyond_the_zone_counts_with_its_part() -> None:
     cores, _ = machine([4])
     wide = [L3Domain(CpuSet(range(100)), None, None)]
     assert len(l3_aligned(cores, wide, 1)) == 1
-    with pytest.raises(CutError, match="there are 1"):
+    with pytest.raises(CutError, match="the zone has 1"):
         l3_aligned(cores, wide, 2)
 
 

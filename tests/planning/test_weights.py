@@ -193,7 +193,7 @@ def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**40), "more than 512 MiB"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 99, b""), "unknown value type 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 9, struct.pack("<IQ", 99, 1)), "unknown array type 99"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"\xff", "damaged"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"\xff", "corrupt"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<IIQ", 0, 77, 0), "unknown type 77"),
     ],
 )  # fmt: skip

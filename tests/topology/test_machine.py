@@ -146,13 +146,13 @@ BAD_LINES = {
     "socket:x node:1 core:1": "'socket:x' is not one of",
     "pack:1 node:1 core:1": "'pack:1' is not one of",
     "socket:0 node:1 core:1": "counts none",
-    "socket:1(size=1) node:1 core:1": "in its brackets it takes nothing",
-    "socket:1 node:1(memory) core:1": "it takes channels, far, memory, near",
+    "socket:1(size=1) node:1 core:1": "valid in its brackets: nothing",
+    "socket:1 node:1(memory) core:1": "brackets: channels, far, memory, near",
     "socket:1 node:1(memory=much) core:1": "'much' is not a size",
     "socket:1 node:1(channels=0) core:1": "channels=0 is not a number",
     "socket:1 node:1(far=x) core:1": "far=x is not a number",
     "socket:1 node:1 core:1 smt:2(numbering=odd)": "numbering=odd is not server or adjacent",
-    "socket:1 node:1 core:65537": "65537 cpus on 1 nodes are more than 65536",
+    "socket:1 node:1 core:65537": "65537 cpus on 1 nodes exceed 65536",
     "socket:1 node:65536 core:1": "65536 nodes",
 }
 
@@ -179,7 +179,7 @@ def test_a_line_and_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("layout = 1", "there is no text `layout`"),
+        ("layout = 1", "`layout` is missing or not a text"),
         ('layuot = "x"', "unknown key 'layuot'"),
         (
             'layout = "socket:1 node:1 core:1"\n[cpu]\nmhz = 1',
@@ -205,14 +205,14 @@ def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="no such name") as caught:
         find_topology("vax")
     assert "epyc-7763-1p" in caught.value.remedy
-    with pytest.raises(LauncherError, match="can't be cut into 4 nodes"):
+    with pytest.raises(LauncherError, match="cannot be split into 4 nodes"):
         find_topology("epyc-vm-24-nps4")
-    with pytest.raises(LauncherError, match="can't be cut into 2 nodes"):
+    with pytest.raises(LauncherError, match="cannot be split into 2 nodes"):
         find_topology("xeon-6972p-2p-snc3-nps2")
 
 
 def test_nodes_can_be_cut_where_channels_are_not_known() -> None:
     machine = parse_machine("socket:1 node:1 l3:4 core:2")
     assert machine.split(2).channels is None
-    with pytest.raises(ValueError, match="can't be cut"):
+    with pytest.raises(ValueError, match="cannot be split"):
         parse_machine("socket:1 node:1(channels=3) l3:4 core:2").split(2)

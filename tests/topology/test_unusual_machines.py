@@ -241,7 +241,7 @@ def test_a_package_list_that_is_not_its_map_is_said(tmp_path: Path) -> None:
     put(tmp_path / f"{CPU}/cpu5/topology/package_cpus_list", "0-7")
     topology = sysfs.read(tmp_path)
     compare(topology, parse_oracle(lstopo(tmp_path)))
-    assert topology.notes == ("package_cpus_list of cpus 5 is not package_cpus: the map is taken",)
+    assert topology.notes == ("package_cpus_list of cpus 5 differs from package_cpus: the map is used",)
 
 
 def test_memory_of_gpus_is_no_node(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ DECIDED: dict[str, tuple[Machine, Callable[[Path], None], dict[str, str], str]] 
     ),
     "two ids in one package": (
         Machine(cores=4), lambda root: put_topology(root, (2,), physical_package_id=1), {},
-        "physical_package_id of cpus 2 is not that of cpu 0",
+        "physical_package_id of cpus 2 differs from that of cpu 0",
     ),
     "L3s that overlap": (
         L3S, lambda root: put_l3(root, range(4, 8), "3-7"), {"l3": "0-3"}, "cpus 4-7 are in no L3 domain"
