@@ -1,4 +1,4 @@
-"""Background work that must not end by itself: a failure is logged once in a row of failures, and the work tried again."""
+"""Background tasks that restart after a failure; of consecutive failures only the first is logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from launcher.errors import LauncherError
 
-# Before work that has failed is tried again: a shortage of descriptors or threads lasts seconds.
+# Before a retry: a shortage of descriptors or threads lasts seconds.
 RETRY_S: Final = 1.0
 
 T = TypeVar("T")
@@ -17,19 +17,19 @@ Work = Callable[[], Awaitable[T]]
 
 
 class Failures:
-    """Failures in a row of one thing that is tried again and again. The first of a row is logged, and the row's end."""
+    """Consecutive failures of one task. The first is logged, and the next success."""
 
     def __init__(self, log: logging.Logger, what: str, **fields: object) -> None:
         self.what = what
         self._log = log
         self._fields = fields
         self.count = 0
-        """In this row."""
+        """Since the last success."""
         self.last = ""
-        """Why the last try of this row failed; empty while no row is under way."""
+        """Why the last try failed; empty after a success."""
 
     def add(self, error: BaseException) -> None:
-        """One more try has failed."""
+        """A try has failed."""
         self.last = error.message if isinstance(error, LauncherError) else str(error) or type(error).__name__
         self.count += 1
         if self.count > 1:
@@ -48,7 +48,7 @@ class Failures:
 
 
 async def attempt(work: Work[object], failures: Failures) -> None:
-    """One try; what it meets is noted, not raised."""
+    """Try once; an error goes to `failures`."""
     try:
         await work()
     except Exception as error:
@@ -58,9 +58,9 @@ async def attempt(work: Work[object], failures: Failures) -> None:
 
 
 async def persist(work: Work[T], failures: Failures) -> T:
-    """What `work` returns; work that fails is begun again after RETRY_S, until it succeeds or this task is cancelled.
+    """The result of `work`, which is tried again RETRY_S after each failure, until this task is cancelled.
 
-    Work that loops ends a row of failures itself (`failures.end`) whenever one turn has succeeded.
+    Work that loops calls `failures.end` itself after each successful turn.
     """
     while True:
         try:
@@ -87,14 +87,19 @@ class Running:
         self.failures = failures
         self.task: asyncio.Task[object] | None = None
 
+    def begin(self) -> asyncio.Task[object]:
+        """Run `work` in a new task."""
+        self.task = asyncio.create_task(persist(self.work, self.failures), name=self.failures.what)
+        return self.task
+
     @property
     def alive(self) -> bool:
-        """It runs, or waits before its next try."""
+        """It runs, or waits for its next try."""
         return self.task is not None and not self.task.done()
 
 
 class Background:
-    """Owner of tasks that must not end by themselves. `owner` begins their names; `fields` go into the log."""
+    """Runs tasks until `close`. `owner` is the prefix of their names; `fields` go into the log."""
 
     def __init__(self, log: logging.Logger, owner: str, **fields: object) -> None:
         self._log = log
@@ -104,8 +109,8 @@ class Background:
         self._closed = False
 
     def start(self, work: Work[object], name: str, wanted: Callable[[], bool] = lambda: True) -> Running:
-        """Run `work` until it returns. Where it fails it is begun again; where its task is cancelled by anybody but this
-        owner, too, for as long as it is `wanted`."""
+        """Run `work` until it returns. It restarts after a failure, and, while it is `wanted`, when its task is cancelled by
+        other code than `close`."""
         failures = Failures(self._log, f"{self._owner}: {name}", **self._fields)
         running = Running(work, wanted, failures)
         self._running.add(running)
@@ -113,10 +118,7 @@ class Background:
         return running
 
     def _begin(self, running: Running) -> None:
-        running.task = asyncio.create_task(
-            persist(running.work, running.failures), name=running.failures.what
-        )
-        running.task.add_done_callback(lambda task: self._ended(running, task))
+        running.begin().add_done_callback(lambda task: self._ended(running, task))
 
     def _ended(self, running: Running, task: asyncio.Task[object]) -> None:
         if task.cancelled() and not self._closed and running.wanted():
@@ -126,7 +128,7 @@ class Background:
             self._running.discard(running)
 
     async def close(self) -> None:
-        """Cancel all and wait for their end."""
+        """Cancel all tasks and wait for their end."""
         self._closed = True
         tasks = [running.task for running in self._running if running.task is not None]
         for task in tasks:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from launcher.control.arguments import MAX_SHOWN, deadline, flag, follows, number, slot_of, verb_of
+from launcher.control.arguments import MAX_SHOWN, command_of, deadline, flag, follows, number, slot_of
 from launcher.control.messages import REDACT, Endpoint, Request, SlotCommand
 from launcher.control.operations import Operations
 from launcher.errors import BusyError, LauncherError, NotFoundError
@@ -19,7 +19,7 @@ from launcher.redaction import Redactor
 
 READS_ONLY: Final = ContextVar("reads_only", default=True)
 """Of the request that is being answered: whether its peer may read, and nothing else."""
-# What says nothing of the daemon that its operators may not see as it is: instances' words, and their counters. The rest
+# Shown to operators unmasked: the instances' output and counters. The rest
 # is masked for everybody: it is pasted into tickets.
 _AS_IT_IS: Final = frozenset({"status", "logs", "metrics"})
 MAX_OVERRIDES: Final = 64
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Answers:
-    """A handler for each name in the protocol's table. They raise LauncherError; the server puts it into words."""
+    """A handler for each name in the protocol's table. They raise LauncherError, which the server turns into a reply."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -98,7 +98,7 @@ class Answers:
     async def act(self, request: web.Request) -> web.Response:
         """A command for a slot."""
         slot = slot_of(request)
-        word = verb_of(request)
+        word = command_of(request)
         try:
             command = SlotCommand(word)
         except ValueError:

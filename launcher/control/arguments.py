@@ -1,4 +1,4 @@
-"""What stands in a request's path and query, checked."""
+"""Path and query parameters of a request, checked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_DEADLINE_S: Final = 86_400.0
 MAX_SHOWN: Final = 80
 
 
-def verb_of(request: web.Request) -> str:
-    """The last word of the path."""
+def command_of(request: web.Request) -> str:
+    """The last part of the path."""
     return request.path.rpartition("/")[2]
 
 
@@ -58,7 +58,7 @@ def flag(request: web.Request, name: str) -> bool:
 
 
 def follows(request: web.Request) -> bool:
-    """Whether the reply goes on until the client leaves."""
+    """Whether the reply continues until the client closes."""
     return request.method == "GET" and flag(request, "follow")
 
 

@@ -1,4 +1,4 @@
-"""The CLI's side of the control socket: blocking, standard library only, so that a verb starts fast."""
+"""The CLI's side of the control socket: blocking, standard library only, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TIMEOUT_S: Final = 30.0
 
 
 class UnreachableError(LauncherError):
-    """Nobody answers, or not any more: a daemon may be there again soon."""
+    """No daemon answers; one may do so again soon."""
 
 
 class NoAnswerError(UnreachableError, TimedOutError):
-    """Somebody is there and does not answer in time."""
+    """A daemon is there, but does not answer in time."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -48,7 +48,7 @@ class ControlClient:
         self._tree: Callable[[Any], Any] = (lambda value: value) if exact else printable_tree
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """One reply. Raises LauncherError; UnreachableError when nobody answers."""
+        """One reply. Raises LauncherError; UnreachableError without a daemon."""
         return self._call("GET", path, timeout_s)
 
     def text(self, path: str, timeout_s: float = TIMEOUT_S) -> str:
@@ -60,7 +60,7 @@ class ControlClient:
         return self._call("POST", path, timeout_s)
 
     def lines(self, path: str) -> Iterator[dict[str, Any]]:
-        """Objects of a reply that goes on until one side closes it. Raises LauncherError, at once or, where
+        """Objects of a reply that continues until one side closes it. Raises LauncherError, at once or, where
         the daemon breaks off, later."""
         return self._objects(*self._request("GET", path, timeout=None))
 

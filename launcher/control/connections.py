@@ -13,7 +13,7 @@ from launcher.control.peers import peer_of
 # `top`, some `logs -f` and a monitor are far below.
 MAX_PER_USER: Final = 64
 MAX_IN_ALL: Final = 512
-# For one that is turned away to ask something and be told.
+# For a rejected client to send its request and get the answer.
 REFUSAL_S: Final = 1.0
 
 _FULL: Final = b"""HTTP/1.1 503 Service Unavailable\r
@@ -54,7 +54,7 @@ class Gate(asyncio.Protocol):
         self._uid = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let it in, or say why not."""
+        """Accept or reject a connection."""
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
         peer = peer_of(transport)
         if peer is None or not self._counts.take(peer.uid):
@@ -65,7 +65,7 @@ class Gate(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """One that is turned away is told so once it asks: closed with its request unread, it would see a reset."""
+        """Answer a rejected client after its request: closed with the request unread, it would see a reset."""
         if self._inner is not None:
             self._inner.data_received(data)
         elif self._transport is not None and not self._transport.is_closing():

@@ -18,7 +18,7 @@ VERIFY_S: Final = 600.0
 
 
 class SlotCommand(StrEnum):
-    """What an operator can ask of one slot: ``POST /v1/slots/SLOT/VERB``."""
+    """What an operator can ask of one slot: ``POST /v1/slots/SLOT/COMMAND``."""
 
     RESTART = "restart"
     DRAIN = "drain"
@@ -172,8 +172,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         ("dry_run=1",),
     ),
     Endpoint(
-        "verify", "POST", "/slots/{slot}/verify", "look where a slot's threads and pages are, now", _SLOT, "verify SLOT",
-        within_s=VERIFY_S,
+        "verify", "POST", "/slots/{slot}/verify", "compare a slot's threads and pages with the plan now",
+        _SLOT, "verify SLOT", within_s=VERIFY_S,
     ),
     *(_endpoint(command) for command in SlotCommand),
 )  # fmt: skip

@@ -59,5 +59,5 @@ class Operations(Protocol):
         ...
 
     async def verify(self, slot: int) -> None:
-        """Look at a slot's placement now; the result is in `status`."""
+        """Compare a slot's threads and pages with the plan now; the result is in `status`."""
         ...

@@ -1,4 +1,4 @@
-"""Who is at the other end of the control socket, by the kernel's word, and what he may."""
+"""The peer of a control connection, as the kernel reports it, and its rights."""
 
 from __future__ import annotations
 

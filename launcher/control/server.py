@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from launcher.control.answers import READS_ONLY, Answers, Handler, json_answer
-from launcher.control.arguments import MAX_SHOWN, follows, verb_of
+from launcher.control.arguments import MAX_SHOWN, command_of, follows
 from launcher.control.connections import Counts, Gate
 from launcher.control.messages import ENDPOINTS, PREFIX, REQUEST_S, Endpoint
 from launcher.control.operations import Operations
@@ -32,7 +32,7 @@ SHARED_MODE: Final = 0o666
 HEADERS_S: Final = 15.0
 # To read on, after an answer, what is left of a body that was refused.
 LINGER_S: Final = 1.0
-# Nobody sends a body here but by mistake.
+# No request has a body.
 MAX_BODY_BYTES: Final = 64 * 1024
 # Connections that wait to be accepted; a client beyond them waits in connect(2).
 BACKLOG: Final = 128
@@ -109,8 +109,8 @@ class ControlServer:
             assert route.resource is not None  # noqa: S101  add_route makes one
             self._endpoints[endpoint.method, route.resource.canonical] = endpoint
         app.router.add_route(
-            "POST", PREFIX + "/slots/{slot}/{verb}", self._answers.act
-        )  # says that there is no such verb
+            "POST", PREFIX + "/slots/{slot}/{command}", self._answers.act
+        )  # answers that there is no such command
         return app
 
     async def _listen(self, where: str | socket.socket) -> None:
@@ -141,11 +141,11 @@ class ControlServer:
             _, writer = await asyncio.open_unix_connection(str(self._path))
         except FileNotFoundError:
             return
-        except ConnectionRefusedError:  # nobody listens: left by a daemon that was killed
+        except ConnectionRefusedError:  # left by a daemon that was killed
             if self._path.is_socket():
                 self._path.unlink(missing_ok=True)
             return
-        except OSError as error:  # somebody's, and not ours to remove
+        except OSError as error:  # not ours to remove
             raise LauncherError(
                 f"cannot open the control socket '{self._path}': {reason(error)}",
                 "run as a user who may use it, or set control.socket",
@@ -227,7 +227,7 @@ class ControlServer:
         return None if resource is None else self._endpoints.get((request.method, resource.canonical))
 
     def _say_refused(self, peer: Peer | None, request: web.Request) -> None:
-        """Once in a while for each user: nobody who may do nothing fills the journal, or drives others' events out."""
+        """Rate-limited for each user, so that refused requests fill neither the journal nor the ring of events."""
         uid = None if peer is None else peer.uid
         now = asyncio.get_running_loop().time()
         since, more = self._refused.get(uid, (-REFUSED_S, 0))
@@ -286,7 +286,7 @@ def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:
         request.method, path, peer.user, peer.uid, peer.pid, status, words,
         extra={
             "audit": "refused" if status >= 400 else "done",
-            "verb": quoted(verb_of(request)), "slot": quoted(request.match_info.get("slot", "")),
+            "verb": quoted(command_of(request)), "slot": quoted(request.match_info.get("slot", "")),
             "peer_user": peer.user, "peer_uid": peer.uid, "peer_gid": peer.gid, "peer_pid": peer.pid,
             "path": path, "status": status,
         },

@@ -1,4 +1,4 @@
-"""From a configuration to a plan and an engine: what `plan` and `serve` have in common. Starts nothing."""
+"""A configuration with its plan and engine, for `plan` and `serve`. Starts nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything that is decided before the first process starts."""
+    """What is decided before the first process starts."""
 
     config: Config
     topology: Topology
@@ -56,7 +56,7 @@ class Deployment:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Everything worth saying once, loudly."""
+        """Warnings about the plan, the engine and the machine."""
         found = [f"{finding.message} ({finding.remedy})" for finding in self.plan.warnings]
         found += [self.binding.warning] if self.binding.warning else []
         return (*found, *self.config.proxy.outdated, *self.stack.warnings, *self.topology.notes)
@@ -127,7 +127,7 @@ def _binding_elsewhere(engine: EngineConfig) -> Binding:
 
 
 def _facts(stack: Stack, config: Config) -> Facts:
-    """What the plan's rules ask of this host and of the engine's software."""
+    """Facts of this host and of the engine's software, for the plan's rules."""
     kernel = read_settings()
     return Facts(
         transparent_hugepages=kernel.transparent_hugepages,
@@ -154,7 +154,7 @@ def compare_strategies(
 
 
 def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:
-    """What a picture's legend says of an instance."""
+    """An instance in the legend of a picture."""
     placement, facts = slot.placement, []
     if len(config.models) > 1:
         facts.append(slot.model.name)
@@ -172,7 +172,7 @@ def _shown(launch: Launch) -> dict[str, str]:
 
 
 def read_profiles(config: Config) -> dict[str, ModelProfile]:
-    """What the plan must know of the models, by name; nothing where the engine is a command."""
+    """The models' profiles, by name; empty where the engine is a command."""
     if config.engine.kind is not EngineKind.VLLM:
         return {}
     from launcher.planning.model_profile import read_profile  # noqa: PLC0415  heavy

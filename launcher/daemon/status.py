@@ -1,4 +1,4 @@
-"""From a slot's owner to what the operator sees of it: the types of ``GET /v1/status``, and how they are filled."""
+"""The types of ``GET /v1/status``, and how they are filled from the slot controllers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Zentorch:
     found: str | None
     """The version installed beside the engine; null: none is."""
     active: bool | None
-    """Whether this instance computes with it; null: it has not said."""
+    """Whether this instance uses it; null: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Anonymous memory of an instance's processes (weights, KV cache, heap), when its placement was last looked at."""
+    """Anonymous memory of an instance's processes (weights, KV cache, heap), when its placement was last verified."""
 
     total_bytes: int
     """On all nodes."""
@@ -58,7 +58,7 @@ class SlotStatus:
     pid: int | None
     """Of the instance's first process; null while there is none."""
     generation: int
-    """Which life of the slot this is, from 1."""
+    """Number of the slot's instance, from 1."""
     restarts: int
     """Starts after the first, asked for or not."""
     in_flight: int
@@ -84,36 +84,36 @@ class SlotStatus:
     next_start: float | None
     """When a slot in back-off starts again."""
     last_cause: Cause | None
-    """Why an instance ended that nobody had ended: `name`, `message`, `remedy`, `retry`, `evidence`."""
+    """Why an instance last ended unrequested: `name`, `message`, `remedy`, `retry`, `evidence`."""
     verified: Verification | None
-    """Where its threads and pages were when they were last looked at: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
+    """Where its threads and pages were when last verified: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
     (that have a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
     `planned`, `found`), `problems` (the same as text), `foreign` (processes of others on its cpus)."""
     zentorch: Zentorch
     """Whether AMD's kernels do the work: `found` (version), `active`."""
     looked_at: float | None = None
-    """When the last look at its instance succeeded; null before the first."""
+    """When a probe of its instance last succeeded; null before the first."""
     eta: float | None = None
-    """When what is under way is likely over; null when nothing is, or nobody can say."""
+    """When the current transition will likely end; null without one, or where it is unknown."""
     last_cause_at: float | None = None
     """When that was."""
     last_cause_generation: int | None = None
-    """The life that it ended; `logs` names the life of each line."""
+    """The generation that it ended; `logs` names the generation of each line."""
     load: EngineMetrics | None = None
-    """What the engine counted when it was last looked at: `running` and `waiting` requests, `generated` tokens, `steps`,
+    """The engine's counters at the last probe: `running` and `waiting` requests, `generated` tokens, `steps`,
     `kv_usage` (0 to 1), `kv_tokens` (capacity of the KV cache), `prefix_queries` and `prefix_hits` (tokens), `rounded`
     (the engine prints too few digits of `steps` to tell progress by them); null for an engine without metrics."""
     tokens_per_s: float | None = None
-    """Generated, between the last two looks."""
+    """Generated, between the last two probes."""
     stalled_s: float | None = None
-    """How long it has had work and not moved; null while it moves."""
+    """How long it has had requests without progress; null while it makes progress."""
     deadline: float | None = None
     """When it is over at the latest, or insisted upon."""
     first_token: Quantiles | None = None
     """How long clients waited for a stream's first token in the last minutes, time in the queue included: `p50_s`,
     `p99_s`, `count`, `window_s`; null where none had one."""
     resident: Resident | None = None
-    """Memory of its processes: `total_bytes`, `on_node_bytes`, `share`; null before the first look."""
+    """Memory of its processes: `total_bytes`, `on_node_bytes`, `share`; null before the first verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The last events of the daemon, kept for `numa-launcher events`: every log line of ours that carries fields."""
+"""The daemon's last log records with fields, for `numa-launcher events`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Final
 from launcher.host.journal import fields_of, message_of
 
 EVENTS_KEPT: Final = 1000
-# What instances print and what clients ask for have logs of their own.
+# The instances' output and the access log are kept elsewhere.
 _LEFT_OUT: Final = ("launcher.output", "launcher.access")
 
 
 class EventRing(logging.Handler):
-    """A ring of the last events, oldest first. `began`: milliseconds since the epoch, so that numbers go on rising with
-    the next daemon, and whoever has seen some is not shown them again."""
+    """A ring of the last events, oldest first. Numbers start at `began`, milliseconds since the epoch, so that
+    those of the next daemon are higher."""
 
     def __init__(self, kept: int = EVENTS_KEPT, *, began: int = 0) -> None:
         super().__init__(logging.INFO)

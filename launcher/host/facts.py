@@ -18,7 +18,7 @@ _CHOSEN: Final = re.compile(r"\[(\w+)\]")
 
 @dataclass(frozen=True, slots=True)
 class KernelSettings:
-    """None: the kernel does not say."""
+    """None: the kernel does not report it."""
 
     transparent_hugepages: str | None
     """always, madvise or never."""

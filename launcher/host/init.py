@@ -1,6 +1,6 @@
-"""Process 1 of a container: reaps what others leave, and hands signals on to the daemon, its child.
+"""Process 1 of a container: reaps orphans and forwards signals to the daemon, its child.
 
-The daemon itself can't: it waits for its own children by their pids, and an orphan of an instance is none of them.
+The daemon waits only for its own children; orphans of instances are children of process 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORWARDED: Final = (
 
 
 def become_child_of_init() -> int | None:
-    """As process 1: fork. The child goes on (None); process 1 stays in here until the child has ended.
+    """As process 1: fork. The child returns None; process 1 stays here until the child has ended.
 
     Returns its exit status, 128 + the signal's number where one ended it. Any other process: None, at once.
     The child may not hold threads or an event loop yet.
@@ -33,10 +33,10 @@ def become_child_of_init() -> int | None:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*FORWARDED, signal.SIGCHLD})
         return None
-    return _keep(child)
+    return _reap_until_exit(child)
 
 
-def _keep(child: int) -> int:
+def _reap_until_exit(child: int) -> int:
     while True:
         number = signal.sigwait({*FORWARDED, signal.SIGCHLD})
         if number != signal.SIGCHLD:

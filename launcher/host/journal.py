@@ -37,7 +37,7 @@ def under_journal() -> bool:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The event in words, on one line: a client, an operator or an instance may have written a part of it."""
+    """The event in words, on one line: parts of it may come from a client, an operator or an instance."""
     text = record.getMessage()
     return printable(text) if record.name == _WHOLE else quoted(text, MAX_LINE)
 

@@ -45,7 +45,7 @@ class Line:
 
 
 class Follower:
-    """Hands each new line of a unit to whoever listens for it."""
+    """Passes new lines of units to their listeners."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class Follower:
         self._units |= {unit}  # a new set: the thread reads it
 
     def ignore(self, unit: str) -> None:
-        """Nobody listens any more."""
+        """End `listen` for a unit."""
         self._listeners.pop(unit, None)
 
     async def catch_up(self, within_s: float) -> None:
@@ -105,7 +105,7 @@ class Follower:
                 failures.end()
                 self._stop.wait(LOOK_S)
                 feed.wait(WAIT_S)
-            except Exception as error:  # an odd entry, too: nobody else reads for the units
+            except Exception as error:  # also for an odd entry: the other units still need this task
                 if self._loop.is_closed():
                     break
                 failures.add(error)

@@ -1,6 +1,6 @@
-"""sd_notify: what systemd is told of the daemon. Without systemd every call does nothing.
+"""sd_notify: the daemon's state for systemd. Without systemd every call does nothing.
 
-What can't be told is said once in the log: no service ends because of it.
+A failed notification is logged once and has no other effect.
 
 Source: sd_notify(3), sd_watchdog_enabled(3), systemd.service(5) Type=notify.
 """
@@ -38,7 +38,7 @@ def alive() -> None:
 
 
 class Watchdog:
-    """Kicks systemd's watchdog only when everything that must move has moved since the last kick.
+    """Kicks systemd's watchdog only when every part has made progress since the last kick.
 
     `parts` are the names of what must: a part that hangs stops the kicks, and systemd restarts the daemon.
     """
@@ -93,5 +93,5 @@ def _tell(message: str) -> None:
 
 @functools.cache
 def complain(why: str) -> None:
-    """Once for each reason: the status is told every few seconds."""
+    """Once for each reason: notifications are sent every few seconds."""
     log.warning("cannot notify systemd: %s; see NOTIFY_SOCKET=", why)

@@ -1,4 +1,4 @@
-"""What the kernel says of memory when a process ends: its cgroup's count of kills, its own log, and free memory by node.
+"""What the kernel reports about memory when a process ends: kills in its cgroup, lines of its log, free memory by node.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst (memory.events: oom_kill), cgroup-v1/memory.rst (memory.oom_control),
 Documentation/ABI/testing/dev-kmsg, mm/oom_kill.c (dump_oom_victim, __oom_kill_process).
@@ -36,7 +36,7 @@ class KernelReport:
     """What the kernel reports about the end of an instance."""
 
     cgroup_kills: int = 0
-    """Processes of its cgroup that the kernel has killed for memory of this instance."""
+    """Processes of its cgroup that the kernel killed for lack of memory."""
     cgroup_file: str = ""
     """Where that is counted."""
     oom_lines: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class KernelReport:
     readable: bool = False
     """The kernel's log could be read: no line means no kill."""
     nodes: tuple[NodeMemory, ...] = ()
-    """As last seen while it lived."""
+    """As last sampled while it ran."""
 
 
 NO_REPORT: Final = KernelReport()
 
 
 class OomWatch:
-    """Follows what the kernel says of one process and its family from now on. Close it."""
+    """Follows the kernel's reports about one process tree. Close it."""
 
     def __init__(self, pid: int, root: Path = ROOT) -> None:
         self._file, self._key = _counter_of(pid, root)
@@ -62,7 +62,7 @@ class OomWatch:
             os.lseek(self._log, 0, os.SEEK_END)
 
     def report(self, pids: Iterable[int], nodes: tuple[NodeMemory, ...] = ()) -> KernelReport:
-        """What was said since. `pids`: processes of the family that were seen alive."""
+        """The reports since construction. `pids`: processes of the tree that were seen."""
         now = self._count()
         return KernelReport(
             cgroup_kills=max(0, now - self._before) if now is not None and self._before is not None else 0,
@@ -92,7 +92,7 @@ class OomWatch:
         while self._log is not None:
             try:
                 record = os.read(self._log, _RECORD_BYTES)
-            except BrokenPipeError:  # old records were overwritten: the next read goes on behind them
+            except BrokenPipeError:  # old records were overwritten: the next read continues after them
                 continue
             except OSError:
                 return

@@ -71,7 +71,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """A process that is none of ours, and where its threads may run."""
+    """A process that belongs to no instance, and where its threads may run."""
 
     pid: int
     name: str
@@ -128,7 +128,7 @@ def _facts(pid: int) -> ProcessFacts:
 def _groups(proc: Path) -> tuple[ThreadGroup, ...]:
     names: dict[CpuSet, Counter[str]] = {}
     for task in (proc / "task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may end while we look
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
             names.setdefault(_allowed(task / "status"), Counter())[_name(task)] += 1
     return tuple(
         ThreadGroup(cpus, tuple(counts.most_common()))

@@ -9,7 +9,7 @@ ROOT: Final = Path("/")
 
 
 def cpu_pressure(root: Path = ROOT) -> float | None:
-    """Percent of the last minute in which some task waited for a cpu; None where the kernel does not say."""
+    """Percent of the last minute in which some task waited for a cpu; None where the kernel does not report it."""
     try:
         text = (root / "proc/pressure/cpu").read_text(encoding="ascii")
         some = next(line for line in text.splitlines() if line.startswith("some"))

@@ -1,4 +1,4 @@
-"""systemd through D-Bus: units started, stopped, signalled, looked at. Source: org.freedesktop.systemd1(5).
+"""systemd through D-Bus: start, stop, signal and inspect units. Source: org.freedesktop.systemd1(5).
 
 One connection, opened again when it is lost. systemd's signals wake whoever waits for a unit; waiters also check
 every WAKE_S, because a signal may be lost with a connection.
@@ -41,7 +41,7 @@ class BusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """What systemd says of a service unit."""
+    """What systemd reports about a service unit."""
 
     active: str
     """active, activating, deactivating, inactive, failed, ..."""
@@ -64,7 +64,7 @@ class UnitFacts:
 
     @property
     def over(self) -> bool:
-        """No process of it is left, and nothing is under way."""
+        """It has no process and no job."""
         return self.active in {"inactive", "failed"} and not self.has_job
 
 
@@ -98,7 +98,7 @@ class Systemd:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(bus.wait_for_disconnect(), 1.0)  # type: ignore[no-untyped-call]
 
-    # --- verbs ---------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------
 
     async def start_transient(self, unit: str, properties: Iterable[tuple[str, str, Any]]) -> None:
         """Start a unit of these (name, D-Bus signature, value). It stays known until `forget`. Raises BusError."""
@@ -123,7 +123,7 @@ class Systemd:
         await self._manager("RefUnit", "s", unit)
 
     async def forget(self, unit: str) -> None:
-        """What `hold` and `start_transient` kept may go."""
+        """Release what `hold` and `start_transient` keep."""
         with contextlib.suppress(BusError):
             await self._manager("UnrefUnit", "s", unit)
         await self.reset_failed(unit)

@@ -1,4 +1,4 @@
-"""What another configuration would change of the running one: which slots start anew, which not. Decides, does nothing."""
+"""Compares two deployments: which slots restart and why, which keys apply at once. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.redaction import masked_arguments
 
 
 class Step(StrEnum):
-    """What is done to a slot, in this order over all slots."""
+    """What happens to a slot; over all slots in this order."""
 
     STOP = "stop"
     """It is not in the new plan."""
@@ -38,32 +38,32 @@ class SlotChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The difference, as a plan."""
+    """The difference."""
 
     slots: tuple[SlotChange, ...]
     live: tuple[str, ...]
-    """Keys that are taken over at once, without a restart."""
+    """Keys that apply at once, without a restart."""
     needs_restart: tuple[str, ...]
-    """Keys that only a restart of the daemon takes over: with any of them, nothing is done."""
+    """Keys that only a restart of the daemon applies; with any of them a reload is refused."""
 
     @property
     def steps(self) -> tuple[SlotChange, ...]:
-        """What is to be done, in order: first room is made, then one slot after the other."""
+        """In order: slots that stop, restarts, new slots."""
         order = list(Step)
         doing = [change for change in self.slots if change.step is not Step.NOTHING]
         return tuple(sorted(doing, key=lambda change: (order.index(change.step), change.slot)))
 
 
-# Sections that are taken over while everything runs, and those that only shape the slots.
+# Sections that apply to running instances.
 _LIVE: Final = ("supervision",)
-# The proxy, the control socket, the units' frame and the log are set up once.
+# Sections that are read once, at the start of the daemon.
 _ONCE: Final = ("proxy", "control", "systemd", "logging")
 # Kinds of engine and of spawner decide how the daemon itself is built.
 _BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
 
 
 def compare(before: Deployment, after: Deployment) -> Changes:
-    """The way from one deployment to another."""
+    """The difference between two deployments."""
     keys = tuple(_differing(before.config, after.config))
     once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
     if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
