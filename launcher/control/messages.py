@@ -151,7 +151,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     Endpoint(
         "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",
-        "`lines`, oldest first: `time`, `generation` (which life printed it), `text`; with `follow` one such object per "
+        "`lines`, oldest first: `time`, `generation`, `text`; with `follow` one such object per "
         "line of the reply, for as long as the client listens",
         "logs SLOT, logs SLOT -f", (_TAIL, Option("follow", "1", "go on with new lines"), REDACT),
         ("tail=2", "tail=2&follow=1"),

@@ -30,7 +30,7 @@ SOCKET_MODE: Final = 0o660
 SHARED_MODE: Final = 0o666
 # From a connection, or an answer, to the next whole request line with its headers.
 HEADERS_S: Final = 15.0
-# To read on, after an answer, what is left of a body that was refused.
+# Unread bytes of a refused body that are read after the response.
 LINGER_S: Final = 1.0
 # No request has a body.
 MAX_BODY_BYTES: Final = 64 * 1024

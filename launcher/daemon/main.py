@@ -286,7 +286,7 @@ class Daemon:
         }
 
     def silent(self, slot: int, generation: int) -> bool:
-        """An instance's requests got no answers for long, and it has room for one more."""
+        """An instance's requests got no answers for long, and it is below its concurrency limit."""
         return self.proxy.silent(slot, generation)
 
     # --- systemd ---------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class Traffic(Protocol):
         ...
 
     def silent(self, slot: int, generation: int) -> bool:
-        """Its requests got no answers for proxy.hung_timeout_s, and it has room for one more."""
+        """Its requests got no answers for proxy.hung_timeout_s, and it is below its concurrency limit."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Instances as service units of their own: they keep running while the daemon is restarted, upgraded or killed.
 
-One transient unit per slot, `numa-launcher-slot0.service` in `numa-launcher.slice`. systemd reaps it, ends what is left of
+One transient unit per slot, `numa-launcher-slot0.service` in `numa-launcher.slice`. systemd reaps it, ends the rest of
 its cgroup when the main process has ended, and reports how it ended. Its output is in the journal, where this daemon and
 the next one read it. A state file remembers what was started, for adopt_units.py.
 """

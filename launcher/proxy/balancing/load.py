@@ -25,7 +25,7 @@ class Load:
         # Requests the instance reports beyond the proxy's own: in its last two reports, and in its last one.
         self.surplus: int = 0
         self._beyond: int = 0
-        # The instance reports that its KV cache has no room for the requests it has.
+        # The instance reports that its KV cache is too small for the requests it has.
         self.full: bool = False
 
     def bind(self, number: int, uncached: float, now: float, *, stream: bool) -> None:

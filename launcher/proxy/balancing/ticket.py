@@ -35,7 +35,7 @@ class Ticket:
         self.awaited: Upstream | None = None
         self.shared_block: int | None = None
 
-        # While it is bound: prompt tokens believed to be computed anew (and the same as its usage reports it), blocks of
+        # While it is bound: prompt tokens believed to be uncached (and the same as its usage reports it), blocks of
         # its prefix that were cached before, prompt tokens to compute there before its first token, its own included,
         # and tokens produced so far.
         self.upstream: Upstream | None = None

@@ -1,4 +1,4 @@
-"""A client's head: parsed strictly, and written anew for an upstream."""
+"""A client's head: parsed strictly, and written again for an upstream."""
 
 from __future__ import annotations
 

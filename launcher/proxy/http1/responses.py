@@ -1,4 +1,4 @@
-"""An instance's head: judged, and written anew for the client."""
+"""An instance's head: checked, and written again for the client."""
 
 from __future__ import annotations
 
