@@ -1,11 +1,11 @@
-"""What is done to the files of compile caches: prepared for a start, kept after one, emptied.
+"""The files of compile caches: prepare them for a start, keep them after one, empty them.
 
-They lie in folders that the instances' user may write, and code that comes with a model runs as that user: whoever
-follows a path in there goes where that code wants. So all of it is done with that user's rights. Where the instances have
-a user of their own, compile_cache hands the text of this module to a Python that runs as that user:
-``python -I -S - ORDER``, ORDER in JSON; each line of its output is a log line in JSON. It imports the standard library only.
+The instances' user may write to their folders and may run a model's code, which could put links there. Therefore all of
+this runs with that user's rights. Where the instances have a user of their own, compile_cache passes the text of this
+module to a Python that runs as that user: ``python -I -S - ORDER``, ORDER in JSON; each line of its output is a log record
+in JSON. It imports the standard library only.
 
-Of one stack of versions (the folder's parent): slotN with ``stamp.json``, and workshop-KIND-N, see compile_cache.
+The folder of one set of versions has slotN with ``stamp.json``, and shared folders workshop-KIND-N (see compile_cache).
 """
 
 from __future__ import annotations
@@ -26,50 +26,51 @@ from pathlib import Path
 from typing import Final
 
 STAMP: Final = "stamp.json"
-# A stamp that is longer is none.
+# A longer file is not a stamp.
 STAMP_BYTES: Final = 4096
-# Folders of other stacks that no engine has come up with for so long are removed.
+# Folders of other versions that no engine has started with for this long are removed.
 FORGOTTEN_S: Final = 30 * 86400.0
 
-WORKSHOP: Final = "workshop"
-# In a workshop: somebody has met a broken file in it, and whoever starts from now on uses another one.
+# Prefix of the folders in which slots of one kind compile together.
+SHARED: Final = "workshop"
+# A file in a shared folder: it has a broken file, and new starts use another folder.
 DAMAGED: Final = "damaged"
-# Levels of folders that are copied: Inductor's and vLLM's caches are far from it, and each level costs a frame.
+# Levels of folders that are copied, far more than Inductor's and vLLM's caches have; each level costs a stack frame.
 MAX_DEPTH: Final = 32
 
 Say = Callable[[int, str], None]
-"""Takes a level of `logging`, and a line."""
+"""Takes a level of `logging` and a line."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One thing to do: prepare, keep or purge."""
+    """`action`: prepare, keep or purge."""
 
-    verb: str
+    action: str
     slot: int
     compiled: str
-    """TORCHINDUCTOR_CACHE_DIR: a folder below the slot's, or a link to a workshop."""
+    """TORCHINDUCTOR_CACHE_DIR: a folder below the slot's, or a link to a shared folder."""
     kind: str
     compiles: bool
-    """Not where the engine is told to compile nothing."""
+    """False where the engine is configured to compile nothing."""
     now: float
     """Seconds since the epoch."""
 
 
 def act(order: Order, say: Say) -> None:
-    """Do it. What can't be done is said: the engine compiles for itself then."""
+    """Execute an order. A failure is only logged: the engine compiles for itself then."""
     compiled = Path(order.compiled)
     try:
-        {"prepare": _prepare, "keep": _keep, "purge": _purge}[order.verb](order, compiled, say)
+        {"prepare": _prepare, "keep": _keep, "purge": _purge}[order.action](order, compiled, say)
     except (OSError, RecursionError) as error:
-        what = {"prepare": "copy a", "keep": "stamp its", "purge": "empty its"}[order.verb]
+        what = {"prepare": "copy a", "keep": "stamp its", "purge": "empty its"}[order.action]
         why = getattr(error, "strerror", None) or "folders lie too deep"
         where = f" '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
         say(logging.WARNING, f"slot {order.slot}: cannot {what} compile cache: {why}{where}")
 
 
 def _prepare(order: Order, compiled: Path, say: Say) -> None:
-    """Remove what was compiled for something else; copy what a sibling has, or compile with those of its kind."""
+    """Remove what was compiled for other versions or settings; copy a sibling's cache, or join its shared folder."""
     folder, found = compiled.parent, _stamped(compiled.parent)
     _forget_old_stacks(folder.parent, order.now, say)
     if found == order.kind:
@@ -85,17 +86,17 @@ def _prepare(order: Order, compiled: Path, say: Say) -> None:
         _copy(source, folder)
         say(logging.INFO, f"slot {order.slot}: compile cache copied from {source.name}")
     elif order.compiles:
-        _join_workshop(compiled, order.kind)
-    _sweep_workshops(compiled)
+        _join_shared(compiled, order.kind)
+    _remove_unused_shared(compiled)
 
 
 def _purge(order: Order, compiled: Path, say: Say) -> None:
-    """Empty a slot's. Those that compile where it did go on; nobody joins them."""
+    """Empty the cache of a slot. Others that compile in its shared folder continue; none joins them."""
     if compiled.is_symlink():
-        with contextlib.suppress(OSError):  # the workshop is gone too
+        with contextlib.suppress(OSError):  # the shared folder has been removed, too
             (compiled / DAMAGED).touch()
     shutil.rmtree(compiled.parent, ignore_errors=True)
-    _sweep_workshops(compiled)
+    _remove_unused_shared(compiled)
     say(logging.INFO, f"slot {order.slot}: compile cache emptied")
 
 
@@ -103,12 +104,12 @@ def _keep(order: Order, compiled: Path, _say: Say) -> None:
     folder = compiled.parent
     if not folder.is_dir():
         return
-    _leave_workshop(compiled)
+    _leave_shared(compiled)
     fresh = folder / f".{STAMP}.{order.slot}"
     fresh.unlink(missing_ok=True)
     fresh.write_text(json.dumps({"kind": order.kind, "time": order.now}), encoding="utf-8")
     fresh.replace(folder / STAMP)
-    _sweep_workshops(compiled)
+    _remove_unused_shared(compiled)
 
 
 def _forget_old_stacks(stack: Path, now: float, say: Say) -> None:
@@ -129,14 +130,14 @@ def _stamped(folder: Path) -> str | None:
 
 
 def _siblings(folder: Path, wanted: str) -> Iterator[Path]:
-    """Folders of other slots that hold what is wanted."""
+    """Folders of other slots with the wanted kind."""
     for other in sorted(folder.parent.glob("slot*")) if folder.parent.is_dir() else ():
         if other != folder and not other.is_symlink() and _stamped(other) == wanted:
             yield other
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """The whole folder or nothing, the stamp with it: half of a copy would never be completed."""
+    """Copy the whole folder, with its stamp, or nothing."""
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -180,45 +181,45 @@ def _copy_file(source: Path, target: Path) -> None:
         os.utime(new.fileno(), ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def _join_workshop(compiled: Path, wanted: str) -> None:
-    """What earlier starts left there is used: compiling a large model again takes minutes."""
+def _join_shared(compiled: Path, wanted: str) -> None:
+    """Files of earlier starts are used: compiling a large model takes minutes."""
     stack = compiled.parent.parent
-    shops = (stack / f"{WORKSHOP}-{wanted}-{number}" for number in itertools.count())
-    shop = next(shop for shop in shops if not (shop / DAMAGED).exists())
+    folders = (stack / f"{SHARED}-{wanted}-{number}" for number in itertools.count())
+    shared = next(shared for shared in folders if not (shared / DAMAGED).exists())
     if compiled.is_symlink():
         compiled.unlink()
     shutil.rmtree(compiled, ignore_errors=True)
-    shop.mkdir(parents=True, exist_ok=True)
+    shared.mkdir(parents=True, exist_ok=True)
     compiled.parent.mkdir(exist_ok=True)
-    compiled.symlink_to(Path("..", shop.name))
+    compiled.symlink_to(Path("..", shared.name))
 
 
-def _leave_workshop(compiled: Path) -> None:
-    """With a copy of what is ready there."""
+def _leave_shared(compiled: Path) -> None:
+    """Replace the link by a copy of what is complete."""
     if not compiled.is_symlink():
         return
-    shop = compiled.parent.parent / compiled.readlink().name
+    shared = compiled.parent.parent / compiled.readlink().name
     fresh = compiled.with_name(f".{compiled.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        _copy_tree(shop, fresh, _unfinished)
+        _copy_tree(shared, fresh, _unfinished)
         compiled.unlink()
         fresh.rename(compiled)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _sweep_workshops(compiled: Path) -> None:
-    """Remove those that no slot's link leads to any more."""
+def _remove_unused_shared(compiled: Path) -> None:
+    """Remove shared folders without a slot's link."""
     stack = compiled.parent.parent
     used = {link.readlink().name for link in stack.glob(f"slot*/{compiled.name}") if link.is_symlink()}
-    for shop in stack.glob(f"{WORKSHOP}-*"):
-        if shop.name not in used:
-            shutil.rmtree(shop, ignore_errors=True)
+    for shared in stack.glob(f"{SHARED}-*"):
+        if shared.name not in used:
+            shutil.rmtree(shared, ignore_errors=True)
 
 
 def _unfinished(folder: Path, names: list[str]) -> set[str]:
-    """What is not worth copying: locks, and kernels that another one is compiling at this moment."""
+    """Not copied: locks, and kernels that are being compiled."""
     found = _matching(names, "*.lock", "*.tmp", DAMAGED)
     locks = folder.parent / "locks"
     return found | {name for name in names if name.endswith(".so") and _held(locks / f"{name[:-3]}.lock")}
@@ -241,8 +242,8 @@ def _held(lock: Path) -> bool:
     return False
 
 
-def to_word(order: Order) -> str:
-    """ORDER, for another process."""
+def to_argument(order: Order) -> str:
+    """The ORDER argument of another process."""
     return json.dumps(asdict(order))
 
 

@@ -1,11 +1,11 @@
-"""The slots' compile caches: one folder a slot; what one has compiled, the others of its kind start from a copy of.
+"""The slots' compile caches: one folder per slot; siblings of its kind start from a copy of it.
 
 Instances that share vLLM's own cache clobber each other (vllm#24601, #18851), so VLLM_CACHE_ROOT is never shared. The
 folders of a stack of versions lie below its name (engines.stack.Stack.fingerprint), so code compiled for one never meets
 another; each has a stamp, written when an engine has become ready with it, that names what it was compiled for.
 
-Those of one kind that find nothing compiled compile together: TORCHINDUCTOR_CACHE_DIR is a link to a workshop until
-the engine has come up, then a copy of the workshop. Inductor locks each kernel while it is compiled and takes one that is
+Those of one kind that find nothing compiled compile together: TORCHINDUCTOR_CACHE_DIR is a link to a shared folder until
+the engine is ready, then a copy of it. Inductor locks each kernel while it is compiled and takes one that is
 there (torch/_inductor/codecache.py, _worker_compile_cpp, 2.13), as the ranks of one vLLM do: the first that needs it
 compiles it, the others wait for it. The lock of one that dies goes with it. Blocking: called in threads.
 
@@ -33,7 +33,7 @@ from launcher.instances.cache_files import Order
 
 log = logging.getLogger("launcher.instances")
 
-# For what is done as another user: a cache of some GB is copied in a minute.
+# For an order in another process: a cache of some GB is copied in a minute.
 WORK_S: Final = 600.0
 
 # vLLM's flag for compiling nothing.
@@ -62,24 +62,24 @@ class CompileCaches:
         self._wall = wall
         self._become = become
         self._lock = threading.Lock()
-        """Links, and the workshops that they lead to, are changed by one thread at a time."""
+        """One thread at a time changes links and shared folders."""
 
     def prepare(self, slot: int, launch: Launch) -> None:
-        """Remove what was compiled for something else; copy what a sibling has, or compile with those of its kind."""
+        """Remove what was compiled for other versions or settings; copy a sibling's cache, or join its shared folder."""
         self._do("prepare", slot, launch)
 
     def purge(self, slot: int, launch: Launch) -> None:
-        """Empty a slot's. Those that compile where it did go on; nobody joins them."""
+        """Empty the cache of a slot. Others that compile in its shared folder continue; none joins them."""
         self._do("purge", slot, launch)
 
     def keep(self, slot: int, launch: Launch) -> None:
-        """An engine has come up with it: it becomes the slot's own, and others may start from a copy."""
+        """An engine is ready with it: it becomes the slot's own, and siblings may copy it."""
         self._do("keep", slot, launch)
 
-    def _do(self, verb: str, slot: int, launch: Launch) -> None:
+    def _do(self, action: str, slot: int, launch: Launch) -> None:
         if (compiled := _compiled(launch)) is None:
             return
-        order = Order(verb, slot, compiled, _kind(launch), EAGER not in launch.argv, self._wall())
+        order = Order(action, slot, compiled, _kind(launch), EAGER not in launch.argv, self._wall())
 
         def say(level: int, text: str) -> None:
             log.log(level, "%s", text, extra={"slot": slot})
@@ -92,19 +92,21 @@ class CompileCaches:
 
 
 def _elsewhere(become: tuple[str, ...], order: Order, say: cache_files.Say) -> None:
-    """Have it done by a process of the instances' user; what that one can't do leads to a warning.
+    """Execute an order in a process of the instances' user; a failure is a warning.
 
-    The module's text goes in by a pipe: that user need not be able to read the folder that we run from.
+    The module's text is passed by a pipe: that user may not be able to read the folder of this program.
     """
     python = str(Path(sys.executable).resolve())
     try:
         done = subprocess.run(
-            [*become, python, "-I", "-S", "-", cache_files.to_word(order)],
+            [*become, python, "-I", "-S", "-", cache_files.to_argument(order)],
             input=Path(cache_files.__file__).read_bytes(), capture_output=True, check=False, timeout=WORK_S, cwd="/",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         why = reason(error) if isinstance(error, OSError) else f"not done after {WORK_S:.0f} s"
-        say(logging.WARNING, f"slot {order.slot}: cannot {order.verb} its compile cache: {become[0]}: {why}")
+        say(
+            logging.WARNING, f"slot {order.slot}: cannot {order.action} its compile cache: {become[0]}: {why}"
+        )
         return
     for line in done.stdout.decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, TypeError):
@@ -114,7 +116,7 @@ def _elsewhere(become: tuple[str, ...], order: Order, say: cache_files.Say) -> N
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
             f"exit code {done.returncode}"
         ]
-        say(logging.WARNING, f"slot {order.slot}: cannot {order.verb} its compile cache: {last[0]}")
+        say(logging.WARNING, f"slot {order.slot}: cannot {order.action} its compile cache: {last[0]}")
 
 
 def _compiled(launch: Launch) -> str | None:
@@ -126,7 +128,7 @@ def _compiled(launch: Launch) -> str | None:
 
 
 def _kind(launch: Launch) -> str:
-    """Names what is compiled: the engine's arguments and settings, and the number of threads of each rank."""
+    """Identifies what is compiled: the engine's arguments and settings, and the threads of each rank."""
     words, skip = [], False
     command = launch.argv if launch.container is None else launch.container.command
     argv = command[3:] if Path(command[0]).name == "taskset" else command  # taskset -c LIST
@@ -143,7 +145,7 @@ def _kind(launch: Launch) -> str:
 
 
 def _count(cpus: str) -> int:
-    """Cpus of a list such as 0-3,8. What is no list (auto, nobind) counts as none."""
+    """Number of cpus in a list such as 0-3,8; 0 for auto and nobind."""
     total = 0
     with contextlib.suppress(ValueError):
         for part in cpus.split(","):

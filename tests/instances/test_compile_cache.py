@@ -12,7 +12,7 @@ import pytest
 
 from launcher.address import UnixAddress
 from launcher.engines.base import Launch
-from launcher.instances.cache_files import FORGOTTEN_S, STAMP, WORKSHOP
+from launcher.instances.cache_files import FORGOTTEN_S, SHARED, STAMP
 from launcher.instances.compile_cache import CompileCaches
 
 
@@ -44,8 +44,8 @@ def kernels(of: Launch) -> dict[str, str]:
     return {file.stem: file.read_text() for file in folder_of(of).glob("aa/*.so")}
 
 
-def workshops(root: Path) -> list[Path]:
-    return sorted((root / "vllm1").glob(f"{WORKSHOP}-*"))
+def shared_folders(root: Path) -> list[Path]:
+    return sorted((root / "vllm1").glob(f"{SHARED}-*"))
 
 
 def test_the_second_starts_from_a_copy_of_the_first(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_those_that_start_with_nothing_compile_together_and_keep_a_copy_each(tmp
     caches.keep(0, first)
     compile_into(second, "later", "c")
     assert kernels(first) == both, "it has left"
-    assert len(workshops(tmp_path)) == 1, "the second still compiles"
+    assert len(shared_folders(tmp_path)) == 1, "the second still compiles"
     caches.keep(1, second)
-    assert workshops(tmp_path) == []
+    assert shared_folders(tmp_path) == []
     assert kernels(second) == both | {"c": "later"}
     compile_into(second, "own", "d")
     assert kernels(first) == both
@@ -96,7 +96,7 @@ def test_another_number_of_threads_stack_or_setting_compiles_for_itself(
     assert kernels(third) == {}
 
 
-def test_who_compiles_nothing_gets_no_workshop(tmp_path: Path) -> None:
+def test_no_shared_folder_without_compilation(tmp_path: Path) -> None:
     CompileCaches().prepare(1, launch(tmp_path, 1, "--enforce-eager"))
     assert list(tmp_path.iterdir()) == []
 
@@ -112,10 +112,10 @@ def test_one_that_dies_while_it_compiles_holds_nobody_up_and_goes_on_where_it_wa
     caches.prepare(0, first)
     assert kernels(first) == {"x": "code"}
     assert not folder_of(first).is_symlink(), "there is one to copy now"
-    assert workshops(tmp_path) == []
+    assert shared_folders(tmp_path) == []
 
 
-def test_a_broken_file_in_a_workshop_is_met_by_nobody_who_starts_later(tmp_path: Path) -> None:
+def test_later_starts_avoid_a_shared_folder_with_a_broken_file(tmp_path: Path) -> None:
     caches = CompileCaches()
     first, second, third = (launch(tmp_path, slot) for slot in range(3))
     caches.prepare(0, first)
@@ -129,8 +129,8 @@ def test_a_broken_file_in_a_workshop_is_met_by_nobody_who_starts_later(tmp_path:
     compile_into(third, "whole")
     assert kernels(first) == {"x": "whole"}
     caches.purge(1, second)
-    assert len(workshops(tmp_path)) == 1
-    shutil.rmtree(workshops(tmp_path)[0])
+    assert len(shared_folders(tmp_path)) == 1
+    shutil.rmtree(shared_folders(tmp_path)[0])
     caches.purge(0, first)
     assert not folder_of(first).is_symlink()
 
