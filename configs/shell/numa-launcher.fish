@@ -116,7 +116,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -l force -d 'p
 complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using restart; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using restart; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a drain -d 'Take a slot out of rotation; keep its instance running.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -126,7 +126,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -l deadline -x -
 complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using drain' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using drain; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using drain; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a resume -d 'Put a drained slot back into rotation.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -134,7 +134,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -s c -l config 
 complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using resume' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using resume; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using resume; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a stop -d 'Drain a slot and stop its instance.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -143,7 +143,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -l force -d 'proc
 complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using stop' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using stop; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using stop; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a start -d 'Start the instance of a stopped or failed slot.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using start' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using start' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -151,7 +151,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using start' -s c -l config -
 complete -c numa-launcher -n '_shtab_numa_launcher_using start' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using start' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using start' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using start; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using start; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a hold -d 'Drain a slot, stop its instance and keep it stopped until `release`.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -160,7 +160,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -l force -d 'proc
 complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using hold' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using hold; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using hold; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a quarantine -d 'Take a slot out of rotation for inspection until `release`; keep its instance running.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -169,7 +169,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -l force -d
 complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using quarantine; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a release -d 'End the hold or quarantine of a slot.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using release' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using release' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -177,7 +177,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using release' -s c -l config
 complete -c numa-launcher -n '_shtab_numa_launcher_using release' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using release' -l timeout -x -d 'wait for at most S seconds (default: 3600)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using release' -l json -d 'print the slot'"'"'s status as JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using release; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using release; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a reload -d 'Reload the configuration and apply it, one slot at a time.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using reload' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using reload' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -204,7 +204,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using why' -l socket -xka "(_
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -s n -l lines -x -d 'print the last N log lines (default: 20)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -l json -d 'print JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using why; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using why; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a events -d 'Print recent actions of the daemon and commands of operators.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -222,13 +222,13 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s n -l lines -x 
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l since -x -d 'print only lines newer than AGO, such as 90s, 10m, 2h or 1d'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -s f -l follow -d 'keep printing new lines until Ctrl-C, also after a restart of the daemon'
 complete -c numa-launcher -n '_shtab_numa_launcher_using logs' -l json -d 'print one JSON object per line'
-complete -c numa-launcher -n '_shtab_numa_launcher_using logs; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d SLOT
+complete -c numa-launcher -n '_shtab_numa_launcher_using logs; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a verify -d 'Compare the actual cpus and memory of running instances with the plan.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -l json -d 'print JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using verify; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'check only this slot'
+complete -c numa-launcher -n '_shtab_numa_launcher_using verify; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'check only this slot (default: all slots)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a key -d 'Create, list and revoke API keys.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_numa_launcher_npos -eq 0' -a add -d 'Create an API key and print it, once.'

@@ -21,7 +21,9 @@ _ALL: Final = 100_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Slot, filters and output format."""
-    parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
+    parser.add_argument(
+        "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
+    )
     options.add_socket(parser)
     parser.add_argument(
         "-n",

@@ -19,7 +19,9 @@ POLL_S: Final = 0.25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Slot, and how long to wait."""
-    parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
+    parser.add_argument(
+        "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
+    )
     options.add_socket(parser)
     verb = SlotCommand(parser.prog.rpartition(" ")[2])
     parser.set_defaults(force=False, deadline=None)

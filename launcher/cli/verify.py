@@ -17,7 +17,11 @@ _PATIENCE_S: Final = VERIFY_S + 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Slot and output format."""
     parser.add_argument(
-        "slot", type=options.slot_number, nargs="?", metavar="SLOT", help="check only this slot"
+        "slot",
+        type=options.slot_number,
+        nargs="?",
+        metavar="SLOT",
+        help="check only this slot (default: all slots)",
     )
     options.add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -17,7 +17,9 @@ _TAIL: Final = 2000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Slot, number of lines and output format."""
-    parser.add_argument("slot", type=options.slot_number, metavar="SLOT")
+    parser.add_argument(
+        "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
+    )
     options.add_socket(parser)
     parser.add_argument(
         "-n",

@@ -66,7 +66,7 @@ def read_gguf(file: Path) -> Gguf:
         try:
             return _read(_Reader(stream), file.name)
         except (struct.error, EOFError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file.name} ends within its header, or is damaged: {error}") from error
+            raise ValueError(f"{file.name} ends within its header, or is corrupt: {error}") from error
 
 
 class _Reader:
