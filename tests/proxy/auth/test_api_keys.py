@@ -55,7 +55,7 @@ def entry(
     return found
 
 
-def test_open_house_without_a_file() -> None:
+def test_without_a_file_no_key_is_needed() -> None:
     keys = ApiKeys(None)
     assert not keys.required
     assert keys.check(None, None, 0.0) is None
@@ -63,7 +63,7 @@ def test_open_house_without_a_file() -> None:
     assert keys.reload(0.0)
 
 
-def test_a_key_opens(path: Path) -> None:
+def test_a_valid_key_is_accepted(path: Path) -> None:
     ann, ann_record = make("ann")
     bob, bob_record = make("bob", local_only=True)
     put(path, ann_record, bob_record)
@@ -98,7 +98,7 @@ def test_wrong_keys(path: Path) -> None:
     assert keys.unauthorized == 8
 
 
-def test_an_empty_file_opens_for_nobody(path: Path) -> None:
+def test_an_empty_file_admits_no_key(path: Path) -> None:
     put(path)
     refused(ApiKeys(str(path)), "Bearer " + make("ann")[0])
 
@@ -190,7 +190,7 @@ def test_open_modes_are_refused(path: Path, mode: int) -> None:
     assert caught.value.remedy == f"chmod 640 {path}"
 
 
-def test_what_is_no_key_file(path: Path, tmp_path: Path) -> None:
+def test_invalid_key_files(path: Path, tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     path.chmod(0o600)
     with pytest.raises(LauncherError, match=r"not UTF-8"):
@@ -210,7 +210,7 @@ def test_a_write_keeps_mode_and_never_shows_half_a_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["keys"]
 
 
-def test_a_symlink_stays_one(path: Path, tmp_path: Path) -> None:
+def test_a_symlink_is_kept(path: Path, tmp_path: Path) -> None:
     real = tmp_path / "real"
     put(real)
     path.symlink_to(real)

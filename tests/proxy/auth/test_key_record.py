@@ -56,7 +56,7 @@ def test_any_text_may_be_asked_about(text: str) -> None:
     key_record.id_of(text)
 
 
-def test_a_lone_surrogate_is_no_fault() -> None:
+def test_a_lone_surrogate_is_accepted() -> None:
     assert not key_record.proves("\udc80", b"salt", b"\0" * 32)
 
 

@@ -106,7 +106,7 @@ def live_through(
     cuts=st.lists(st.integers(0, 28), min_size=1, max_size=3),
     marks=st.lists(st.integers(0, 28), max_size=28),
 )
-def test_nothing_is_lost_and_nothing_said_twice(
+def test_no_text_is_lost_or_repeated(
     *,
     path: str,
     said: tuple[str, ...],
@@ -163,7 +163,7 @@ def plan(engine: PlainEngine = ENGINE, events: int = AMID, **more: Any) -> Conti
     )
 
 
-def test_chat_goes_on_in_the_assistants_turn() -> None:
+def test_chat_continues_in_the_assistants_message() -> None:
     found = plan(max_tokens=19, max_completion_tokens=19, min_tokens=1, user="me")
     assert isinstance(found, Continuation)
     assert json.loads(found.body) == {
@@ -181,7 +181,7 @@ def test_chat_goes_on_in_the_assistants_turn() -> None:
     assert (found.overlap, found.base_tokens) == (AGAIN, 4)
 
 
-def test_a_completion_goes_on_from_a_longer_prompt() -> None:
+def test_a_completion_continues_from_a_longer_prompt() -> None:
     for more in ({}, {"max_tokens": None}):
         found = plan(PROMPTED, AMID - 1, **more)
         assert isinstance(found, Continuation)
@@ -194,7 +194,7 @@ def test_a_completion_goes_on_from_a_longer_prompt() -> None:
     assert json.loads(listed.body)["prompt"] == QUESTION + HANDED
 
 
-def test_an_assistants_turn_that_was_continued_already_grows() -> None:
+def test_an_assistants_message_that_was_continued_grows() -> None:
     for content, expected in (
         ("I say: ", "I say: " + HANDED),
         ([{"type": "text", "text": "I say: "}], [{"type": "text", "text": "I say: " + HANDED}]),
@@ -207,7 +207,7 @@ def test_an_assistants_turn_that_was_continued_already_grows() -> None:
 
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "image_url"}]])
-def test_a_last_turn_without_text_can_not_grow(content: object) -> None:
+def test_a_last_message_without_text_cannot_be_continued(content: object) -> None:
     body = ENGINE.request(messages=[{"role": "assistant", "content": content}], continue_final_message=True)
     found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID))
     assert found == NotExact("a last message that is no text")
@@ -245,7 +245,7 @@ def test_a_text_tells_no_usage() -> None:
     )
 
 
-def test_the_limit_that_does_not_count_ends_nothing() -> None:
+def test_the_limit_that_vllm_ignores_ends_nothing() -> None:
     body = ENGINE.request(max_tokens=2, max_completion_tokens=100)
     found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID))
     assert isinstance(found, Continuation)
@@ -267,7 +267,7 @@ def test_half_a_character_is_not_counted() -> None:
     assert (found.base_tokens, found.overlap) == (6, " 😀abcde")
 
 
-def test_text_without_spaces_goes_on_where_it_was_cut() -> None:
+def test_text_without_spaces_continues_where_it_was_cut() -> None:
     found = plan(PlainEngine(CHAT, ("你", "好") * 12), 20)
     assert isinstance(found, Continuation)
     assert found.overlap == "好你好你好你"
@@ -340,7 +340,7 @@ FORBIDDEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("field", FORBIDDEN, ids=lambda field: next(reversed(field)))
-def test_what_an_answer_hangs_on_besides_its_text_forbids_it(field: dict[str, Any]) -> None:
+def test_fields_that_an_answer_depends_on_forbid_it(field: dict[str, Any]) -> None:
     assert plan(**field) == NotExact(f"`{next(reversed(field))}` in the request")
 
 
@@ -352,7 +352,7 @@ def test_a_field_that_takes_long_to_read_forbids_it(kind: object) -> None:
     assert "long" in found.reason
 
 
-def test_a_seed_matters_only_where_there_is_chance() -> None:
+def test_a_seed_matters_only_where_tokens_are_sampled() -> None:
     assert plan(seed=3, temperature=1) == NotExact("`seed` in the request")
     assert isinstance(plan(seed=3), Continuation)
 
@@ -366,7 +366,7 @@ def test_neutral_values_are_harmless() -> None:
     assert isinstance(plan(**neutral), Continuation)
 
 
-def test_an_answer_without_chance_may_be_repeated() -> None:
+def test_a_deterministic_answer_may_be_repeated() -> None:
     body = ENGINE.request(max_tokens=20)
     found = plan_continuation(CHAT, body, after(ENGINE, body, AMID), repeat=True)
     assert isinstance(found, Continuation)
@@ -378,7 +378,7 @@ def test_an_answer_without_chance_may_be_repeated() -> None:
         assert refused == NotExact("`temperature` in the request")
 
 
-def test_before_the_first_word_an_answer_just_begins_again() -> None:
+def test_before_the_first_word_an_answer_is_repeated() -> None:
     for events in (0, 1):
         found = plan(events=events, tools=[{"type": "function"}], logprobs=True)
         assert isinstance(found, Continuation)
@@ -389,7 +389,7 @@ def test_before_the_first_word_an_answer_just_begins_again() -> None:
     assert plan(events=1, n=2) == NotExact("`n` in the request")
 
 
-def test_only_white_space_begins_again_too() -> None:
+def test_an_answer_of_white_space_is_repeated() -> None:
     blank = PlainEngine(CHAT, ("\n", "\n", "Well"))
     for more in ({}, {"temperature": 1}):
         found = plan(blank, 3, **more)
@@ -398,7 +398,7 @@ def test_only_white_space_begins_again_too() -> None:
         assert (found.overlap, found.base_tokens) == ("\n\n", 0)
 
 
-def test_a_text_that_was_told_its_end_needs_only_the_marker() -> None:
+def test_an_ended_text_gets_the_end_marker_only() -> None:
     assert plan(events=14) == Complete(b"data: [DONE]\n\n")
     assert plan(events=15) == Complete(b"")
     usage = {"include_usage": True}
@@ -409,7 +409,7 @@ def test_a_text_that_was_told_its_end_needs_only_the_marker() -> None:
     assert json.loads(found.body)["max_completion_tokens"] == 1
 
 
-def test_a_text_that_used_up_its_tokens_is_only_told_its_end() -> None:
+def test_a_text_without_tokens_left_gets_its_end_only() -> None:
     """Engines that tell the end in an event of its own: vLLM tells it with the last token."""
     body = ENGINE.request(max_tokens=4, stream_options={"include_usage": True})
     transcript = after(ENGINE, ENGINE.request(), 10)
@@ -442,18 +442,18 @@ def test_a_text_that_used_up_its_tokens_is_only_told_its_end() -> None:
         (COMPLETIONS, PROMPTED.request(prompt=[[1], [2]]), "several prompts"),
     ],
 )
-def test_requests_that_can_not_be_handed_over(path: str, body: bytes, why: str) -> None:
+def test_requests_that_cannot_be_continued(path: str, body: bytes, why: str) -> None:
     engine = PROMPTED if path == COMPLETIONS else ENGINE
     assert plan_continuation(path, body, after(engine, engine.request(), AMID)) == NotExact(why)
 
 
-def test_an_odd_stream_says_what_was_odd() -> None:
+def test_an_unusual_stream_names_its_reason() -> None:
     transcript = Transcript()
     transcript.feed(event({"error": {"message": "EngineCore died"}}))
     assert plan_continuation(CHAT, ENGINE.request(), transcript) == NotExact("an error event")
 
 
-def test_thoughts_would_be_left_out_by_the_template() -> None:
+def test_thoughts_are_refused_since_templates_drop_them() -> None:
     thoughtful = PlainEngine(CHAT, ("<think>", "so", "</think>", *SAID))
     assert plan(thoughtful) == NotExact("thoughts in the text")
 
@@ -461,7 +461,7 @@ def test_thoughts_would_be_left_out_by_the_template() -> None:
 class TestSplicer:
     """Answers of the next instance that are not what vLLM's are."""
 
-    def test_another_word_than_the_last_diverges(self) -> None:
+    def test_another_text_than_the_overlap_diverges(self) -> None:
         found = plan()
         assert isinstance(found, Continuation)
         splicer = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
@@ -470,7 +470,7 @@ class TestSplicer:
             splicer.feed(b"".join(other.answer(found.body)))
 
     @pytest.mark.parametrize("skip", [1, 2])
-    def test_an_end_before_the_last_word_came_again_diverges(self, skip: int) -> None:
+    def test_an_end_within_the_overlap_diverges(self, skip: int) -> None:
         found = plan()
         assert isinstance(found, Continuation)
         splicer = Splicer(found, after(ENGINE, ENGINE.request(), AMID))
@@ -536,7 +536,7 @@ class TestSplicer:
             )
         )
     )
-    def test_whatever_comes_either_passes_or_diverges(self, raw: list[bytes]) -> None:
+    def test_any_bytes_pass_or_diverge(self, raw: list[bytes]) -> None:
         transcript = Transcript()
         splicer = Splicer(Continuation(b"", 1, " world"), transcript)
         try:

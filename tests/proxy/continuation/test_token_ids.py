@@ -156,7 +156,7 @@ async def test_the_end_was_told_and_only_the_usage_is_missing(proxy: ProxyUnderT
     ]
 
 
-async def test_an_instance_that_says_other_tokens_is_on_another_way(proxy: ProxyUnderTest) -> None:
+async def test_an_instance_with_other_tokens_has_diverged(proxy: ProxyUnderTest) -> None:
     async def strays(call: Call) -> None:
         said = [event.replace(b"[105]", b"[999]") for event in ENGINE.answer(call.body)]
         await call.start_stream()
@@ -169,7 +169,7 @@ async def test_an_instance_that_says_other_tokens_is_on_another_way(proxy: Proxy
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-async def test_an_engine_that_does_not_take_ids_goes_on_by_text(
+async def test_an_engine_that_ignores_ids_is_continued_by_text(
     proxy: ProxyUnderTest, temperature: int
 ) -> None:
     other = TokenEngine(CHAT, SAID, "two", takes_ids=False, more_tokens=2)
@@ -182,7 +182,7 @@ async def test_an_engine_that_does_not_take_ids_goes_on_by_text(
     assert "return_token_ids" not in bodies[2]
 
 
-async def test_an_engine_that_tells_no_ids_ends_honestly_where_tokens_count(proxy: ProxyUnderTest) -> None:
+async def test_without_ids_a_stream_ends_with_an_error_where_tokens_count(proxy: ProxyUnderTest) -> None:
     silent = TokenEngine(CHAT, SAID, tells_ids=False)
     payload, _ = await ask(proxy, CHAT, streams(silent, 11), **USAGE, temperature=1)
     assert b"[DONE]" not in payload
@@ -197,7 +197,7 @@ async def test_the_same_at_temperature_0_says_all_of_it_again(proxy: ProxyUnderT
     assert told["usage"][0] == {"prompt_tokens": 7, "total_tokens": 20, "completion_tokens": 13}
 
 
-async def test_a_template_of_its_own_goes_on_by_ids_and_not_by_text(proxy: ProxyUnderTest) -> None:
+async def test_a_requests_own_template_is_continued_by_ids_only(proxy: ProxyUnderTest) -> None:
     asked = {"temperature": 1, "chat_template": "{{ messages }}"}
     payload, _ = await ask(proxy, CHAT, streams(ENGINE, 9), streams(ENGINE), **asked)
     assert whole(events(payload))["text"] == "".join(SAID)
@@ -222,7 +222,7 @@ async def test_a_penalty_that_the_server_sets_forbids_it(
     assert f"`{name}` among the server's sampling defaults" in record.__dict__["reason"]
 
 
-async def test_a_request_that_says_otherwise_goes_on(proxy: ProxyUnderTest) -> None:
+async def test_a_request_that_overrides_the_penalty_continues(proxy: ProxyUnderTest) -> None:
     payload, _ = await ask(
         proxy, CHAT, streams(ENGINE, 7), streams(ENGINE), server={"presence_penalty": 0.5}, presence_penalty=0
     )
@@ -327,7 +327,7 @@ tokens = st.lists(st.one_of(words, words.map(lambda word: ("", word))), min_size
     merged=st.lists(st.frozensets(st.integers(0, 40)), min_size=4, max_size=4),
     parser=st.booleans(),
 )
-def test_nothing_is_lost_nothing_said_twice_and_every_token_counted(
+def test_no_text_is_lost_or_repeated_and_every_token_is_counted(
     *, path: str, said: tuple[str, ...], temperature: float, limit: int | None, stop: list[str] | None,
     cuts: list[int], marks: list[int], merged: list[frozenset[int]], parser: bool,
 ) -> None:  # fmt: skip

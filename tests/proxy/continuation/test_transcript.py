@@ -103,7 +103,7 @@ def test_a_part_of_an_event_ends_the_transcript() -> None:
     assert fed(chunk({"content": "a"}), chunk({"content": "b" * 9})[:40]).odd == "a part of an event"
 
 
-def test_a_blank_line_may_end_otherwise_than_the_line_before_it() -> None:
+def test_line_endings_may_be_mixed() -> None:
     transcript = fed(*(chunk({"content": word})[:-1] + b"\r\n" for word in "abc"))
     assert transcript.pieces() == [b"a", b"b", b"c"]
 
@@ -178,6 +178,6 @@ def test_the_fast_path_has_the_same_bound() -> None:
         | st.sampled_from([chunk({"content": "a"}), b"data: ", b"[" * 2000, b"\n\n", b'"'])
     )
 )
-def test_whatever_comes_is_taken(raw: list[bytes]) -> None:
+def test_any_bytes_are_accepted(raw: list[bytes]) -> None:
     transcript = fed(*raw, b"".join(raw))
     assert transcript.odd is not None or transcript.pieces() is not None

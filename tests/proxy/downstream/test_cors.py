@@ -24,7 +24,7 @@ def headers(lines: bytes) -> dict[str, str]:
     return found
 
 
-def test_nobody_by_default() -> None:
+def test_no_origin_by_default() -> None:
     assert not Cors().enabled
     assert Cors().lines(APP) == b""
     assert Cors().preflight(APP, "POST", None) is None
@@ -47,7 +47,7 @@ def test_other_origins_get_nothing_but_vary(origin: str | None) -> None:
     assert SOME.lines(origin) == b"Vary: Origin\r\n"
 
 
-def test_everybody() -> None:
+def test_any_origin() -> None:
     assert headers(ALL.lines("https://x"))["access-control-allow-origin"] == "*"
     assert headers(ALL.lines("null"))["access-control-allow-origin"] == "*"
     assert ALL.lines(None) == b""
@@ -88,7 +88,7 @@ def test_nothing_that_is_sent_can_break_the_lines(
 
 
 @pytest.mark.parametrize("asked", ["a\r\nb: c", "a" * 3000, "a b", ",", "é"])
-def test_headers_that_are_none_are_not_echoed(asked: str) -> None:
+def test_invalid_header_names_are_not_echoed(asked: str) -> None:
     answer = SOME.preflight(APP, "POST", asked)
     assert answer is not None
     assert b"Allow-Headers" not in answer[1]

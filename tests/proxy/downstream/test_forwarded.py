@@ -48,12 +48,14 @@ async def ask(
 
 
 @pytest.mark.parametrize("trusted", [(), ("10.0.0.0/8", "unix")])
-async def test_a_clients_word_of_itself_is_dropped(build: Build, trusted: tuple[str, ...]) -> None:
+async def test_forwarded_fields_of_an_untrusted_client_are_removed(
+    build: Build, trusted: tuple[str, ...]
+) -> None:
     proxy = await build(trusted_proxies=trusted)
     assert await ask(proxy, *CLAIMS) == {}
 
 
-async def test_a_trusted_proxys_word_goes_on_with_its_own_address(build: Build) -> None:
+async def test_forwarded_fields_of_a_trusted_proxy_pass_with_its_address(build: Build) -> None:
     proxy = await build(trusted_proxies=("127.0.0.0/8",))
     got = await ask(proxy, *CLAIMS)
     assert got == {
@@ -86,7 +88,7 @@ async def test_proxies_on_a_unix_socket(build: Build, tmp_path: Path, trusted: b
 
 
 @pytest.mark.parametrize("entry", ["nonsense", "10.0.0.1/8", "10.0.0.0/33", "", "unix:/run/x"])
-def test_what_is_no_trusted_proxy(tmp_path: Path, entry: str) -> None:
+def test_invalid_trusted_proxies(tmp_path: Path, entry: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[[models]]\nname = "m"\npath = "/m"\n[proxy]\ntrusted_proxies = ["{entry}"]\n')
     with pytest.raises(LauncherError, match=r"proxy\.trusted_proxies") as caught:

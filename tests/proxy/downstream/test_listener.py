@@ -20,7 +20,7 @@ from launcher.errors import LauncherError
 from launcher.proxy.downstream.listener import ACCEPTS, Listener, _cannot_listen, bind, unused
 
 
-def test_what_systemd_listens_instead_of() -> None:
+def test_listen_entries_replaced_by_systemds_sockets() -> None:
     both = ["http://127.0.0.1:8000", "unix:/run/x.sock"]
     assert unused(("127.0.0.1:8000",), ["http://10.0.0.1:80"]) == []  # nobody has set that
     assert unused(("127.0.0.1:8000", "unix:/run/x.sock"), both) == []
@@ -94,7 +94,7 @@ async def test_a_slow_body_is_no_slow_head(build: Build) -> None:
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_huge_heads_are_given_up_while_they_come(proxy: ProxyUnderTest) -> None:
+async def test_huge_heads_are_refused_while_they_arrive(proxy: ProxyUnderTest) -> None:
     line = b"X-%d: " + b"y" * 4000 + b"\r\n"
     reader, writer = await proxy.raw(b"GET /health HTTP/1.1\r\nHost: h\r\n")
     try:
@@ -168,7 +168,7 @@ async def test_unix_and_v6_listeners(build: Build, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_port_that_is_taken_is_said(build: Build, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named(build: Build, tmp_path: Path) -> None:
     proxy = await build()
     taken = proxy.server.endpoint.removeprefix("http://")
     with pytest.raises(LauncherError) as caught:
@@ -186,14 +186,14 @@ async def test_a_port_that_is_taken_is_said(build: Build, tmp_path: Path) -> Non
     "listen",
     ["8000", "h:x", "127.0.0.1:99999", "no.such.host.invalid:80", "192.0.2.1:80", "unix:/no/such/folder/s"],
 )
-def test_what_can_not_be_listened_on(listen: str) -> None:
+def test_invalid_listen_addresses(listen: str) -> None:
     with pytest.raises(LauncherError) as caught:
         bind(listen)
     assert caught.value.message.startswith(f"cannot listen on '{listen}': ")
     assert caught.value.remedy
 
 
-def test_what_nobody_foresaw_has_a_remedy_too() -> None:
+def test_unexpected_errors_have_a_remedy() -> None:
     error = _cannot_listen("h:1", OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)))
     assert error.message == "cannot listen on 'h:1': no buffer space available"
     assert error.remedy == "set [proxy] listen to another address"

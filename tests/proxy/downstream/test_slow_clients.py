@@ -145,7 +145,7 @@ async def test_a_stop_does_not_wait_for_idle_clients(build: Build, tmp_path: Pat
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", LISTENERS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_client_that_takes_nothing_is_given_up(
+async def test_a_client_that_reads_nothing_is_dropped(
     build: Build, tmp_path: Path, kind: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not before its time; the log says that an answer was lost which counts as completed."""
@@ -266,7 +266,7 @@ async def test_instances_are_free_while_clients_do_not_read(build: Build, tmp_pa
 
 @pytest.mark.parametrize("drop_s", [None, 0.01], ids=["nothing", "drops"])
 @pytest.mark.parametrize("buffer", [0, 1 << 20], ids=["no buffer", "full buffer"])
-async def test_who_holds_up_an_instance_is_given_up_when_others_wait(
+async def test_a_client_that_blocks_an_instance_is_dropped_when_others_wait(
     build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, buffer: int, drop_s: float | None
 ) -> None:
     caplog.set_level(logging.INFO, "launcher.access")
@@ -302,7 +302,7 @@ async def test_who_holds_up_an_instance_is_given_up_when_others_wait(
     assert any("its client took fewer than 10000 bytes a second for 0.5 s while " in line for line in lines)
 
 
-async def test_nobody_is_given_up_while_nobody_waits(build: Build, tmp_path: Path) -> None:
+async def test_no_client_is_dropped_while_no_request_waits(build: Build, tmp_path: Path) -> None:
     made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=0, client_grace_s=0.1)
     await asyncio.sleep(0.6)
     assert made.given_up() == {}

@@ -188,7 +188,7 @@ def test_errors_at_start(shelf: Shelf, store: Path, tmp_path: Path) -> None:
     assert error(chain, key) == f"cannot use the TLS key '{key}': it is encrypted"
 
 
-def test_a_key_that_everybody_can_read_is_said(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_readable_by_others_is_logged(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
     shelf.key.chmod(0o644)
     ServerTls(str(shelf.chain), str(shelf.key))
     assert "has mode 0644: other users can read it" in caplog.text

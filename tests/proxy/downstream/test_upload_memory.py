@@ -60,7 +60,7 @@ def test_every_body_ends_however_many_stop_half_way(
     assert memory.used == memory.waiting == 0
 
 
-def test_the_earliest_goes_on_first() -> None:
+def test_the_earliest_body_proceeds_first() -> None:
     memory = UploadMemory(LARGEST, LARGEST)  # one at a time
     first, second, third = (Body(memory, 2) for _ in range(3))
     third.go_on()
@@ -75,7 +75,7 @@ def test_the_earliest_goes_on_first() -> None:
     assert memory.used == STEP_BYTES
 
 
-def test_one_that_leaves_while_it_waits_is_forgotten() -> None:
+def test_a_client_that_leaves_while_waiting_is_removed() -> None:
     memory = UploadMemory(LARGEST, LARGEST)
     first, second = Body(memory, 1), Body(memory, 1)
     first.go_on()

@@ -35,7 +35,7 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split()[1]), head
 
 
-async def test_bodies_wait_for_memory_and_all_of_them_end(build: Build) -> None:
+async def test_bodies_wait_for_memory_and_all_complete(build: Build) -> None:
     """Twelve of 3 MiB where there is room for two and one more: each stops half-way, then sends the rest."""
     proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=8 * MIB)
     await proxy.engine(0)
@@ -78,7 +78,7 @@ async def test_a_body_that_waits_in_vain_gets_503(build: Build, framing: bytes) 
     assert proxy.balanced()
 
 
-async def test_so_many_may_wait(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_bodies_are_bounded(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds what came with its head; the next one is told at once."""
     monkeypatch.setattr("launcher.proxy.downstream.uploads.MAX_WAITING", 2)
     proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB)
@@ -91,7 +91,7 @@ async def test_so_many_may_wait(build: Build, monkeypatch: pytest.MonkeyPatch) -
     assert proxy.server.upload_memory.waiting == 2
 
 
-async def test_a_fault_in_reading_a_large_body_ends_its_request_alone(
+async def test_an_internal_error_in_a_large_body_ends_its_request_only(
     build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy = await build()
@@ -144,7 +144,7 @@ async def test_a_key_at_its_limit_sends_no_body(build: Build, tmp_path: Path, li
     assert proxy.balanced()
 
 
-async def test_nobody_without_a_key_sends_a_body(build: Build, tmp_path: Path) -> None:
+async def test_without_a_key_no_body_is_received(build: Build, tmp_path: Path) -> None:
     new_key(tmp_path / "keys", "app")
     proxy = await build(api_keys_file=str(tmp_path / "keys"))
     reader, _ = await proxy.raw(ROUTE + b"Content-Length: 4000000\r\n\r\n" + b"x" * 100)

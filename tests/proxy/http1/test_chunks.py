@@ -94,7 +94,7 @@ def test_boundaries() -> None:
         b"1;%b\r\nx\r\n" % (b"a" * 1000) * 20,
     ],
 )
-def test_what_is_no_chunked_body(data: bytes, step: int) -> None:
+def test_invalid_chunked_bodies(data: bytes, step: int) -> None:
     with pytest.raises(BadFraming):
         read(data, step)
 
@@ -110,7 +110,7 @@ def test_a_request_of_tiny_chunks_alone_ends(chunk: bytes) -> None:
     )  # an instance's may be small
 
 
-def test_a_large_chunk_that_comes_in_drops_is_none_of_them() -> None:
+def test_a_large_chunk_in_small_reads_is_no_small_chunk() -> None:
     reader = ChunkedDecoder(MIN_MEAN_CHUNK_BYTES)
     reader.feed(b"fffff\r\n")
     for _ in range(2 * MANY_CHUNKS):

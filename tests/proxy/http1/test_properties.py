@@ -157,7 +157,7 @@ def test_chunks_byte_by_byte(data: bytes) -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), _CUTS)
 @_EXAMPLES
-def test_what_is_coded_comes_out_again(pieces: list[bytes], cuts: list[int]) -> None:
+def test_encoded_bodies_decode(pieces: list[bytes], cuts: list[int]) -> None:
     coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
     assert check_chunks(coded, cuts)
     assert decode([coded]) == (b"".join(pieces), True, b"")

@@ -134,7 +134,7 @@ def test_targets_become_origin_form(target: str, origin: str) -> None:
         (head("Connection: keep-alive, close", version="1.0"), False),
     ],
 )
-def test_whether_the_connection_stays(raw: bytes, keep: bool) -> None:
+def test_whether_the_connection_is_kept(raw: bytes, keep: bool) -> None:
     assert parse_request(raw).keep_alive is keep
 
 
@@ -148,7 +148,7 @@ def test_whether_the_connection_stays(raw: bytes, keep: bool) -> None:
         (head("Expect: 100-continue", "Content-Length: 1", version="1.0"), False),
     ],
 )
-def test_who_waits_for_100(raw: bytes, waits: bool) -> None:
+def test_clients_that_wait_for_100_continue(raw: bytes, waits: bool) -> None:
     assert parse_request(raw).expect_continue is waits
 
 
@@ -327,7 +327,7 @@ def passed(raw: bytes, **more: object) -> bytes:
     return upstream_head(parse_request(raw), "r", 3, host=b"up", **more)  # type: ignore[arg-type]
 
 
-def test_what_goes_on() -> None:
+def test_fields_that_pass() -> None:
     assert passed(SDK) == (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: up\r\n"
         b"Content-Type: application/json\r\nUser-Agent: OpenAI/Python 2.8.1\r\nAuthorization: Bearer k\r\n"
@@ -341,7 +341,7 @@ def test_what_goes_on() -> None:
     assert upstream_head(bare, "r", 0, host=b"h") == b"GET / HTTP/1.1\r\nHost: h\r\nX-Request-Id: r\r\n\r\n"
 
 
-def test_hop_by_hop_fields_stay_and_those_nominated() -> None:
+def test_hop_by_hop_and_nominated_fields_are_removed() -> None:
     raw = head(
         "Connection: keep-alive, X-Secret",
         "connection: x-more,, a b, authorization, te",

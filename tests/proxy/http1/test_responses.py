@@ -74,13 +74,13 @@ def test_framing(raw: bytes, method: str, expected: tuple[object, ...]) -> None:
         answer("X: " + "y" * 65536),
     ],
 )
-def test_answers_that_are_none(raw: bytes) -> None:
+def test_invalid_responses(raw: bytes) -> None:
     with pytest.raises(BadResponse) as caught:
         parse_response(raw, "GET")
     assert caught.value.reason
 
 
-def test_what_goes_on() -> None:
+def test_fields_that_pass() -> None:
     head = parse_response(STREAM, "POST")
     assert client_head(head, "r", framing=b"Transfer-Encoding: chunked\r\n", keep_alive=True) == (
         b"HTTP/1.1 200 OK\r\ndate: d\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\nX-Request-Id: r\r\n"

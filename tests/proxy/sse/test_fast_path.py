@@ -48,7 +48,7 @@ class Armed:
 # --- plain streams -------------------------------------------------------------------------------
 
 
-def test_one_chunk_with_one_usual_event_goes_on_as_it_came() -> None:
+def test_one_chunk_with_one_usual_event_passes_as_it_came() -> None:
     armed = Armed()
     reads = [framed(words(text)) for text in ("b", "", "cde" * 50)]
     assert all(armed.fast.data_received(read) for read in reads)
@@ -326,7 +326,7 @@ def _split(whole: Any, marks: list[int], join: Callable[[Any], bytes]) -> list[b
     return [join(whole[a:b]) for a, b in pairwise(edges)]
 
 
-def test_a_usual_stream_is_on_it() -> None:
+def test_a_usual_stream_takes_the_fast_path() -> None:
     """That the test above compares something."""
     for ids in (False, True):
         for engine in (PlainEngine(CHAT, ("a",) * 100), TokenEngine(COMPLETIONS, ("a",) * 100)):

@@ -98,13 +98,13 @@ def test_what_is_an_error_event(event: bytes, is_error: bool) -> None:
         (b'data: {"error":{"message":"too long","code": "404"}}\n\n', False),
     ],
 )
-def test_whose_fault_an_error_is(event: bytes, fault: bool) -> None:
+def test_errors_of_engine_and_request(event: bytes, fault: bool) -> None:
     tracker = EventTracker()
     tracker.feed(event)
     assert tracker.engine_fault == fault
 
 
-def test_an_engine_that_gives_a_request_up_has_failed() -> None:
+def test_an_engine_that_aborts_a_request_has_failed() -> None:
     """vLLM 0.32 ends what comes to an engine that shuts down with this reason, [DONE], and status 200."""
     said = b'data: {"choices":[{"delta":{"content":"\\"finish_reason\\":\\"abort\\""},"finish_reason":null}]}\n\n'
     tracker = EventTracker()
