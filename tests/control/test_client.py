@@ -56,7 +56,7 @@ def test_lines_end_with_the_daemon(daemon: Backstage) -> None:
     assert list(lines) == []
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_no_daemon(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"cannot reach numa-launcher on '.*': no such socket") as caught:
         ControlClient(str(tmp_path / "none")).get("/status")
     assert "--socket" in caught.value.remedy

@@ -51,7 +51,7 @@ def test_every_promised_field_is_on_the_page() -> None:
         assert f"`{name}`" in page or name == "status", path
 
 
-def test_a_field_without_words_is_found() -> None:
+def test_a_field_without_docstring_is_found() -> None:
     @dataclass
     class Bare:
         named: int

@@ -75,7 +75,7 @@ async def test_a_request_is_one_line(path: str, logs: Logs, method: str, target:
         assert len(reply["error"]["message"]) < 1024
 
 
-async def test_what_an_event_quotes_is_escaped_whoever_logs_it(logs: Logs) -> None:
+async def test_quoted_text_is_escaped_by_every_logger(logs: Logs) -> None:
     """A name of a process, a word of a library: no call has to think of it."""
     log = logging.getLogger("launcher.instances")
     try:
@@ -93,7 +93,7 @@ async def test_what_an_event_quotes_is_escaped_whoever_logs_it(logs: Logs) -> No
     assert not [sign for sign in entry["MESSAGE"] if not sign.isprintable() and sign != "\n"]
 
 
-async def test_a_long_field_is_cut_whoever_logs_it(logs: Logs) -> None:
+async def test_a_long_field_is_cut_by_every_logger(logs: Logs) -> None:
     logging.getLogger("launcher.x").info("%s", "A" * 10_000_000, extra={"said": "A" * 10_000_000})
     assert len(logs.text.getvalue()) < 10_000
     assert len(str(logs.entries)) < 20_000

@@ -131,7 +131,7 @@ async def test_the_refusals_say_which_group(shared: str) -> None:
     }
 
 
-async def test_without_a_read_group_the_kernel_refuses_strangers(
+async def test_without_a_read_group_the_kernel_refuses_other_users(
     private: str, operations: FakeOperations
 ) -> None:
     assert await ask(private, STRANGER, "GET", "status") == (REFUSED_BY_THE_KERNEL, None)

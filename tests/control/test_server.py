@@ -212,9 +212,7 @@ async def test_the_next_daemons_socket_stays_when_the_last_one_ends(
     assert not path.exists()
 
 
-async def test_a_socket_that_somebody_put_in_our_place_stays(
-    tmp_path: Path, operations: FakeOperations
-) -> None:
+async def test_a_replaced_socket_is_not_removed(tmp_path: Path, operations: FakeOperations) -> None:
     path = tmp_path / "c.sock"
     server = ControlServer(str(path), None, operations)
     await server.start()
@@ -315,7 +313,7 @@ async def test_the_peer_is_who_the_kernel_says() -> None:
     assert peer_of(None) is None
 
 
-async def test_a_stranger_is_refused(
+async def test_another_user_is_refused(
     http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -437,7 +435,7 @@ async def test_a_request_that_takes_too_long_is_answered(
     assert "it took more than 0.01 s" in body["error"]["message"]
 
 
-async def test_a_look_at_large_instances_may_take_longer(
+async def test_a_verification_may_take_longer(
     http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel walks every page of them, on a busy machine for minutes."""

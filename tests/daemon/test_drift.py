@@ -75,7 +75,7 @@ def test_drift(now: Topology, lines: list[str]) -> None:
     assert list(drift(PLANNED, now, PLAN)) == lines
 
 
-def test_cpus_that_nobody_was_planned_on() -> None:
+def test_cpus_without_a_slot() -> None:
     now = replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6"))
     assert drift(PLANNED, now, replace(PLAN, slots=PLAN.slots[:1])) == ("cpus 7 are offline",)
 

@@ -39,7 +39,7 @@ class Spawner(FakeSpawner):
 
 
 @dataclass
-class House:
+class Setup:
     """A daemon that has a fake spawner."""
 
     spawner: Spawner
@@ -47,7 +47,7 @@ class House:
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> House:
+def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.setattr(gc_tuning, "settle", lambda: None)  # it is for a process's whole life
     spawner = Spawner()
@@ -57,7 +57,7 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
         return spawner
 
     monkeypatch.setattr(main, "choose_spawner", choose)
-    return House(spawner, Daemon)
+    return Setup(spawner, Daemon)
 
 
 def at(folder: Path) -> Deployment:
@@ -67,19 +67,19 @@ def at(folder: Path) -> Deployment:
     )  # fmt: skip
 
 
-async def test_an_error_for_a_person_arrives_as_one(house: House, tmp_path: Path) -> None:
+async def test_an_error_for_a_person_arrives_as_one(setup: Setup, tmp_path: Path) -> None:
     """Not as a group with a traceback, though it ends tasks of a group."""
-    house.spawner.broken = LauncherError("cannot use systemd: no bus", "see `systemctl status dbus`")
+    setup.spawner.broken = LauncherError("cannot use systemd: no bus", "see `systemctl status dbus`")
     with pytest.raises(LauncherError, match="cannot use systemd: no bus"):
         async with asyncio.timeout(SOON_S):
-            await house.build(at(tmp_path)).run()
+            await setup.build(at(tmp_path)).run()
 
 
-async def test_a_defect_stays_one(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_stays_one(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails() -> None:
         raise ZeroDivisionError
 
-    daemon = house.build(at(tmp_path))
+    daemon = setup.build(at(tmp_path))
     monkeypatch.setattr(daemon.supervisor, "run", fails)
     with pytest.raises(ExceptionGroup) as caught:
         async with asyncio.timeout(SOON_S):
@@ -88,7 +88,7 @@ async def test_a_defect_stays_one(house: House, tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_report_that_fails_is_tried_again(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.background.RETRY_S", 0.0)
     tries = []
@@ -98,7 +98,7 @@ async def test_a_report_that_fails_is_tried_again(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(notify, "status", fails)
-    running = asyncio.create_task(house.build(at(tmp_path)).run())
+    running = asyncio.create_task(setup.build(at(tmp_path)).run())
     try:
         await until(lambda: len(tries) > 2)
         assert not running.done()
@@ -107,13 +107,13 @@ async def test_a_report_that_fails_is_tried_again(
         await asyncio.wait({running})
 
 
-async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:
+async def ends(setup: Setup, folder: Path, *going_on: bool) -> list[str]:
     """What has been done when systemd answers so, each time that it is asked whether the instances go on."""
-    house.spawner.going_on = list(going_on)
-    one, done = house.build(at(folder)), []
+    setup.spawner.going_on = list(going_on)
+    one, done = setup.build(at(folder)), []
 
     async def door_stops(_grace: float) -> None:
-        done.append(f"proxy, {len(house.spawner.going_on)} answers left")
+        done.append(f"proxy, {len(setup.spawner.going_on)} answers left")
 
     async def slots_stop() -> None:
         done.append("slots")
@@ -125,31 +125,31 @@ async def ends(house: House, folder: Path, *going_on: bool) -> list[str]:
     return [*done, "for good" if one._for_good else "to come again"]
 
 
-async def test_a_restart_leaves_the_instances(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, True, True) == ["proxy, 1 answers left", "to come again"]
+async def test_a_restart_leaves_the_instances(setup: Setup, tmp_path: Path) -> None:
+    assert await ends(setup, tmp_path, True, True) == ["proxy, 1 answers left", "to come again"]
 
 
-async def test_a_stop_takes_them_and_is_final(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, False) == ["proxy, 0 answers left", "slots", "for good"]
+async def test_a_stop_takes_them_and_is_final(setup: Setup, tmp_path: Path) -> None:
+    assert await ends(setup, tmp_path, False) == ["proxy, 0 answers left", "slots", "for good"]
 
 
-async def test_a_stop_during_the_drain_of_a_restart_takes_them_too(house: House, tmp_path: Path) -> None:
-    assert await ends(house, tmp_path, True, False) == ["proxy, 1 answers left", "slots", "for good"]
+async def test_a_stop_during_the_drain_of_a_restart_takes_them_too(setup: Setup, tmp_path: Path) -> None:
+    assert await ends(setup, tmp_path, True, False) == ["proxy, 1 answers left", "slots", "for good"]
 
 
-async def test_cpus_that_may_come_online_are_the_instances_too(house: House, tmp_path: Path) -> None:
+async def test_cpus_that_may_come_online_are_the_instances_too(setup: Setup, tmp_path: Path) -> None:
     """A reload may plan with them; numactl refuses what a start was not given."""
     deployment = at(tmp_path)
     topology = replace(deployment.topology, offline=CpuSet.parse("900-901"))
-    house.build(replace(deployment, topology=topology))
-    assert house.spawner.allowed == deployment.topology.allowed | CpuSet.parse("900-901")
+    setup.build(replace(deployment, topology=topology))
+    assert setup.spawner.allowed == deployment.topology.allowed | CpuSet.parse("900-901")
 
 
 async def test_clients_leave_descriptors_to_the_instances(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_files, "limit_now", lambda: 1026)
     deployment = at(tmp_path)
     assert deployment.connections == sum(slot.model.max_num_seqs for slot in deployment.plan.slots)
-    proxy = house.build(deployment).proxy
+    proxy = setup.build(deployment).proxy
     assert proxy._most_clients == max(513 - deployment.connections, 256)

@@ -37,7 +37,7 @@ STOPPED = SlotState()
 FAILED = SlotState(State.FAILED, Intent.RUN, generation=1)
 
 
-def test_every_verb_has_its_event() -> None:
+def test_every_command_has_its_event() -> None:
     events = {verb: type(event_of(Request(verb))).__name__ for verb in SlotCommand}
     assert events == {verb: f"{verb.value.capitalize()}Requested" for verb in SlotCommand}
     assert event_of(Request(SlotCommand.DRAIN, deadline_s=4.0)) == DrainRequested(4.0)
@@ -65,7 +65,7 @@ def test_every_verb_has_its_event() -> None:
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
-def test_what_would_do_nothing_is_said(
+def test_commands_without_effect_are_refused(
     slot_state: SlotState, verb: SlotCommand, why: str, force: bool
 ) -> None:
     with pytest.raises(RefusedError, match=why) as caught:

@@ -26,7 +26,7 @@ class Knot:
         self.itself = self
 
 
-def test_what_is_there_is_not_looked_at_again() -> None:
+def test_present_objects_are_not_collected_again() -> None:
     gc_tuning.settle()
     assert gc.get_freeze_count() > 10_000
     assert len(gc.get_objects()) < 1_000

@@ -26,7 +26,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
         yield lambda: systemd.recv(65536).decode()
 
 
-def test_what_systemd_is_told(heard: Heard) -> None:
+def test_notifications(heard: Heard) -> None:
     notify.ready("2 ready\nat http://x")
     assert heard() == "READY=1\nSTATUS=2 ready at http://x"
     notify.status("1 ready,\n1 starting")
@@ -51,7 +51,7 @@ def test_without_systemd_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["nobody reads", "gone"])
-def test_a_socket_that_nobody_reads_costs_a_line_in_the_log_and_nothing_else(
+def test_a_full_notify_socket_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, left: bool
 ) -> None:
     path = str(tmp_path / "notify")

@@ -79,7 +79,7 @@ def test_victims() -> None:
     assert list(victims(lines, frozenset({8}))) == [], "a sibling's"
 
 
-def test_family(tmp_path: Path) -> None:
+def test_process_tree(tmp_path: Path) -> None:
     for pid, parent in ((7, 1), (8, 7), (9, 7), (10, 9), (11, 1)):
         put(tmp_path / f"proc/{pid}/stat", f"{pid} (a) b) S {parent} 0 0")
     put(tmp_path / "proc/12/stat", "gone")

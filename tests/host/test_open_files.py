@@ -24,7 +24,7 @@ def test_the_soft_limit_goes_up_to_the_hard_one(soft: int, hard: int, after: int
     assert done.stdout.split() == [str(after), str(after), str(hard)]
 
 
-def test_it_is_said_when_clients_could_not_connect() -> None:
+def test_a_low_limit_is_reported() -> None:
     assert too_few(ENOUGH, 16384) is None
     assert too_few(16384 + SPARE, 16384) is None
     said = too_few(1024, 16384)

@@ -55,7 +55,7 @@ def until(look: Callable[[], Facts], good: Callable[[Facts], bool]) -> Facts:
     return seen
 
 
-def test_a_family(program: subprocess.Popen[bytes]) -> None:
+def test_a_process_tree(program: subprocess.Popen[bytes]) -> None:
     parent, child = until(
         lambda: observe(program.pid), lambda seen: len(seen) == 2 and seen[1].name == "sleep"
     )

@@ -23,7 +23,7 @@ LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s
 PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)
 
 
-class Scene:
+class Setup:
     """Three slots, of which some have an instance already."""
 
     def __init__(self, *adopted: int) -> None:
@@ -52,45 +52,45 @@ class Scene:
 
 
 async def test_what_runs_goes_on_and_the_rest_is_started() -> None:
-    scene = Scene(0, 2)
-    await until(lambda: {scene.state(slot) for slot in range(3)} == {State.READY})
-    assert [process.slot for process in scene.spawner.started] == [1]
-    ready = {event.slot: event.generation for event in scene.heard if isinstance(event, InstanceReady)}
+    setup = Setup(0, 2)
+    await until(lambda: {setup.state(slot) for slot in range(3)} == {State.READY})
+    assert [process.slot for process in setup.spawner.started] == [1]
+    ready = {event.slot: event.generation for event in setup.heard if isinstance(event, InstanceReady)}
     assert ready == {0: 5, 1: 1, 2: 5}
-    scene.said[0]("a line from before", 12.5)
-    assert LogLine(12.5, 5, "a line from before") in scene.supervisor.controllers[0].log.last(10)
-    await scene.end()
-    assert all(process.orders == ["kill"] for process in scene.old.values()), "leave() of a fake kills"
+    setup.said[0]("a line from before", 12.5)
+    assert LogLine(12.5, 5, "a line from before") in setup.supervisor.controllers[0].log.last(10)
+    await setup.end()
+    assert all(process.orders == ["kill"] for process in setup.old.values()), "leave() of a fake kills"
 
 
 async def test_clients_are_let_in_once_one_of_them_serves() -> None:
-    scene = Scene(0, 2)
-    scene.prober.health = None
-    waiting = asyncio.create_task(scene.supervisor.adopted_ready())
-    await until(lambda: scene.prober.asked > 3)
+    setup = Setup(0, 2)
+    setup.prober.health = None
+    waiting = asyncio.create_task(setup.supervisor.adopted_ready())
+    await until(lambda: setup.prober.asked > 3)
     assert not waiting.done()
-    scene.prober.health = True
+    setup.prober.health = True
     async with asyncio.timeout(SOON_S):
         await waiting
-    assert State.READY in {scene.state(0), scene.state(2)}
-    await scene.end()
+    assert State.READY in {setup.state(0), setup.state(2)}
+    await setup.end()
 
 
-async def test_clients_are_let_in_when_none_of_them_lives() -> None:
-    scene = Scene(1)
-    scene.prober.health = None
-    waiting = asyncio.create_task(scene.supervisor.adopted_ready())
-    await until(lambda: scene.prober.asked > 3)
-    scene.old[1].end(signal=9)
+async def test_clients_are_served_when_no_adopted_instance_is_left() -> None:
+    setup = Setup(1)
+    setup.prober.health = None
+    waiting = asyncio.create_task(setup.supervisor.adopted_ready())
+    await until(lambda: setup.prober.asked > 3)
+    setup.old[1].end(signal=9)
     async with asyncio.timeout(SOON_S):
         await waiting
-    await scene.end()
+    await setup.end()
 
 
-async def test_with_nothing_left_nobody_waits() -> None:
-    scene = Scene()
+async def test_without_adopted_instances_clients_do_not_wait() -> None:
+    setup = Setup()
     async with asyncio.timeout(SOON_S):
-        await scene.supervisor.adopted_ready()
-    await until(lambda: {scene.state(slot) for slot in range(3)} == {State.READY})
-    assert scene.supervisor.makes_progress(0.0)
-    await scene.end()
+        await setup.supervisor.adopted_ready()
+    await until(lambda: {setup.state(slot) for slot in range(3)} == {State.READY})
+    assert setup.supervisor.makes_progress(0.0)
+    await setup.end()

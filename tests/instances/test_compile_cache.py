@@ -101,7 +101,7 @@ def test_no_shared_folder_without_compilation(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_dies_while_it_compiles_holds_nobody_up_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_crash_during_compilation_delays_no_sibling_and_loses_nothing(tmp_path: Path) -> None:
     caches, first, second = CompileCaches(), launch(tmp_path, 0), launch(tmp_path, 1)
     caches.prepare(0, first)
     caches.prepare(1, second)

@@ -78,7 +78,7 @@ async def test_a_kill_removes_it_first(tmp_path: Path) -> None:
     assert calls(tmp_path)[:2] == ["remove", "remove"]
 
 
-async def test_the_daemon_removes_it_when_the_keeper_was_killed(tmp_path: Path) -> None:
+async def test_the_daemon_removes_the_container_of_a_killed_shim(tmp_path: Path) -> None:
     lines = Lines()
     process = await start(contained(tmp_path, "echo up; exec sleep 1000"), lines)
     await lines.until(lambda lines: "up" in lines)

@@ -186,7 +186,7 @@ LINES: list[tuple[str, str, Retry]] = [
 @pytest.mark.parametrize(
     ("name", "line", "retry"), LINES, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(LINES)]
 )
-def test_last_words(name: str, line: str, retry: Retry) -> None:
+def test_last_lines(name: str, line: str, retry: Retry) -> None:
     tail = ["INFO loading", line, "", "Traceback (most recent call last):"]
     cause = diagnose(FAILED, tail)
     assert (cause.name, cause.retry) == (name, retry)
@@ -220,7 +220,7 @@ def test_an_end_of_its_own_is_no_signal(line: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "line", "retry"), [case for case in LINES if case[2] is Retry.NEVER])
-def test_a_life_that_served_may_always_restart(name: str, line: str, retry: Retry) -> None:
+def test_an_instance_that_was_ready_may_always_restart(name: str, line: str, retry: Retry) -> None:
     """One client's bad request makes vLLM print "Value error"; its later crash has another reason."""
     assert diagnose(FAILED, [line], served=True).retry is not Retry.NEVER
     assert diagnose(Exit(None, 9), [line, "exit code: -9"], served=True).name == "node-oom"

@@ -84,7 +84,7 @@ async def test_a_hang_is_no_answer(serve: Serve) -> None:
     assert await HttpProber("/health").healthy(await serve(health=hangs), SHORT_S) is None
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_no_listener(tmp_path: Path) -> None:
     missing = tmp_path / "none.sock"
     assert await HttpProber("/health").healthy(UnixAddress(str(missing)), LONG_S) is False
     with socket.socket(socket.AF_UNIX) as left:

@@ -242,7 +242,7 @@ def test_every_transition_of_the_table_has_a_case() -> None:
     assert {(before.state, type(event)) for before, event, *_ in TABLE} >= set(TRANSITIONS)
 
 
-def test_an_event_of_an_older_life_changes_nothing() -> None:
+def test_an_event_of_an_older_generation_changes_nothing() -> None:
     for state in State:
         before = slot(state)
         for event in (
@@ -341,14 +341,14 @@ def test_a_drain_with_a_deadline_is_moved_and_forgotten() -> None:
     assert act(drained, QuarantineRequested())[0].deadline is None
 
 
-def test_a_quarantine_keeps_what_the_probes_said() -> None:
+def test_a_quarantine_keeps_the_cause_that_probes_found() -> None:
     looked_at, _ = act(slot(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK))
     assert looked_at.last_cause == SICK
     released, _ = act(slot(State.STARTING, Intent.QUARANTINE), DeadlinePassed(), ReleaseRequested())
     assert released.deadline == NOW + LIMITS.ready_timeout_s
 
 
-def test_an_inherited_life_keeps_its_number_and_is_no_restart() -> None:
+def test_an_adopted_instance_keeps_its_generation_and_is_no_restart() -> None:
     after, actions = act(SlotState(), ProcessAdopted(7))
     assert (after.generation, after.restarts, after.deadline) == (7, 0, NOW + LIMITS.ready_timeout_s)
     assert actions == ()

@@ -23,7 +23,7 @@ def test_the_oldest_lines_go() -> None:
     assert [kept.time for kept in filled(12).last(100)] == list(range(2, 12))
 
 
-def test_the_last_ones_of_all_lives_or_of_one() -> None:
+def test_the_last_lines_of_all_generations_or_of_one() -> None:
     tail = filled(6)
     assert [kept.time for kept in tail.last(2)] == [4, 5]
     assert [kept.time for kept in tail.last(2, generation=1)] == [2, 4]

@@ -59,7 +59,7 @@ async def test_pid_is_the_main_process_in_a_session_of_its_own() -> None:
     await ended(process)
 
 
-async def test_the_tree_ends_with_its_keeper() -> None:
+async def test_the_process_tree_ends_with_its_shim() -> None:
     lines = Lines()
     process = await start(launch(*TREE), lines)
     family = await lines.pids(3)
@@ -70,7 +70,7 @@ async def test_the_tree_ends_with_its_keeper() -> None:
     assert gone(family)
 
 
-async def test_the_keeper_ignores_what_a_person_may_send_it() -> None:
+async def test_the_shim_ignores_signals() -> None:
     lines = Lines()
     process = await start(launch("sh", "-c", "echo up; read x < /dev/zero; sleep 1000"), lines)
     await lines.until(lambda lines: "up" in lines)
@@ -145,7 +145,7 @@ async def test_cpus_that_are_offline_are_no_hindrance() -> None:
     assert CpuSet.parse(lines[0].split()[1]) == ALLOWED
 
 
-async def test_short_lives_leak_no_descriptor() -> None:
+async def test_short_instances_leak_no_descriptor() -> None:
     async def life() -> None:
         assert await ended(await start(launch("true"), Lines())) == Exit(0, None)
 

@@ -22,7 +22,7 @@ LAUNCH = Launch(
 )
 
 
-def test_the_next_one_reads_what_was_written(tmp_path: Path) -> None:
+def test_the_next_daemon_reads_the_file(tmp_path: Path) -> None:
     path = tmp_path / "state" / "instances.json"
     first = StateFile(path)
     first.put(ONE)
@@ -43,7 +43,7 @@ def test_only_its_user_may_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "instances": []}', '{"version": 1}'])
-def test_what_can_not_be_read_is_said_and_nothing_is_adopted(
+def test_an_unreadable_file_is_logged_and_nothing_is_adopted(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "instances.json"
@@ -75,7 +75,7 @@ def test_the_digest_is_of_what_would_run() -> None:
     assert len({digest(launch) for launch in [LAUNCH, *others]}) == 5
 
 
-def test_a_port_is_chosen_anew_each_time() -> None:
+def test_the_port_is_not_in_the_digest() -> None:
     first = replace(LAUNCH, address=TcpAddress("127.0.0.1", 4000))
     second = replace(first, argv=("serve", "--port", "4999"), address=TcpAddress("127.0.0.1", 4999))
     assert digest(first) == digest(second)

@@ -1,4 +1,4 @@
-"""All slots while their first starts come wave by wave, and slots that go and come again."""
+"""All slots while their first starts come batch by batch, and slots that go and come again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from launcher.proxy.server import ProxyServer
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
 PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=9, ready_poll_s=0.001)
-# A node with less memory free than its three slots want: each is a wave of its own.
+# A node with less memory free than its three slots want: each is a batch of its own.
 TIGHT = LedgerRow(
     node=0, total_bytes=9, available_bytes=2, reserve_bytes=0, weights_bytes=0, overhead_bytes=3, kv_bytes=0,
     slots=(0, 1, 2),
@@ -43,7 +43,7 @@ TIGHT = LedgerRow(
 
 
 @dataclass
-class Waves:
+class Batches:
     """A supervisor whose first slot is loading, and whose two others wait for it."""
 
     prober: FakeProber = field(default_factory=lambda: FakeProber(health=None))
@@ -79,31 +79,31 @@ class Waves:
 
 
 @pytest.fixture
-async def waves() -> AsyncIterator[Waves]:
+async def batches() -> AsyncIterator[Batches]:
     """Its first slot is loading."""
-    waves = Waves()
-    waves.task = asyncio.create_task(waves.build().run())
-    await waves.reach(slot0=State.STARTING)
-    yield waves
-    if not waves.task.done():
+    batches = Batches()
+    batches.task = asyncio.create_task(batches.build().run())
+    await batches.reach(slot0=State.STARTING)
+    yield batches
+    if not batches.task.done():
         async with asyncio.timeout(SOON_S):
-            await waves.supervisor.kill()
-    waves.task.cancel()
-    await asyncio.wait({waves.task})
-    assert waves.task.cancelled()
+            await batches.supervisor.kill()
+    batches.task.cancel()
+    await asyncio.wait({batches.task})
+    assert batches.task.cancelled()
 
 
-async def test_a_slot_that_is_removed_before_its_wave_ends_nothing(waves: Waves) -> None:
-    await waves.supervisor.remove(1)
-    waves.prober.health = True
-    await waves.reach(slot0=State.READY, slot2=State.READY)
-    assert sorted(waves.supervisor.controllers) == [0, 2]
+async def test_a_slot_that_is_removed_before_its_batch(batches: Batches) -> None:
+    await batches.supervisor.remove(1)
+    batches.prober.health = True
+    await batches.reach(slot0=State.READY, slot2=State.READY)
+    assert sorted(batches.supervisor.controllers) == [0, 2]
 
 
-async def test_one_that_is_removed_while_its_wave_loads_lets_the_next_one_start(waves: Waves) -> None:
-    await waves.supervisor.remove(0)
-    waves.prober.health = True
-    await waves.reach(slot1=State.READY, slot2=State.READY)
+async def test_a_slot_that_is_removed_while_it_loads_delays_no_batch(batches: Batches) -> None:
+    await batches.supervisor.remove(0)
+    batches.prober.health = True
+    await batches.reach(slot1=State.READY, slot2=State.READY)
 
 
 @pytest.mark.parametrize(
@@ -115,47 +115,47 @@ async def test_one_that_is_removed_while_its_wave_loads_lets_the_next_one_start(
         (QuarantineRequested(), State.STOPPED),
     ],
 )
-async def test_one_that_an_operator_keeps_out_before_its_wave_stays_out(
-    waves: Waves, verb: Event, rests: State
+async def test_a_slot_that_is_stopped_before_its_batch_is_not_started(
+    batches: Batches, verb: Event, rests: State
 ) -> None:
-    waves.supervisor.post(1, verb)
-    waves.prober.health = True
-    await waves.reach(slot0=State.READY, slot1=rests, slot2=State.READY)
-    assert [process.slot for process in waves.spawner.started] == [0, 2]
+    batches.supervisor.post(1, verb)
+    batches.prober.health = True
+    await batches.reach(slot0=State.READY, slot1=rests, slot2=State.READY)
+    assert [process.slot for process in batches.spawner.started] == [0, 2]
 
 
-async def test_a_drain_of_one_that_was_started_before_its_wave_is_not_taken_back(waves: Waves) -> None:
-    waves.supervisor.post(1, StartRequested())
-    waves.supervisor.post(1, DrainRequested())
-    waves.prober.health = True
-    await waves.reach(slot0=State.READY, slot1=State.DRAINING, slot2=State.READY)
+async def test_a_drain_before_the_batch_stays_in_force(batches: Batches) -> None:
+    batches.supervisor.post(1, StartRequested())
+    batches.supervisor.post(1, DrainRequested())
+    batches.prober.health = True
+    await batches.reach(slot0=State.READY, slot1=State.DRAINING, slot2=State.READY)
 
 
-async def test_a_resume_before_its_wave_asks_for_nothing_else(waves: Waves) -> None:
-    waves.supervisor.post(1, ResumeRequested())
-    waves.prober.health = True
-    await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+async def test_a_resume_before_the_batch_changes_nothing(batches: Batches) -> None:
+    batches.supervisor.post(1, ResumeRequested())
+    batches.prober.health = True
+    await batches.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
 
 
-async def test_one_in_quarantine_while_it_loads_holds_nobody_up(waves: Waves) -> None:
-    waves.supervisor.post(0, QuarantineRequested())
-    await waves.reach(slot0=State.STARTING, slot1=State.STARTING)
+async def test_a_quarantined_slot_delays_no_batch(batches: Batches) -> None:
+    batches.supervisor.post(0, QuarantineRequested())
+    await batches.reach(slot0=State.STARTING, slot1=State.STARTING)
 
 
-async def test_a_slot_that_comes_while_all_end_does_not_end_the_end(waves: Waves) -> None:
-    waves.prober.health = True
-    await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
-    ending = asyncio.create_task(waves.supervisor.stop())
+async def test_a_slot_that_comes_while_all_end_does_not_end_the_end(batches: Batches) -> None:
+    batches.prober.health = True
+    await batches.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+    ending = asyncio.create_task(batches.supervisor.stop())
     await asyncio.sleep(0)
-    waves.supervisor.add(a_slot(7), FakeEngine(), LIMITS, PROBES)
+    batches.supervisor.add(a_slot(7), FakeEngine(), LIMITS, PROBES)
     async with asyncio.timeout(SOON_S):
         await ending
-    assert {waves.state(slot) for slot in range(3)} == {State.STOPPED}
+    assert {batches.state(slot) for slot in range(3)} == {State.STOPPED}
 
 
-async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves, tmp_path: Path) -> None:
+async def test_a_slot_that_is_removed_and_added_again_gets_requests(batches: Batches, tmp_path: Path) -> None:
     """Its lives go on being counted: the proxy takes a lower one for overtaken."""
-    supervisor = waves.supervisor
+    supervisor = batches.supervisor
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(Listening(tmp_path / "engine.sock"))
         proxy = ProxyServer(
@@ -177,9 +177,9 @@ async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves
                 case InstanceGone():
                     proxy.remove_upstream(event.slot, event.generation, event.reason)
 
-        waves.hear = announce
-        waves.prober.health = True
-        await waves.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
+        batches.hear = announce
+        batches.prober.health = True
+        await batches.reach(slot0=State.READY, slot1=State.READY, slot2=State.READY)
         supervisor.post(2, RestartRequested())
         await until(
             lambda: (
@@ -188,12 +188,12 @@ async def test_a_slot_that_is_removed_and_added_again_gets_requests(waves: Waves
         )
         supervisor.post(0, HoldRequested())
         supervisor.post(1, HoldRequested())
-        await waves.reach(slot0=State.HELD, slot1=State.HELD)
+        await batches.reach(slot0=State.HELD, slot1=State.HELD)
         async with asyncio.timeout(SOON_S):
             await supervisor.remove(2)
         supervisor.add(a_slot(2), FakeEngine(), LIMITS, PROBES)
         supervisor.post(2, StartRequested())
-        await waves.reach(slot2=State.READY)
+        await batches.reach(slot2=State.READY)
         assert supervisor.controllers[2].slot_state.generation == 3
         body = {"model": "m", "messages": []}
         async with asyncio.timeout(SOON_S), client.post("/v1/chat/completions", json=body) as answer:

@@ -98,7 +98,7 @@ def test_the_command_is_taken_literally() -> None:
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20), max_size=5))
 @settings(max_examples=20)
-def test_any_words_are_executed_as_they_are(words: list[str]) -> None:
+def test_any_arguments_are_executed_unchanged(words: list[str]) -> None:
     argv = (sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
     found = properties(Frame(), 0, 1, command=sys.executable, argv=argv, env={}, secrets_file=None)
     ((path, told, _),) = next(value for name, _, value in found if name == "ExecStart")

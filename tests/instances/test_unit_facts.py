@@ -58,7 +58,7 @@ def test_over_is_when_nothing_is_left_or_under_way() -> None:
     assert replace(FACTS, active="failed").over
 
 
-def test_the_same_life_goes_on() -> None:
+def test_the_same_generation_is_adopted() -> None:
     assert fitting(1, RECORD, FACTS, SLOTS) == launch(2)
     young = msgspec.structs.replace(
         RECORD, invocation="", pid=0
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_named(slot: int, record: Record | None, facts: Uni
     assert why in found
 
 
-def test_another_plan_starts_it_anew() -> None:
+def test_another_plan_is_not_adopted() -> None:
     def other(generation: int) -> Launch:
         return replace(launch(generation), argv=("serve", "--more"))
 

@@ -29,7 +29,7 @@ COUNTED = EngineMetrics(running=1, waiting=0, generated=10, steps=5)
 
 
 @dataclass
-class Scene:
+class Setup:
     """One watcher and what it probes at. Every probe takes `step_s` on the clock."""
 
     prober: FakeProber = field(default_factory=FakeProber)
@@ -66,37 +66,37 @@ class Scene:
 
 
 async def test_work_without_progress_is_hung_with_evidence() -> None:
-    scene = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3, events=7))
-    cause = await scene.failure()
+    setup = Setup(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3, events=7))
+    cause = await setup.failure()
     assert cause is not None
     assert cause.name == "hung"
     assert cause.evidence[0].startswith("3 requests in flight and no progress for 6")
     assert "10 tokens generated, 5 steps, 1 running" in cause.evidence[1]
-    assert scene.instance.progress.counted == COUNTED
+    assert setup.instance.progress.counted == COUNTED
 
 
 async def test_tokens_that_the_proxy_relays_are_progress() -> None:
-    scene = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3), until=200)
+    setup = Setup(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3), until=200)
 
     def relay() -> None:
-        scene.traffic.events += 1
+        setup.traffic.events += 1
 
-    scene.each = relay
-    assert await scene.failure() is None
+    setup.each = relay
+    assert await setup.failure() is None
 
 
 async def test_a_starved_instance_gets_more_time() -> None:
-    quick = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1))
-    starved = Scene(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1), pressure=95.0)
+    quick = Setup(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1))
+    starved = Setup(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=1), pressure=95.0)
     await quick.failure()
     assert await starved.failure() is not None
     assert starved.probes > 3 * quick.probes
 
 
 async def test_an_engine_without_counters_is_hung_only_when_it_is_silent() -> None:
-    busy = Scene(traffic=FakeTraffic(requests=1), until=100)
+    busy = Setup(traffic=FakeTraffic(requests=1), until=100)
     assert await busy.failure() is None
-    silent = Scene(traffic=FakeTraffic(requests=1))
+    silent = Setup(traffic=FakeTraffic(requests=1))
     silent.each = lambda: setattr(silent.prober, "health", True if silent.probes < 5 else None)
     cause = await silent.failure()
     assert cause is not None
@@ -105,73 +105,73 @@ async def test_an_engine_without_counters_is_hung_only_when_it_is_silent() -> No
 
 
 async def test_an_idle_instance_gets_canaries() -> None:
-    scene = Scene(until=400)
-    assert await scene.failure() is None
-    assert 4 <= scene.prober.canaries <= 7
+    setup = Setup(until=400)
+    assert await setup.failure() is None
+    assert 4 <= setup.prober.canaries <= 7
 
 
 @pytest.mark.parametrize(
     ("answer", "name", "asked"), [(None, "hung", 1), (False, "unhealthy", UNHEALTHY_AFTER)]
 )
 async def test_a_failed_canary(answer: bool | None, name: str, asked: int) -> None:
-    scene = Scene(prober=FakeProber(token=answer))
-    cause = await scene.failure()
+    setup = Setup(prober=FakeProber(token=answer))
+    cause = await setup.failure()
     assert cause is not None
-    assert (cause.name, scene.prober.canaries) == (name, asked)
+    assert (cause.name, setup.prober.canaries) == (name, asked)
 
 
 async def test_no_canary_for_an_engine_without_completions() -> None:
-    scene = Scene(engine=FakeEngine(wants_completion_probe=False), until=400)
-    assert await scene.failure() is None
-    assert scene.prober.canaries == 0
+    setup = Setup(engine=FakeEngine(wants_completion_probe=False), until=400)
+    assert await setup.failure() is None
+    assert setup.prober.canaries == 0
 
 
 async def test_a_failed_start_that_does_not_exit() -> None:
-    scene = Scene(prober=FakeProber(health=False), output=["EngineCore failed to start.", "[Errno 98]"])
-    scene.instance.start_failed(scene.clock.now)
+    setup = Setup(prober=FakeProber(health=False), output=["EngineCore failed to start.", "[Errno 98]"])
+    setup.instance.start_failed(setup.clock.now)
     async with asyncio.timeout(SOON_S):
-        cause = await scene.watcher().ready(WHERE)
+        cause = await setup.watcher().ready(WHERE)
     assert isinstance(cause, Cause)
     assert cause.name == "port-or-socket-in-use"
-    assert scene.clock.now > 1000 + FAILED_START_EXIT_S
+    assert setup.clock.now > 1000 + FAILED_START_EXIT_S
 
 
 async def test_an_instance_that_ends_while_it_loads() -> None:
-    assert await Scene(prober=FakeProber(health=False), until=3).watcher().ready(WHERE) is False
+    assert await Setup(prober=FakeProber(health=False), until=3).watcher().ready(WHERE) is False
 
 
 async def test_a_canary_beside_silent_requests() -> None:
-    scene = Scene(prober=FakeProber(token=None), traffic=FakeTraffic(requests=3, nothing_comes=True))
-    cause = await scene.failure()
+    setup = Setup(prober=FakeProber(token=None), traffic=FakeTraffic(requests=3, nothing_comes=True))
+    cause = await setup.failure()
     assert cause is not None
     assert cause.name == "hung"
     assert cause.evidence[0] == "none of its 3 requests was answered (proxy.hung_timeout_s)"
     assert "beside them within 60 s" in cause.evidence[1]
-    assert scene.prober.canaries == 1
+    assert setup.prober.canaries == 1
 
 
 @pytest.mark.parametrize("answer", [True, False])
 async def test_an_answered_canary_ends_nothing(answer: bool) -> None:
     """A refusal is an answer, too."""
-    scene = Scene(
+    setup = Setup(
         prober=FakeProber(token=answer), traffic=FakeTraffic(requests=3, nothing_comes=True), until=100
     )
-    assert await scene.failure() is None
-    assert 2 <= scene.prober.canaries <= 9, "again after stall_timeout_s"
+    assert await setup.failure() is None
+    assert 2 <= setup.prober.canaries <= 9, "again after stall_timeout_s"
 
 
 @pytest.mark.parametrize(("health", "counted"), [(True, COUNTED), (None, None)], ids=["counters", "silence"])
 async def test_no_canary_where_counters_or_the_health_path_tell(
     health: bool | None, counted: EngineMetrics | None
 ) -> None:
-    scene = Scene(
+    setup = Setup(
         prober=FakeProber(counted=counted), traffic=FakeTraffic(requests=3, nothing_comes=True), until=20
     )
 
     def move() -> None:
-        scene.traffic.events += 1
-        scene.prober.health = True if scene.probes < 3 else health
+        setup.traffic.events += 1
+        setup.prober.health = True if setup.probes < 3 else health
 
-    scene.each = move
-    assert await scene.failure() is None
-    assert scene.prober.canaries == 0
+    setup.each = move
+    assert await setup.failure() is None
+    assert setup.prober.canaries == 0

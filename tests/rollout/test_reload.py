@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fakes import SOON_S, FakeProcess, FakeSpawner, until
 from rollout.test_diff import made
-from rollout.test_rollout import CHANGED, LIMITS, PROBES, Bank
+from rollout.test_rollout import CHANGED, LIMITS, PROBES, TimedProber
 
 from launcher.daemon.deployment import Deployment
 from launcher.engines.base import Launch
@@ -24,12 +24,12 @@ from launcher.rollout.reload import Reloader
 
 
 @dataclass
-class House:
+class Setup:
     """A running daemon's part of it; `after` is what the file says now."""
 
     before: Deployment
     after: Deployment
-    prober: Bank = field(default_factory=Bank)
+    prober: TimedProber = field(default_factory=TimedProber)
     now: Deployment | None = None
     fails: Exception | None = None
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
@@ -75,107 +75,107 @@ class House:
 
 
 async def test_it_goes_there_and_is_the_configuration_then() -> None:
-    house = House(made(), made(engine=CHANGED))
-    async with house.play() as reloader:
+    setup = Setup(made(), made(engine=CHANGED))
+    async with setup.play() as reloader:
         assert reloader.show() == {"stage": "none"}
-        assert (await house.ask(dry_run=True))["stage"] == "dry run"
+        assert (await setup.ask(dry_run=True))["stage"] == "dry run"
         assert reloader.target is None
-        begun = await house.ask()
+        begun = await setup.ask()
         assert begun["stage"] == "running"
-        assert reloader.target is house.after
+        assert reloader.target is setup.after
         with pytest.raises(RefusedError, match="another reload is running"):
-            await house.ask()
-        assert await house.over() == "done"
-        assert house.now is house.after
+            await setup.ask()
+        assert await setup.over() == "done"
+        assert setup.now is setup.after
         assert all(
-            controller.engine is house.after.engine for controller in house.supervisor.controllers.values()
+            controller.engine is setup.after.engine for controller in setup.supervisor.controllers.values()
         )
 
 
 async def test_a_slot_that_goes_and_one_that_would_restart_after_it_is_refused_beforehand() -> None:
-    house = House(made(), made(layout={"instances_per_socket": 1}))
-    async with house.play() as reloader:
+    setup = Setup(made(), made(layout={"instances_per_socket": 1}))
+    async with setup.play() as reloader:
         with pytest.raises(
             RefusedError, match="cannot reload slot '0': 0 instances of 'm' would be left ready"
         ):
-            await house.ask()
+            await setup.ask()
         assert reloader.show() == {"stage": "none"}
-        assert [controller.slot_state.generation for controller in house.supervisor.controllers.values()] == [
+        assert [controller.slot_state.generation for controller in setup.supervisor.controllers.values()] == [
             1,
             1,
         ]
-        await house.ask(force=True)
-        assert await house.over() == "done"
-        assert sorted(house.supervisor.controllers) == [0]
+        await setup.ask(force=True)
+        assert await setup.over() == "done"
+        assert sorted(setup.supervisor.controllers) == [0]
 
 
 async def test_more_slots_need_no_spare_one_where_there_was_only_one() -> None:
-    house = House(made(layout={"instances_per_socket": 1}), made())
-    async with house.play():
-        await house.ask()
-        assert await house.over() == "done"
-        assert sorted(house.supervisor.controllers) == [0, 1]
+    setup = Setup(made(layout={"instances_per_socket": 1}), made())
+    async with setup.play():
+        await setup.ask()
+        assert await setup.over() == "done"
+        assert sorted(setup.supervisor.controllers) == [0, 1]
 
 
 async def test_one_that_is_held_is_no_spare_one() -> None:
-    house = House(made(), made(engine=CHANGED))
-    async with house.play():
-        house.supervisor.controllers[1].post(HoldRequested())
-        await until(lambda: house.supervisor.controllers[1].slot_state.state is State.HELD)
+    setup = Setup(made(), made(engine=CHANGED))
+    async with setup.play():
+        setup.supervisor.controllers[1].post(HoldRequested())
+        await until(lambda: setup.supervisor.controllers[1].slot_state.state is State.HELD)
         with pytest.raises(RefusedError, match="would be left ready"):
-            await house.ask()
-        await house.ask(force=True)
-        assert await house.over() == "done"
+            await setup.ask()
+        await setup.ask(force=True)
+        assert await setup.over() == "done"
 
 
 async def test_a_file_that_cannot_be_used_changes_nothing() -> None:
-    house = House(made(), made(), fails=LauncherError("cannot use it: why", "mend it"))
-    async with house.play() as reloader:
+    setup = Setup(made(), made(), fails=LauncherError("cannot use it: why", "mend it"))
+    async with setup.play() as reloader:
         with pytest.raises(LauncherError, match="cannot use it"):
-            await house.ask()
-        house.fails, house.after = None, made(systemd={"memory_max": "4GiB"})
+            await setup.ask()
+        setup.fails, setup.after = None, made(systemd={"memory_max": "4GiB"})
         with pytest.raises(RefusedError, match=r"only a restart of the daemon applies systemd\.memory_max"):
-            await house.ask()
+            await setup.ask()
         assert reloader.show() == {"stage": "none"}
 
 
 async def test_a_daemon_without_a_file_has_nothing_to_read_again() -> None:
-    house = House(made(), made())
-    async with house.play() as reloader:
+    setup = Setup(made(), made())
+    async with setup.play() as reloader:
         reloader._reread = None
         with pytest.raises(RefusedError, match="started without a file") as caught:
-            await house.ask()
+            await setup.ask()
         assert caught.value.remedy == "start it with serve -c FILE"
 
 
-async def test_what_should_not_happen_is_said_and_does_not_look_like_running(
+async def test_an_unexpected_error_is_reported_and_ends_the_rollout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = House(made(), made(engine=CHANGED))
-    async with house.play() as reloader:
+    setup = Setup(made(), made(engine=CHANGED))
+    async with setup.play() as reloader:
 
         async def broken(*_: Any) -> bool:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(house.prober, "canary", broken)
-        await house.ask()
-        assert await house.over() == "stuck"
+        monkeypatch.setattr(setup.prober, "canary", broken)
+        await setup.ask()
+        assert await setup.over() == "stuck"
         assert "ZeroDivisionError" in reloader.show()["error"]
-        assert house.now is house.before
+        assert setup.now is setup.before
 
 
 async def test_one_that_still_compares_when_the_daemon_ends_changes_nothing() -> None:
-    house = House(made(), made(engine=CHANGED))
+    setup = Setup(made(), made(engine=CHANGED))
     reading, ended = threading.Event(), threading.Event()
 
     def slow(_overrides: Any) -> Deployment:
         reading.set()
         assert ended.wait(SOON_S)
-        return house.after
+        return setup.after
 
-    async with house.play() as reloader:
+    async with setup.play() as reloader:
         reloader._reread = slow
-        asked = asyncio.create_task(house.ask())
+        asked = asyncio.create_task(setup.ask())
         await until(reading.is_set)
         await reloader.end()
         ended.set()
@@ -202,31 +202,31 @@ class SlowSpawner(FakeSpawner):
 
 async def test_a_reload_waits_until_what_an_earlier_daemon_left_is_taken_over() -> None:
     spawner = SlowSpawner()
-    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
-    async with house.play():
-        asked = asyncio.create_task(house.ask(force=True))
+    setup = Setup(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with setup.play():
+        asked = asyncio.create_task(setup.ask(force=True))
         await asyncio.sleep(0.05)
         assert not asked.done()
         spawner.asked.set()
         await asked
-        assert await house.over() == "done"
-        assert [controller.slot_state.generation for controller in house.supervisor.controllers.values()] == [
+        assert await setup.over() == "done"
+        assert [controller.slot_state.generation for controller in setup.supervisor.controllers.values()] == [
             8,
             8,
         ]
         assert all(
-            controller.engine is house.after.engine for controller in house.supervisor.controllers.values()
+            controller.engine is setup.after.engine for controller in setup.supervisor.controllers.values()
         )
 
 
 async def test_a_reload_is_refused_while_an_adoption_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.rollout.reload.ADOPTION_S", 0.01)
     spawner = SlowSpawner()
-    house = House(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
-    async with house.play() as reloader:
+    setup = Setup(made(), made(engine=CHANGED), spawner=spawner, ready_first=False)
+    async with setup.play() as reloader:
         with pytest.raises(BusyError, match="still being adopted"):
-            await house.ask()
+            await setup.ask()
         assert reloader.show() == {"stage": "none"}
         spawner.asked.set()
-        controllers = house.supervisor.controllers.values()
+        controllers = setup.supervisor.controllers.values()
         await until(lambda: all(controller.slot_state.state is State.READY for controller in controllers))

@@ -41,7 +41,7 @@ CHANGED = {"command": ["serve", "{uds}", "--changed"]}
 
 
 @dataclass
-class Bank(FakeProber):
+class TimedProber(FakeProber):
     """Answers canaries in `took_s` on the clock, by slot."""
 
     clock: FakeClock = field(default_factory=FakeClock)
@@ -61,7 +61,7 @@ class Company:
     before: Deployment
     after: Deployment
     spawner: FakeSpawner = field(default_factory=FakeSpawner)
-    prober: Bank = field(default_factory=Bank)
+    prober: TimedProber = field(default_factory=TimedProber)
     force: bool = False
     limits: Limits = LIMITS
     most_away: int = 0
@@ -141,7 +141,7 @@ async def test_slots_that_come_and_go() -> None:
     ],
 )
 async def test_one_that_is_worse_brings_all_back(trouble: dict[str, Any], said: str) -> None:
-    company = Company(made(), made(engine=CHANGED), prober=Bank(**trouble))
+    company = Company(made(), made(engine=CHANGED), prober=TimedProber(**trouble))
     async with company.play() as rollout:
         assert not await rollout.run()
         assert rollout.progress.stage is Stage.ROLLED_BACK
@@ -226,7 +226,7 @@ async def test_a_sibling_that_is_on_its_way_is_waited_for() -> None:
         assert list(rollout.progress.done) == ["restart slot 0", "restart slot 1"]
 
 
-async def test_one_that_is_starting_with_the_old_configuration_starts_anew() -> None:
+async def test_a_slot_that_starts_with_the_old_configuration_restarts() -> None:
     company = Company(made(), made(engine=CHANGED), limits=replace(LIMITS, crash_limit=3))
     async with company.play() as rollout:
         company.prober.health = None
@@ -240,7 +240,7 @@ async def test_one_that_is_starting_with_the_old_configuration_starts_anew() -> 
 
 
 @pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested(), HoldRequested(), StopRequested()])
-async def test_one_that_somebody_takes_out_of_rotation_meanwhile_ends_nothing(verb: Event) -> None:
+async def test_a_slot_that_leaves_rotation_meanwhile_ends_no_rollout(verb: Event) -> None:
     company = Company(made(), made(engine=CHANGED))
 
     def take_away(event: InstanceEvent) -> None:
@@ -256,7 +256,7 @@ async def test_one_that_somebody_takes_out_of_rotation_meanwhile_ends_nothing(ve
 
 
 @pytest.mark.parametrize("verb", [ResumeRequested(), StartRequested()])
-async def test_one_that_somebody_puts_back_before_it_has_restarted_is_told(verb: Event) -> None:
+async def test_a_slot_that_is_put_back_before_its_restart_is_reported(verb: Event) -> None:
     company = Company(made(), made(engine=CHANGED))
 
     def put_back(event: InstanceEvent) -> None:
@@ -272,7 +272,7 @@ async def test_one_that_somebody_puts_back_before_it_has_restarted_is_told(verb:
         assert company.states == {State.READY}
 
 
-async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
+async def test_a_removed_slot_stays_removed_when_it_is_started_meanwhile() -> None:
     company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
 
     def start_again(event: InstanceEvent) -> None:
@@ -287,7 +287,7 @@ async def test_a_slot_that_goes_is_gone_whoever_starts_it_again() -> None:
 
 
 @pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
-async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) -> None:
+async def test_a_removed_slot_stays_removed_whatever_is_requested_meanwhile(verb: Event) -> None:
     company = Company(made(), made(layout={"instances_per_socket": 1}), force=True)
 
     def keep(event: InstanceEvent) -> None:
@@ -302,7 +302,7 @@ async def test_a_slot_that_goes_is_gone_whoever_wants_to_keep_it(verb: Event) ->
 
 
 @pytest.mark.parametrize("verb", [DrainRequested(), QuarantineRequested()])
-async def test_one_that_became_ready_before_its_stop_and_is_kept_by_somebody_ends_nothing(
+async def test_a_slot_that_became_ready_before_its_stop_and_is_kept_ends_no_rollout(
     verb: Event,
 ) -> None:
     """It was starting with the old configuration, so it is stopped and started again."""
@@ -357,7 +357,7 @@ async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
 async def test_a_new_slot_that_a_way_back_left_is_restarted_by_the_next_reload() -> None:
     """It answers nothing, and is the only one: slot 0 is held."""
     one = made(layout={"instances_per_socket": 1}, supervision={"min_ready": 1})
-    company = Company(one, made(supervision={"min_ready": 1}), prober=Bank(failing="slot1-1"))
+    company = Company(one, made(supervision={"min_ready": 1}), prober=TimedProber(failing="slot1-1"))
     async with company.play() as rollout:
         controllers = company.supervisor.controllers
         controllers[0].post(HoldRequested())
