@@ -77,7 +77,8 @@ PURE = {
     "proxy.auth.key_record", "proxy.auth.rate_limits", "proxy.downstream.cors",
     "proxy.observability.exchange", "proxy.observability.server_timing",
     "control.messages", "telemetry.merge", "telemetry.vllm_metrics", "telemetry.rolling_quantiles",
-    "doctor.report", "doctor.facts", "doctor.rules", "doctor.compatibility",
+    "doctor.report", "doctor.facts", "doctor.rules", "doctor.rules_host", "doctor.rules_software",
+    "doctor.compatibility",
     *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py")
       if name.stem not in {"model_profile", "model_files"}),
 }  # fmt: skip

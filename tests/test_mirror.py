@@ -52,6 +52,8 @@ COVERED_BY = {
     "control.messages": "control/test_server.py",
     "daemon.operations": "integration/test_control_protocol.py",
     "daemon.status": "cli/test_status.py",
+    "doctor.rules_host": "doctor/test_rules.py",
+    "doctor.rules_software": "doctor/test_rules.py",
     "host.systemd_bus": "instances/test_adopt_units.py",
     "instances.cache_files": "instances/test_compile_cache.py",
     "instances.instance": "instances/test_slot_controller.py",

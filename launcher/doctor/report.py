@@ -45,6 +45,18 @@ class Row:
     """The best tier that is possible with this result."""
 
 
+def ok(check: str, fact: str, remedy: str = "") -> Row:
+    return Row(check, Verdict.OK, fact, remedy)
+
+
+def warn(check: str, fact: str, remedy: str, tier: Tier = Tier.OPTIMISED) -> Row:
+    return Row(check, Verdict.WARN, fact, remedy, tier)
+
+
+def fail(check: str, fact: str, remedy: str) -> Row:
+    return Row(check, Verdict.FAIL, fact, remedy, Tier.FALLBACK)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All rows."""
