@@ -1,1 +1,1 @@
-"""The operator's interface: the verbs, their HTTP form, the UNIX-socket server and its client."""
+"""The operator's interface: commands, their HTTP form, the UNIX-socket server and its client."""

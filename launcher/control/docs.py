@@ -36,7 +36,7 @@ _ERRORS: Final = """## Errors
 | --- | --- |
 | 400 | an argument makes no sense, or the new configuration can't be used |
 | 403 | your user is in neither group, or may only read |
-| 404 | no such slot, verb or path |
+| 404 | no such slot, command or path |
 | 405 | the path is there, not with this method |
 | 409 | it could be done, and must not be now: too few would be left, the slot is held, another reload runs |
 | 413 | a body: nothing here reads one |
@@ -147,7 +147,7 @@ def _bounds() -> str:
     rows = (
         ("from a connection, or an answer, to the next whole request", f"{server.HEADERS_S:.0f} s"),
         (
-            "for one answer (`verify`); `follow` goes on for as long as the client reads",
+            "for one answer (`verify`); `follow` continues for as long as the client reads",
             f"{messages.REQUEST_S:.0f} s ({messages.VERIFY_S:.0f} s)",
         ),
         ("a client that takes nothing of its answer is cut off after", f"{server.STALL_S:.0f} s"),

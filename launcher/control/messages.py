@@ -44,7 +44,7 @@ SUMMARY: Final[dict[SlotCommand, str]] = {
 DISRUPTIVE: Final = frozenset(
     {SlotCommand.RESTART, SlotCommand.DRAIN, SlotCommand.STOP, SlotCommand.HOLD, SlotCommand.QUARANTINE}
 )
-"""Verbs that take an instance out of rotation: refused where too few would be left, unless forced."""
+"""Commands that take an instance out of rotation: refused where too few would be left, unless forced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ class Daemon:
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
             )
-        except Exception:  # nobody awaits this task
+        except Exception:  # the task is not awaited
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
 
     # --- between supervisor and proxy --------------------------------------------------------
@@ -319,12 +319,12 @@ class Daemon:
 
 def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:
     """The first LauncherError of a group; the other errors are logged."""
-    told, others = group.split(LauncherError)
-    if told is None:
+    for_people, others = group.split(LauncherError)
+    if for_people is None:
         return None
     if others is not None:
         log.error("other tasks also failed", exc_info=others)
-    error: BaseException = told
+    error: BaseException = for_people
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     assert isinstance(error, LauncherError)  # noqa: S101  split by that

@@ -171,7 +171,7 @@ class Operations:
         return (_shown(line) async for line in feed)
 
     async def verify(self, slot: int) -> None:
-        """Look at a slot's placement now."""
+        """Compare a slot's threads and pages with the plan now."""
         await self._supervisor.controller(slot).verify()
 
 

@@ -201,8 +201,8 @@ def _resident(nodes: CpuSet, found: Verification | None) -> Resident | None:
 
 
 def _stalled_s(controller: SlotController) -> float | None:
-    look = controller.instance.progress.last
-    if look is None:
+    last = controller.instance.progress.last
+    if last is None:
         return None
-    still = look.at - controller.instance.progress.moved_at
-    return still if still > 0 else None
+    stalled_s = last.at - controller.instance.progress.moved_at
+    return stalled_s if stalled_s > 0 else None

@@ -2,7 +2,7 @@
 
 One thread reads for all units; a person reads the same lines with `journalctl --unit`. Lines are found by
 _SYSTEMD_UNIT, which journald has from systemd when a unit's output is opened. Slice and invocation it looks up
-when a line arrives: they are missing where whoever wrote it has ended by then.
+when a line arrives: they are missing where the writer has ended by then.
 Source: sd-journal(3), systemd.journal-fields(7), io.systemd.Journal in systemd-journald.service(8).
 """
 
@@ -22,8 +22,8 @@ from systemd import journal
 
 log = logging.getLogger("launcher.host")
 
-# At most so often, however much the host logs: each look costs the daemon about 50 µs.
-LOOK_S: Final = 0.1
+# At most so often, however much the host logs: each reading costs the daemon about 50 µs.
+READ_S: Final = 0.1
 # Where nothing is logged, so long until a wish to stop or to catch up is seen.
 WAIT_S: Final = 0.25
 # journald answers `Synchronize` once it has written what it had received.
@@ -103,7 +103,7 @@ class Follower:
                 if lines or wanted != self._done:
                     self._loop.call_soon_threadsafe(self._deliver, lines, wanted)
                 failures.end()
-                self._stop.wait(LOOK_S)
+                self._stop.wait(READ_S)
                 feed.wait(WAIT_S)
             except Exception as error:  # also for an odd entry: the other units still need this task
                 if self._loop.is_closed():

@@ -53,10 +53,10 @@ class ProcessFacts:
     """Memory policies of its resident mappings, e.g. {"bind:0"}; empty where numa_maps can't be read."""
     node_bytes: tuple[tuple[int, int], ...]
     """(node, resident bytes) of its anonymous memory. Pages of files are left out: a library's page lies
-    where whoever touched it first had it put, and is shared."""
+    where its first user had it put, and is shared."""
     libraries: frozenset[str]
     allowed_nodes: CpuSet = CpuSet()  # noqa: RUF009  frozen
-    """Nodes that its cpuset lets it take memory from; empty where that can't be told."""
+    """Nodes that its cpuset lets it take memory from; empty where unknown."""
 
     @property
     def threads(self) -> int:
@@ -82,11 +82,11 @@ def observe(pid: int) -> tuple[ProcessFacts, ...]:
     """Facts of the process and all its descendants; those that end meanwhile are left out."""
     try:
         root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
+        tree = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return ()
     facts = []
-    for process in family:
+    for process in tree:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             facts.append(_facts(process.pid))
     return tuple(facts)

@@ -1,6 +1,6 @@
 """systemd through D-Bus: start, stop, signal and inspect units. Source: org.freedesktop.systemd1(5).
 
-One connection, opened again when it is lost. systemd's signals wake whoever waits for a unit; waiters also check
+One connection, opened again when it is lost. systemd's signals wake the waiters of a unit; waiters also check
 every WAKE_S, because a signal may be lost with a connection.
 """
 

@@ -266,7 +266,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _rule(
         "killed-by-operator",
         None,
-        "somebody sent it a signal",
+        "a user or process sent it a signal",
         "none needed: it starts again; `numa-launcher hold SLOT` keeps a slot stopped",
         Retry.NOW,
     ),
@@ -274,7 +274,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "hung",
         None,
         "it had work and made no progress",
-        "read the evidence; `numa-launcher quarantine SLOT` keeps one alive for a look (py-spy dump --pid PID)",
+        "read the evidence; `numa-launcher quarantine SLOT` keeps one running for inspection (py-spy dump --pid PID)",
         Retry.NOW,
     ),
     _rule(

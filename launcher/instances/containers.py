@@ -100,7 +100,7 @@ async def _ask(argv: tuple[str, ...]) -> str:
         raise LauncherError(f"cannot run {name}: {reason(error)}", f"install {name}") from error
     try:
         async with asyncio.timeout(CLIENT_S):
-            out, said = await client.communicate()
+            out, errors = await client.communicate()
     except TimeoutError:
         raise LauncherError(
             f"cannot run `{name} {argv[1]}`: no answer within {CLIENT_S:.0f} s", f"run: {name} info"
@@ -110,7 +110,7 @@ async def _ask(argv: tuple[str, ...]) -> str:
             os.killpg(client.pid, signal.SIGKILL)  # its children hold its pipes too
             await client.wait()
     if client.returncode != 0:
-        why = said.decode(errors="replace").strip().splitlines()
+        why = errors.decode(errors="replace").strip().splitlines()
         raise LauncherError(
             f"cannot run `{name} {argv[1]}`: {why[-1] if why else f'exit code {client.returncode}'}",
             f"run: {name} info",

@@ -73,8 +73,8 @@ def diagnose(
 
 def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelReport) -> Cause | None:
     killed = ended.signal == signal.SIGKILL or any(KILLED_CHILD.search(line) for line in tail)
-    if said := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
-        return rule("cgroup-oom").cause(str(ended), (*said, *map(_memory, kernel.nodes)))
+    if found := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
+        return rule("cgroup-oom").cause(str(ended), (*found, *map(_memory, kernel.nodes)))
     # The count is of the whole cgroup, which a sibling may share; a line names a process of its own.
     if not kernel.oom_lines and not (killed and kernel.cgroup_kills):
         return None
@@ -103,13 +103,13 @@ def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelReport, *, served
     if ended.signal == signal.SIGILL:
         cause = rule("missing-instruction-set").cause(str(ended), last)
         return replace(cause, retry=Retry.BACKOFF) if served else cause
-    said = tuple(line for line in tail if KILLED_CHILD.search(line))[-_EVIDENCE:]
-    killed = ended.signal == signal.SIGKILL or bool(said)
+    found = tuple(line for line in tail if KILLED_CHILD.search(line))[-_EVIDENCE:]
+    killed = ended.signal == signal.SIGKILL or bool(found)
     short = tuple(node for node in kernel.nodes if node.free_bytes < node.total_bytes * SHORT_SHARE)
-    if killed and (short or (said and not kernel.readable)):
-        return rule("node-oom").cause(str(ended), (*said, *map(_memory, short or kernel.nodes)))
+    if killed and (short or (found and not kernel.readable)):
+        return rule("node-oom").cause(str(ended), (*found, *map(_memory, short or kernel.nodes)))
     if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail):
-        evidence = (*(said or last), *map(_memory, kernel.nodes if killed else ()))
+        evidence = (*(found or last), *map(_memory, kernel.nodes if killed else ()))
         return rule("killed-by-operator").cause(str(ended), evidence)
     if ended.signal in _NATIVE:
         return rule("native-crash").cause(str(ended), last)
@@ -139,10 +139,10 @@ def _memory(node: NodeMemory) -> str:
 
 def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
     """The cause when an engine has printed that its start failed, and does not exit."""
-    said = f"it said so and had not ended {waited_s:.0f} s later"
-    return _of_log(said, tail, served=False) or replace(
+    failed = f"it reported so and had not exited {waited_s:.0f} s later"
+    return _of_log(failed, tail, served=False) or replace(
         rule("unknown").cause("", _telling(tail)),
-        message=f"the engine's start failed: {said}",
+        message=f"the engine's start failed: {failed}",
     )
 
 

@@ -38,7 +38,7 @@ class HttpProber:
         self._health_path = health_path
 
     async def healthy(self, address: Address, timeout_s: float) -> bool | None:
-        """True: answered 200. False: answered otherwise, or nobody listens. None: no answer in time, or a full backlog.
+        """True: answered 200. False: answered otherwise, or connection refused. None: no answer in time, or a full backlog.
 
         Raises OSError where the daemon itself is short of descriptors, memory or threads.
         """

@@ -166,13 +166,13 @@ def _signal_tree() -> None:
                 continue
             # The second field is the name in parentheses and may hold anything; the 4th is the parent.
             parents[int(name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    family = {os.getpid()}
+    tree = {os.getpid()}
     grown = True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in family and pid not in family}
-        family |= more
+        more = {pid for pid, parent in parents.items() if parent in tree and pid not in tree}
+        tree |= more
         grown = bool(more)
-    for pid in family - {os.getpid()}:
+    for pid in tree - {os.getpid()}:
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:

@@ -49,8 +49,8 @@ def fitting(
         return "the state file has no record of it"
     if facts.active != "active" or facts.has_job or not facts.main_pid:
         return f"it is {facts.active}"
-    said = mark(slot, record.generation, record.digest)
-    if f"{MARK}={said}" not in facts.environment or record.invocation not in {"", facts.invocation}:
+    expected = mark(slot, record.generation, record.digest)
+    if f"{MARK}={expected}" not in facts.environment or record.invocation not in {"", facts.invocation}:
         return "it is not the generation that the state file records"
     launch = slots[slot](record.generation)
     if digest(launch) != record.digest:

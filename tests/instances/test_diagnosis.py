@@ -236,7 +236,7 @@ def test_only_the_last_three_lines_are_evidence() -> None:
     [
         (Exit(0, None), "unknown", "ended by itself with exit code 0"),
         (Exit(3, None), "unknown", "ended by itself with exit code 3"),
-        (Exit(None, 9), "killed-by-operator", "somebody sent it a signal (signal 9)"),
+        (Exit(None, 9), "killed-by-operator", "a user or process sent it a signal (signal 9)"),
         (Exit(None, 6), "native-crash", "the engine crashed in native code (signal 6)"),
         (Exit(None, 7), "native-crash", "the engine crashed in native code (signal 7)"),
         (Exit(None, 11), "native-crash", "the engine crashed in native code (signal 11)"),
@@ -340,7 +340,7 @@ def test_the_telling_lines_of_an_unknown_end() -> None:
 def test_a_start_that_failed_and_does_not_end() -> None:
     cause = failed_start(["AssertionError: expected OutputCode, got <class 'function'>"], 15.0)
     assert (cause.name, cause.retry) == ("freezing-aot-crash", Retry.NEVER)
-    assert "had not ended 15 s later" in cause.message
+    assert "had not exited 15 s later" in cause.message
     assert failed_start(["EngineCore failed to start."], 15.0).name == "unknown"
 
 

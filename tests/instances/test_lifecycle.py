@@ -116,7 +116,7 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.STOPPING, Intent.HOLD, crash=SICK), EXIT, State.HELD, Intent.HOLD, ()),
     (slot(State.BACKOFF), HoldRequested(), State.HELD, Intent.HOLD, ()),
     (slot(State.FAILED), HoldRequested(), State.HELD, Intent.HOLD, ()),
-    # quarantine: alive for a look, whatever its probes say
+    # quarantine: kept running, whatever its probes find
     (slot(State.READY), QuarantineRequested(), State.DRAINING, Intent.QUARANTINE, (A.ANNOUNCE_DRAINING,)),
     (slot(State.READY), ReleaseRequested(), State.READY, Intent.RUN, ()),
     (slot(State.STARTING), QuarantineRequested(), State.STARTING, Intent.QUARANTINE, ()),
