@@ -550,3 +550,32 @@ def test_with_a_full_queue_an_instance_below_its_limit_takes_the_request() -> No
         assert made.offer(ticket(tokens=5000), 0.0) is not None
     with pytest.raises(FullError):
         made.offer(ticket(tokens=10), 0.0)
+
+
+def test_a_withdrawn_ticket_is_no_longer_ahead_of_others() -> None:
+    made = balancer(2)
+    prompt = tuple(range(50))
+    made.offer(first := ticket(tokens=6400, prefix=prompt, pinned=(0, 1)), 0.0)
+    made.first_token(first, 6.4)
+    made.offer(ticket(6.4, tokens=1000, pinned=(0, 1)), 6.4)
+    waiting = ticket(6.5, tokens=6410, prefix=prompt)
+    assert made.offer(waiting, 6.5) is None
+    cached = made.table.newest(0)
+    assert cached is not None
+    assert cached.load.ahead == 1
+    made.withdraw(waiting)
+    made.offer(ticket(6.6), 6.6)
+    assert (cached.load.ahead, cached.load.ahead_s) == (0, 0.0)
+
+
+def test_a_retry_whose_other_instances_are_busy_stays_queued() -> None:
+    made = balancer(2, seqs=1)
+    running = busy(made, 2)
+    retry = ticket(0.1)
+    retry.tried.add((0, 1))
+    assert made.offer(retry, 0.1) is None
+    made.release(next(one for one in running if slot(one) == 0), 1.0, Ending.WHOLE)
+    assert made.pump(1.0) == []
+    made.release(next(one for one in running if one.upstream is not None), 2.0, Ending.WHOLE)
+    assert made.pump(2.0) == [retry]
+    assert slot(retry) == 1
