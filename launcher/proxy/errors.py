@@ -29,6 +29,11 @@ class HttpError(Exception):
         # What follows on the connection cannot be trusted, or will not be read.
         self.close = close
 
+    def closing(self) -> HttpError:
+        """The same, as the connection's last response."""
+        self.close = True
+        return self
+
     def body(self) -> bytes:
         """The response's JSON body."""
         return error_body(self.message, self.type, self.param, self.code)

@@ -11,32 +11,36 @@ import logging
 import random
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from launcher.address import Address
 from launcher.background import Failures, attempt
 from launcher.config.schema import Model, Proxy
-from launcher.printable import quoted
-from launcher.proxy.auth.api_keys import OPEN_PATHS, ApiKeys
+from launcher.proxy.auth.api_keys import ApiKeys
+from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.dispatch.desk import Desk
-from launcher.proxy.dispatch.fleet import OnIdle, OnSuspect
-from launcher.proxy.dispatch.relay import Relay
+from launcher.proxy.dispatch.executor import Executor
+from launcher.proxy.dispatch.instances import OnIdle, OnSuspect
 from launcher.proxy.downstream.connection import DownstreamConnection
-from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.forwarded import TrustedProxies, appended
 from launcher.proxy.downstream.handshakes import Handshakes
 from launcher.proxy.downstream.listener import Listener
+from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.tls import ServerTls
-from launcher.proxy.downstream.upload_memory import FREE_BYTES, UploadMemory
-from launcher.proxy.downstream.uploads import too_large
-from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.downstream.upload_memory import UploadMemory
+from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.observability import report
-from launcher.proxy.observability.exchange import Exchange
+from launcher.proxy.observability.counters import Counters
+from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages.renderer import PageRenderer, Sources
-from launcher.proxy.routes import GATHERED, REALTIME, Match, NoMethod, match, split_target
+from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import CONNECTION_DUE, HEAD_RECEIVED, Refused
+from launcher.proxy.routes import Match, match, split_target
+from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
 from launcher.telemetry import metrics
@@ -48,7 +52,7 @@ LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events t
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
 TICK_MAX_S = 0.25  # deadlines are held this exactly; shorter where one that is set is short
 TICK_MIN_S = 0.01
-_UNREAD = RequestHead("GET", "/", False, None, False, False, False, None, b"\r\n", b"\r\n", ())
+_UNREAD = RequestHead("-", "/", False, None, False, False, False, None, b"\r\n", b"\r\n", ())
 
 
 class ProxyServer:
@@ -71,12 +75,36 @@ class ProxyServer:
         self._more_values = more_values
         self._most_clients = proxy.max_connections if most_clients is None else most_clients
         self._loop = asyncio.get_running_loop()
-        pick = (chance or random.Random()).randrange  # noqa: S311
-        self.desk = Desk(proxy, models, on_idle, on_suspect, pick)
+        self.counters = Counters()
+        self.slow_clients = SlowClients(proxy, self._loop.time)
+        self.balancer = Balancer(
+            proxy.policy,
+            (chance or random.Random()).randrange,  # noqa: S311
+            max_requests=proxy.queue_max_requests,
+            max_bytes=proxy.queue_max_bytes,
+            eject_failures=proxy.eject_failures,
+            eject_s=proxy.eject_s,
+        )
+        self._timings = metrics.Timings()
         self._keys = ApiKeys(proxy.api_keys_file)
-        self._pages = PageRenderer(self.desk.names, self.desk.adapters, self._sources())
-        self.desk.intake.pages = self._pages
-        self._cors = Cors(proxy.cors_origins)
+        self._overflow = None if proxy.overflow is None else Overflow(proxy.overflow, proxy.connect_timeout_s)
+        self._traits = ModelTraits(_names_of(models))
+        self._pages = PageRenderer(self._traits, self._sources())
+        self._executor = Executor(
+            proxy,
+            traits=self._traits,
+            keys=self._keys,
+            balancer=self.balancer,
+            pages=self._pages,
+            overflow=self._overflow,
+            counters=self.counters,
+            timings=self._timings,
+            slow_clients=self.slow_clients,
+            on_idle=on_idle,
+            on_suspect=on_suspect,
+        )
+        self._instances = self._executor.instances
+        self.post = self._executor.post
         self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
         certificate = proxy.tls_certificate
         self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
@@ -86,7 +114,7 @@ class ProxyServer:
             else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._has_room)
         )
         self._nodes: dict[int, str] = {}
-        self._templates = TemplateChecks(self.desk.moves.unfit_templates)
+        self._templates = TemplateChecks(self._traits)
         self._reconciler: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._clients: set[DownstreamConnection] = set()
@@ -94,8 +122,6 @@ class ProxyServer:
         self._ids = (f"{here}{number:x}" for number in count(1))
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = _tick_interval(proxy)
-        self._quiet = asyncio.Event()  # no request is in flight
-        self.desk.on_quiet = self._quiet.set
         self.closing = False
         self.header_timeout_s = proxy.header_timeout_s
         self.body_timeout_s = proxy.body_timeout_s
@@ -131,11 +157,11 @@ class ProxyServer:
         failures = Failures(_LOG, "front door: compare load with the instances' own figures")
         while True:
             await asyncio.sleep(RECONCILE_S)
-            if self.desk.tally.in_flight:
+            if self.counters.in_flight:
                 await attempt(self._compare, failures)
 
     async def _compare(self) -> None:
-        self.desk.fleet.reconcile(await self._pages.loads())
+        self._instances.reconcile(await self._pages.loads())
 
     @property
     def endpoint(self) -> str:
@@ -171,44 +197,46 @@ class ProxyServer:
         as one token. `sampling_defaults`: what it applies to requests that name none, by vLLM's names.
         """
         self._nodes[slot] = numa_node
-        self.desk.know(adapters, model)
-        self.desk.moves.know(model, token_ids=token_ids, sampling_defaults=sampling_defaults or {})
-        self.desk.fleet.add(Upstream(slot, generation, model, address, max_num_seqs))
+        self._traits.learn(
+            model, adapters=adapters, token_ids=token_ids, sampling_defaults=sampling_defaults or {}
+        )
+        self._instances.add(Upstream(slot, generation, model, address, max_num_seqs))
         if ask_template and not self.closing:
             self._templates.begin(slot, generation, model, address)
 
     def drain_upstream(self, slot: int, generation: int) -> None:
         """No new requests; on_idle once nothing is left on it, from the event loop, never from this call."""
-        self.desk.fleet.drain(slot, generation)
+        self._instances.drain(slot, generation)
 
     def remove_upstream(self, slot: int, generation: int, reason: str) -> None:
         """The instance is gone; what is in flight on it moves to another or ends honestly."""
-        self.desk.fleet.remove(slot, generation, reason)
+        self._instances.remove(slot, generation, reason)
 
     def in_flight(self, slot: int, generation: int) -> int:
         """Requests that the instance works on; 0 when it is not known."""
-        upstream = self.desk.fleet.table.get(slot, generation)
+        upstream = self.balancer.table.get(slot, generation)
         return 0 if upstream is None else upstream.in_flight
 
     def awaited(self, slot: int, generation: int) -> int:
         """Of them, those that wait for the instance and not for their client."""
-        return self.desk.fleet.awaited(slot, generation)
+        return self._instances.awaited(slot, generation)
 
     def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its answers moves."""
-        return self.desk.fleet.progress(slot, generation)
+        return self._instances.progress(slot, generation)
 
     def silent(self, slot: int, generation: int) -> bool:
         """Nothing has come of an instance's requests for `hung_timeout_s`, and it has room for a question."""
-        return self.desk.fleet.silent(slot, generation)
+        return self._instances.silent(slot, generation)
 
     def stats(self) -> dict[str, object]:
         """The sums, for `status --json`."""
-        return report.stats(self.desk)
+        waiting = sum(1 for _ in self._instances.waiting)
+        return report.stats(self.counters, self.balancer.table, waiting)
 
     def first_token(self, slot: int) -> Quantiles | None:
         """How long clients of a slot waited lately for a stream's first token, time in the queue included."""
-        return self.desk.timings.first_token.quantiles(slot, self._loop.time())
+        return self._timings.first_token.quantiles(slot, self._loop.time())
 
     async def metrics_page(self) -> str:
         """What `GET /metrics` answers."""
@@ -217,6 +245,7 @@ class ProxyServer:
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
         self.closing = True
+        self._executor.authorizer.close()
         await self._templates.close()
         if self._listener is None:
             return
@@ -224,50 +253,46 @@ class ProxyServer:
         self._listener.close()
         for client in tuple(self._clients):
             client.close_if_idle()
-        if not await self._wait_quiet(grace_s):
-            self.desk.cut("the server is shutting down")
+        if not await self._executor.registry.idle(grace_s):
+            self._executor.stop("the server is shutting down")
         await self._wait_closed(deadline)
         if self._timer is not None:
             self._timer.cancel()
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
-        self.desk.fleet.close()
-        if self.desk.overflow is not None:
-            self.desk.overflow.pool.close()
+        self._executor.close()
         await self._pages.close()
-        self.desk.access_log.flush()
 
     def _sources(self) -> Sources:
         """What the pages show."""
-        fleet = self.desk.fleet
         return Sources(
             instances=lambda: [
                 Instance(
                     u.slot, u.generation, u.model, u.address, not u.draining, self._nodes.get(u.slot, "")
                 )
-                for u in sorted(fleet.table, key=lambda u: u.key)
+                for u in sorted(self.balancer.table, key=lambda u: u.key)
             ],
-            values=lambda: {
-                **report.values(self.desk, self._keys, self.upload_memory, self._connections),
-                **self._more_values(),
-            },
-            timings=self.desk.timings,
+            values=self._values,
+            timings=self._timings,
             stopping=lambda: self.closing,
-            retry_after_s=fleet.retry_after_s,
+            retry_after_s=lambda: self._instances.retry_after_s(),  # noqa: PLW0108  made later
         )
 
-    async def _wait_quiet(self, seconds: float) -> bool:
-        """True when no request was left within the time."""
-        if self.desk.tally.in_flight == 0:
-            return True
-        self._quiet.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _values(self) -> metrics.Values:
+        own = report.values(
+            self.counters,
+            upstreams=list(self.balancer.table),
+            names=self._traits.names.names,
+            waiting=Counter(request.model for request in self._instances.waiting if request.model),
+            queued_bytes=self.balancer.queue.bytes,
+            uploads=self.upload_memory,
+            connections=self._connections,
+            slow_clients=self.slow_clients,
+            keys=self._keys,
+            overflow=self._overflow,
+        )
+        return {**own, **self._more_values()}
 
     async def _wait_closed(self, deadline: float) -> None:
         """Until every client has gone: with its last words, or by the deadline with all of its answer."""
@@ -301,7 +326,8 @@ class ProxyServer:
     def _has_room(self) -> bool:
         """Whether another connection may come; one that may not is counted."""
         if self.closing or self._connections >= self._most_clients:
-            self.desk.tally.connections_refused += not self.closing
+            if not self.closing:
+                self.counters.refuse_connection()
             return False
         return True
 
@@ -311,73 +337,36 @@ class ProxyServer:
     def closed(self, client: DownstreamConnection) -> None:
         """A client has gone."""
         self._clients.discard(client)
-        self.desk.slow_clients.remove(client)
+        self.slow_clients.remove(client)
 
     def fell_behind(self, client: DownstreamConnection) -> None:
         """Its buffers are full."""
-        self.desk.slow_clients.add(client)
+        self.slow_clients.add(client)
 
     def caught_up(self, client: DownstreamConnection) -> None:
         """They are not any more."""
-        self.desk.slow_clients.remove(client)
+        self.slow_clients.remove(client)
 
-    def begin(self, client: DownstreamConnection, head: RequestHead) -> Relay:
-        """A request has begun; it may be answered at once."""
+    def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
+        """A request's head has come; the request may be answered before this returns."""
         path, _query = split_target(head.target)
-        exchange = Exchange(head.sent_id or next(self._ids), head.method, path, self._loop.time())
         found = match(head.method, path)
-        well = found if isinstance(found, Match) else None
-        relay = Relay(self.desk, client, head, well, exchange)
+        request = Request(
+            client, head, found if isinstance(found, Match) else None,
+            path=path, request_id=head.sent_id or next(self._ids), started=self._loop.time(),
+        )  # fmt: skip
         if self._proxies is not None and self._proxies.trusts(peer := client.peer):
-            relay.forwarded = appended(head, peer)
-        try:
-            if self._cors.enabled and self._allow_origin(relay, head):
-                return relay
-            if isinstance(found, NoMethod):
-                raise _no_method(path, found)
-            if found is None:
-                raise _no_route(path)
-            self._let_in(relay, head, found)
-        except HttpError as refusal:
-            relay.refuse(refusal)
-        except Exception:
-            relay.fault()
-        return relay
-
-    def _let_in(self, relay: Relay, head: RequestHead, found: Match) -> None:
-        """All that can be judged before the body is read. Raises HttpError."""
-        exchange, gathered = relay.exchange, found.route.kind in GATHERED
-        if exchange.path not in OPEN_PATHS and self._keys.required:
-            key = head.get(b"authorization"), head.get(b"x-api-key")
-            relay.key = self._keys.check(*key, exchange.started)
-            exchange.key = None if relay.key is None else relay.key.name
-        self.desk.accept(relay)
-        if self.closing and not gathered:
-            raise unavailable("the server is shutting down", self.desk.fleet.retry_after_s(), close=True)
-        if head.length is not None and head.length > self.max_body_bytes:
-            raise too_large(self.max_body_bytes)
-        if relay.key is not None and not gathered:
-            large = head.chunked or (head.length or 0) > FREE_BYTES
-            relay.grant = relay.key.limits.begin(exchange.started, large=large)
-
-    def _allow_origin(self, relay: Relay, head: RequestHead) -> bool:
-        """Note what a browser's page is told; True when it only asked, and was answered."""
-        origin = head.get(b"origin")
-        if head.method == "OPTIONS":
-            method = head.get(b"access-control-request-method")
-            asked = head.get(b"access-control-request-headers")
-            answer = self._cors.preflight(origin, method, asked)
-            if answer is not None:
-                relay.preflight(*answer)
-                return True
-        relay.delivery.lines = self._cors.lines(origin)
-        return False
+            request.forwarded = appended(head, peer)
+        self.post(request, HEAD_RECEIVED)
+        return request
 
     def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
-        """A request that could not be read: answer it and close."""
-        exchange = Exchange(next(self._ids), "-", "-", self._loop.time())
-        refusal.close = True
-        Relay(self.desk, client, _UNREAD, None, exchange).refuse(refusal)
+        """Answer a request that could not be read, and close."""
+        self.post(self._unread(client), Refused(refusal.closing()))
+
+    def _unread(self, client: DownstreamConnection) -> Request:
+        """In the place of a request of which nothing is known."""
+        return Request(client, _UNREAD, None, path="-", request_id=next(self._ids), started=self._loop.time())
 
     # --- the clock -------------------------------------------------------------------------------
 
@@ -385,11 +374,9 @@ class ProxyServer:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         now = self._loop.time()
         for client in tuple(self._clients):
-            try:
-                client.tick(now)
-            except Exception:  # the clock goes on for the others
-                client.fault()
-        self.desk.tick(now)
+            if client.due(now):
+                self.post(client.answering or self._unread(client), CONNECTION_DUE)
+        self._executor.tick(now)
 
 
 def _tick_interval(proxy: Proxy) -> float:
@@ -410,20 +397,6 @@ def _tick_interval(proxy: Proxy) -> float:
     return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))
 
 
-def _no_route(path: str) -> HttpError:
-    if path == REALTIME:
-        return HttpError(
-            501,
-            f"cannot open {path}: WebSockets are not served here; POST the audio to /v1/audio/transcriptions",
-            type_="not_implemented_error",
-            code="websocket_not_served",
-            close=True,
-        )
-    return HttpError(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")
-
-
-def _no_method(path: str, found: NoMethod) -> HttpError:
-    allow = ", ".join(found.allow)
-    return HttpError(
-        405, f"{quoted(path)} takes {allow}", code="method_not_allowed", headers={"Allow": allow}
-    )
+def _names_of(models: Sequence[Model]) -> ModelNames:
+    names = tuple(dict.fromkeys(model.name for model in models))
+    return ModelNames(names, {alias: model.name for model in models for alias in model.aliases})

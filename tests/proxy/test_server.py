@@ -135,7 +135,7 @@ async def test_stored_responses_are_asked_where_they_are(build: Build) -> None:
         async with proxy.client.get(f"/v1/responses/{one['id']}") as answer:
             assert (await answer.json())["slot"] == one["slot"]
     assert sum(len(engine.calls) for engine in engines) == before + 9
-    proxy.server.desk.fleet._stored.clear()  # a proxy that was started anew
+    proxy.server._instances._stored.clear()  # a proxy that was started anew
     for one in made:
         async with proxy.client.post(f"/v1/responses/{one['id']}/cancel") as answer:
             assert (await answer.json())["slot"] == one["slot"]

@@ -19,11 +19,21 @@ from typing import Protocol, cast
 from launcher.proxy.downstream import uploads
 from launcher.proxy.downstream.forwarded import peer_name
 from launcher.proxy.downstream.pace import Pace
-from launcher.proxy.downstream.slow_clients import Answering
-from launcher.proxy.downstream.uploads import Upload, start
+from launcher.proxy.downstream.uploads import Upload
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, head_end, parse_request
-from launcher.proxy.observability.exchange import Exchange
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import (
+    CLIENT_LEFT,
+    CLIENT_PAUSED,
+    CLIENT_RESUMED,
+    BodyCompleted,
+    ClientStalled,
+    Event,
+    Faulted,
+    Refused,
+    State,
+)
 
 LINGER_S = 2.0  # for the rest of a refused body, after the client's side received the whole answer
 WRITE_HIGH_BYTES = 65536  # unsent bytes from which a client counts as slow
@@ -31,18 +41,6 @@ AHEAD_BYTES = 65536  # of pipelined requests that are read before the present on
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger(__name__)
-
-
-class Request(uploads.Request, Answering, Protocol):
-    """One request, as its connection sees it."""
-
-    exchange: Exchange
-
-    def client_gone(self) -> None:
-        """The client left."""
-
-    def give_up(self, why: str) -> None:
-        """The client is too slow: end the answer."""
 
 
 class Server(uploads.Limits, Protocol):
@@ -65,6 +63,9 @@ class Server(uploads.Limits, Protocol):
 
     def caught_up(self, client: DownstreamConnection) -> None:
         """Its write buffer has room again."""
+
+    def post(self, request: Request, event: Event) -> None:
+        """Something happened to a request."""
 
     def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
         """A request's head has come; the request may be answered before this returns."""
@@ -121,18 +122,17 @@ class DownstreamConnection(asyncio.Protocol):
         """The address of the other side."""
         return peer_name(self._transport.get_extra_info("peername"))
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         self._state = _State.LINGER
         self._buffer = b""
         self._server.closed(self)
         self._drop_upload()
         request, self._request = self._request, None
-        if request is not None and not request.done:
-            try:
-                request.client_gone()
-            except Exception:
-                request.fault()
+        if request is not None:
+            # The event loop closes a connection whose protocol raised.
+            ours = exc is not None and not isinstance(exc, OSError)
+            self._server.post(request, Faulted(exc) if exc is not None and ours else CLIENT_LEFT)
 
     def eof_received(self) -> bool:
         """The client closed its side: it has left, as nginx and uvicorn see it."""
@@ -185,12 +185,12 @@ class DownstreamConnection(asyncio.Protocol):
         self._buffer = rest[length:] if here else b""
         self._unsent = 0
         request = self._server.begin(self, head)
-        self._served = request.exchange.request_id
-        if request.done:
+        self._served = request.request_id
+        if request.state is State.DONE:
             return
         self._request = request
         if here:
-            start(request, rest[:length] if length != len(rest) else rest)
+            self._server.post(request, BodyCompleted(rest[:length] if length != len(rest) else rest))
             return
         self._upload = Upload(self, request, head, self._server)
         if head.expect_continue and not rest:
@@ -230,14 +230,14 @@ class DownstreamConnection(asyncio.Protocol):
         self.paused = True
         self._server.fell_behind(self)
         if self._request is not None:
-            self._request.client_paused()
+            self._server.post(self._request, CLIENT_PAUSED)
 
     def resume_writing(self) -> None:
         """Its write buffer has room again."""
         self.paused = False
         self._server.caught_up(self)
         if self._request is not None:
-            self._request.client_resumed()
+            self._server.post(self._request, CLIENT_RESUMED)
         elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
             self._loop.call_soon(self._next)
 
@@ -245,6 +245,16 @@ class DownstreamConnection(asyncio.Protocol):
     def body_missing(self) -> bool:
         """Whether the present request's body is incomplete, so that what comes next is not another request."""
         return self._state is _State.BODY
+
+    def pause_answer(self) -> None:
+        """There is no room for more of its answer."""
+        if self._request is not None:
+            self._server.post(self._request, CLIENT_PAUSED)
+
+    def resume_answer(self) -> None:
+        """There is room for more of its answer."""
+        if self._request is not None:
+            self._server.post(self._request, CLIENT_RESUMED)
 
     def answered(self, *, keep: bool) -> None:
         """The present request is answered. `keep`: the connection may carry another one."""
@@ -304,22 +314,10 @@ class DownstreamConnection(asyncio.Protocol):
 
     def drop(self, why: str) -> None:
         """Close at once; `why` is logged."""
-        request = self._request
-        if request is None:
+        if self._request is None:
             self.give_up(why)
-            return
-        try:
-            request.give_up(why)
-        except Exception:
-            request.fault()
-
-    def fault(self) -> None:
-        """The connection's own code raised; called within the `except`."""
-        if self._request is not None:
-            self._request.fault()
         else:
-            _LOG.exception("internal proxy error on a client's connection; connection closed")
-            self.abort()
+            self._server.post(self._request, ClientStalled(why))
 
     @property
     def unsent(self) -> int:
@@ -351,11 +349,16 @@ class DownstreamConnection(asyncio.Protocol):
 
     # --- deadlines ---------------------------------------------------------------------------------
 
+    def due(self, now: float) -> bool:
+        """Whether `tick` has something to do."""
+        deadline = self._deadline if self._upload is None else self._upload.deadline
+        return deadline is not None and now >= deadline
+
     def tick(self, now: float) -> None:
         """Check the deadlines."""
         if self._upload is not None:
             if now >= self._upload.deadline and self._request is not None:
-                self._request.refuse(self._upload.late(now))
+                self._server.post(self._request, Refused(self._upload.late(now)))
             return
         if self._deadline is None or now < self._deadline:
             return

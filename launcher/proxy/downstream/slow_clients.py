@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Final
 
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.pace import Pace
+from launcher.proxy.request.ports import SlowClient
 
 SHARE: Final = 8  # one client may use an eighth of the memory
 
@@ -23,43 +24,6 @@ WAITING: Final = "waiting"
 MEMORY: Final = "memory"
 TIMEOUT: Final = "timeout"
 REASONS: Final = (WAITING, MEMORY, TIMEOUT)
-
-
-class Answering(Protocol):
-    """A request that is being answered."""
-
-    @property
-    def written(self) -> int:
-        """Bytes of its answer that were written to the connection."""
-
-    @property
-    def holds(self) -> str | None:
-        """The model of the instance that waits for the client; None: no instance waits."""
-
-    def client_paused(self) -> None:
-        """Stop reading the instance where there is no room."""
-
-    def client_resumed(self) -> None:
-        """Read the instance again."""
-
-
-class SlowClient(Protocol):
-    """A client's connection."""
-
-    @property
-    def answering(self) -> Answering | None:
-        """The present request; None once the whole answer was written."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes that wait in this process."""
-
-    @property
-    def unsent(self) -> int:
-        """The same, and bytes in the kernel."""
-
-    def drop(self, why: str) -> None:
-        """Close it; the rest of its answer is lost. `why` is logged."""
 
 
 class _Behind:
@@ -136,9 +100,9 @@ class SlowClients:
             answering = client.answering
             if answering is not None and (answering.holds is not None) is room:
                 if room:
-                    answering.client_resumed()
+                    client.resume_answer()
                 else:
-                    answering.client_paused()
+                    client.pause_answer()
             self._judge(client, seen.behind_s(client, now), wanted)
 
     def _judge(self, client: SlowClient, behind_s: float, wanted: Collection[str | None]) -> None:

@@ -1,8 +1,8 @@
 """One request's body while it is received: framing, least rate, memory, share of the event loop.
 
 Small bodies come in one or two reads and are passed on at once. Of a large or chunked body each turn of the event loop
-takes one piece; a large one is shown to its request as it grows (`Request.received`), which reads a step of it per
-turn. So no body delays other requests by more than one step.
+takes one piece; a large one is shown to its request as it grows (BodyGrew), which reads a step of it per turn.
+So no body delays other requests by more than one step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from launcher.proxy.downstream.upload_memory import FREE_BYTES, MAX_WAITING, Sha
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead
 from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import BodyCompleted, BodyGrew, Event, Refused, State
 
 # Larger bodies are read as they come, smaller ones when they are complete: at most 30 ms of CPU.
 LARGE_BYTES = 1 << 20
@@ -32,23 +34,8 @@ class Limits(Protocol):
     max_body_bytes: int
     upload_memory: UploadMemory
 
-
-class Request(Protocol):
-    """The request that the body belongs to."""
-
-    done: bool
-
-    def received(self, body: bytearray) -> bool:
-        """Read the next step of a large body. True: all that has come was read; False: call again."""
-
-    def start(self, body: bytes | bytearray) -> None:
-        """The body is complete."""
-
-    def refuse(self, refusal: HttpError) -> None:
-        """The body will not be complete."""
-
-    def fault(self) -> None:
-        """One of these methods raised; called within the `except`."""
+    def post(self, request: Request, event: Event) -> None:
+        """Something happened to a request."""
 
 
 class Connection(Protocol):
@@ -140,8 +127,9 @@ class Upload:
                 return
         large = len(self._body) > LARGE_BYTES
         if large:
-            self._looked = self._show()
-            if self._request.done:
+            self._limits.post(self._request, BodyGrew(self._body))
+            self._looked = self._request.looked
+            if self._request.state is State.DONE:
                 return
         if self._whole and self._looked:
             self._end()
@@ -173,29 +161,23 @@ class Upload:
         try:
             self._body += decoder.feed(data[:CHUNKED_BYTES])
         except BadFraming as error:
-            self._request.refuse(
-                HttpError(400, f"cannot read the body: {error}", code="bad_framing", close=True)
-            )
+            self._refuse(HttpError(400, f"cannot read the body: {error}", code="bad_framing", close=True))
             return False
         self._whole = decoder.ended
         self._unread = decoder.rest + data[CHUNKED_BYTES:]
         if len(self._body) > self._limits.max_body_bytes:
-            self._request.refuse(too_large(self._limits.max_body_bytes))
+            self._refuse(too_large(self._limits.max_body_bytes))
             return False
         return True
 
-    def _show(self) -> bool:
-        try:
-            return self._request.received(self._body)
-        except Exception:
-            self._request.fault()
-            return False
+    def _refuse(self, error: HttpError) -> None:
+        self._limits.post(self._request, Refused(error))
 
     def _end(self) -> None:
         body, rest = self._body, self._unread
         self.drop()
         self._connection.body_ended(rest)
-        start(self._request, body)
+        self._limits.post(self._request, BodyCompleted(body))
 
     # --- memory ------------------------------------------------------------------------------------
 
@@ -209,7 +191,7 @@ class Upload:
         if self._share is None:
             if memory.waiting >= MAX_WAITING:
                 memory.refused += 1
-                self._request.refuse(_no_memory(f"and {MAX_WAITING} bodies wait for it"))
+                self._refuse(_no_memory(f"and {MAX_WAITING} bodies wait for it"))
                 return False
             self._share = memory.share(self._granted)
         if self._share.ask():
@@ -224,14 +206,6 @@ class Upload:
             self._waits_since = None
             self.deadline = self._pace.paid_until + self._limits.body_timeout_s
             self._later()
-
-
-def start(request: Request, body: bytes | bytearray) -> None:
-    """Pass a complete body on."""
-    try:
-        request.start(body)
-    except Exception:
-        request.fault()
 
 
 def too_large(limit: int) -> HttpError:

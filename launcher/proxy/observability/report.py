@@ -1,34 +1,32 @@
-"""The proxy's own figures: sums for `status`, values for /metrics."""
+"""The sums for `status`, and the values for /metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.downstream import slow_clients
-from launcher.proxy.observability.exchange import Outcome
+from launcher.proxy.downstream import slow_clients as slow
+from launcher.proxy.downstream.slow_clients import SlowClients
+from launcher.proxy.downstream.upload_memory import UploadMemory
+from launcher.proxy.observability.counters import Counters
 from launcher.proxy.observability.values import of_keys, of_overflow
+from launcher.proxy.request.words import Outcome
+from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
 
-if TYPE_CHECKING:
-    from launcher.proxy.auth.api_keys import ApiKeys
-    from launcher.proxy.dispatch.desk import Desk
-    from launcher.proxy.downstream.upload_memory import UploadMemory
 
-
-def stats(desk: Desk) -> dict[str, object]:
+def stats(counters: Counters, upstreams: Iterable[Upstream], waiting: int) -> dict[str, object]:
     """The sums since the start, and per slot and key; `slots` is keyed by the slot as text, for JSON."""
-    tally = desk.tally
-    working = _per_slot(desk.fleet.table)
+    working = _per_slot(upstreams)
     return {
-        "accepted": tally.accepted,
-        "in_flight": tally.in_flight,
-        **{outcome.value: tally.outcomes[outcome] for outcome in Outcome},
-        "retried": tally.retried,
-        "continued": tally.cut["continued"],
-        "waiting": desk.fleet.waiting,
+        "accepted": counters.accepted,
+        "in_flight": counters.in_flight,
+        **{outcome.value: counters.outcomes[outcome] for outcome in Outcome},
+        "retried": counters.retried,
+        "continued": counters.cut["continued"],
+        "waiting": waiting,
         "slots": {
             str(slot): {
                 "model": sums.model,
@@ -37,26 +35,34 @@ def stats(desk: Desk) -> dict[str, object]:
                 "in_flight": working.get(slot, 0),
                 **{outcome.value: sums.outcomes[outcome] for outcome in Outcome},
             }
-            for slot, sums in sorted(tally.slots.items())
+            for slot, sums in sorted(counters.slots.items())
         },
     }
 
 
-def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -> metrics.Values:
-    """The sums as the values of telemetry.metrics.TABLE."""
-    tally, fleet, scheduler = desk.tally, desk.fleet, desk.fleet.scheduler
-    rows = list(fleet.table)
-    working = _per_slot(rows)
-    ready = {(row.slot, row.model): row for row in rows if not row.draining}
-    slots = {(str(slot), sums.model): (slot, sums) for slot, sums in sorted(tally.slots.items())}
-    names = desk.names.names
-    waiting: Counter[str] = Counter(model for relay in fleet.queued if (model := relay.exchange.model))
+def values(
+    counters: Counters,
+    *,
+    upstreams: Sequence[Upstream],
+    names: Iterable[str],
+    waiting: Mapping[str, int],
+    queued_bytes: int,
+    uploads: UploadMemory,
+    connections: int,
+    slow_clients: SlowClients,
+    keys: ApiKeys,
+    overflow: Overflow | None,
+) -> metrics.Values:
+    """The sums as the values of telemetry.metrics.TABLE. `waiting`: queued requests by model."""
+    working = _per_slot(upstreams)
+    ready = {(row.slot, row.model): row for row in upstreams if not row.draining}
+    slots = {(str(slot), sums.model): (slot, sums) for slot, sums in sorted(counters.slots.items())}
     counts = Counter(row.model for row in ready.values())
     return {
-        metrics.ACCEPTED: {(): tally.accepted},
-        metrics.ENDED: {(outcome.value,): tally.outcomes[outcome] for outcome in Outcome},
-        metrics.IN_FLIGHT: {(): tally.in_flight},
-        metrics.RETRIED: {(): tally.retried},
+        metrics.ACCEPTED: {(): counters.accepted},
+        metrics.ENDED: {(outcome.value,): counters.outcomes[outcome] for outcome in Outcome},
+        metrics.IN_FLIGHT: {(): counters.in_flight},
+        metrics.RETRIED: {(): counters.retried},
         metrics.SLOT_SENT: {labels: sums.sent for labels, (_, sums) in slots.items()},
         metrics.SLOT_BROKEN: {labels: sums.broken for labels, (_, sums) in slots.items()},
         metrics.SLOT_ENDED: {
@@ -77,25 +83,23 @@ def values(desk: Desk, keys: ApiKeys, uploads: UploadMemory, connections: int) -
             (str(slot), model): row.outliers.weight for (slot, model), row in ready.items()
         },
         metrics.READY: {(name,): counts[name] for name in names},
-        metrics.QUEUED: {(name,): waiting[name] for name in names},
-        metrics.QUEUED_BYTES: {(): scheduler.queue.bytes},
+        metrics.QUEUED: {(name,): waiting.get(name, 0) for name in names},
+        metrics.QUEUED_BYTES: {(): queued_bytes},
         metrics.QUEUE_REJECTED: {
-            (reason,): tally.queue_rejected[reason] for reason in ("requests", "bytes", "deadline")
+            (reason,): counters.queue_rejected[reason] for reason in ("requests", "bytes", "deadline")
         },
-        metrics.PARKED: {(name,): 0 if counts[name] else waiting[name] for name in names},
-        metrics.CONTINUED: {(how,): tally.cut[how] for how in ("continued", "unfit", "failed")},
+        metrics.PARKED: {(name,): 0 if counts[name] else waiting.get(name, 0) for name in names},
+        metrics.CONTINUED: {(how,): counters.cut[how] for how in ("continued", "unfit", "failed")},
         metrics.UPLOAD_BYTES: {(): uploads.used},
         metrics.UPLOADS_WAITING: {(): uploads.waiting},
         metrics.UPLOADS_REFUSED: {(): uploads.refused},
         metrics.CONNECTIONS: {(): connections},
-        metrics.CONNECTIONS_REFUSED: {(): tally.connections_refused},
-        metrics.SLOW_CLIENTS: {(): len(desk.slow_clients)},
-        metrics.SLOW_CLIENT_BYTES: {(): desk.slow_clients.bytes},
-        metrics.SLOW_CLIENTS_GIVEN_UP: {
-            (reason,): desk.slow_clients.given_up[reason] for reason in slow_clients.REASONS
-        },
+        metrics.CONNECTIONS_REFUSED: {(): counters.connections_refused},
+        metrics.SLOW_CLIENTS: {(): len(slow_clients)},
+        metrics.SLOW_CLIENT_BYTES: {(): slow_clients.bytes},
+        metrics.SLOW_CLIENTS_GIVEN_UP: {(reason,): slow_clients.given_up[reason] for reason in slow.REASONS},
         **of_keys(keys, (outcome.value for outcome in Outcome)),
-        **of_overflow(desk.overflow),
+        **of_overflow(overflow),
     }
 
 

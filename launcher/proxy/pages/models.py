@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.upstream.scraper import Instance, fetch_pages
 
 MODELS_AGE_S = 1.0  # an instance is asked at most this often
@@ -24,10 +24,9 @@ class ModelList:
     the model gets an honest 503 with Retry-After. One that was never ready is not listed.
     """
 
-    def __init__(self, names: ModelNames, adapters: Mapping[str, str], clock: Clock) -> None:
-        """`adapters`: models by the names of their adapters; it may grow."""
-        self._names = names
-        self._adapters = adapters
+    def __init__(self, traits: ModelTraits, clock: Clock) -> None:
+        self._traits = traits
+        self._names = traits.names
         self._clock = clock
         self._lock = asyncio.Lock()
         self._asked: dict[str, tuple[float, tuple[int, int]]] = {}  # when, and which slot and generation
@@ -39,7 +38,7 @@ class ModelList:
         own = wanted if wanted in self._names.names else self._names.aliases.get(wanted)
         if own is not None:
             return self._names.all_of(own)
-        return (wanted,) if wanted in self._adapters else ()
+        return () if self._traits.base_of(wanted) is None else (wanted,)
 
     async def entries(self, instances: Sequence[Instance]) -> list[Entry]:
         """The entries, in the order of the configuration, a model's aliases and adapters after it."""
@@ -49,11 +48,10 @@ class ModelList:
         for name in self._names.names:
             if (entry := self._known.get(name)) is not None:
                 found += ({**entry, "id": own} for own in self._names.all_of(name))
-                found += (self._known[other] for other in self._adapters_of(name) if other in self._known)
+                found += (
+                    self._known[other] for other in self._traits.adapters_of(name) if other in self._known
+                )
         return found
-
-    def _adapters_of(self, model: str) -> list[str]:
-        return [adapter for adapter, base in self._adapters.items() if base == model]
 
     async def _refresh(self, name: str, instances: Sequence[Instance]) -> None:
         """Ask the model's ready instances in turn until one describes it; once a second also when none does."""
@@ -76,7 +74,7 @@ class ModelList:
             if entry is not None:
                 self._known[name] = entry
                 self._known |= {
-                    other: own for other in self._adapters_of(name) if (own := _own(other, listed))
+                    other: own for other in self._traits.adapters_of(name) if (own := _own(other, listed))
                 }
                 self._asked[name] = (now, instance_key)
                 return

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.errors import HttpError, unavailable
-from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages import pages
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import ModelList
 from launcher.proxy.pages.pages import Page
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.scraper import Instance
 from launcher.telemetry import metrics
@@ -42,11 +42,10 @@ class Sources:
 class PageRenderer:
     """Owner of the tasks that render pages. `close` ends them."""
 
-    def __init__(self, names: ModelNames, adapters: Mapping[str, str], sources: Sources) -> None:
-        """`adapters`: models by the names of their LoRA adapters; it grows as instances bring them."""
+    def __init__(self, traits: ModelTraits, sources: Sources) -> None:
         clock = asyncio.get_running_loop().time
         self._sources = sources
-        self._models = ModelList(names, adapters, clock)
+        self._models = ModelList(traits, clock)
         self._merged = MergedMetrics(sources.instances, clock)
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Page]] = set()

@@ -6,17 +6,29 @@ from collections.abc import Callable
 from typing import Protocol
 
 from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.http1 import ResponseHead
+from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker
 
 
-class Downstream(Protocol):
-    """The client's connection."""
-
-    paused: bool  # its write buffers are full
+class Answering(Protocol):
+    """A request that is being answered."""
 
     @property
-    def body_missing(self) -> bool:
-        """The request's body has not been read to its end."""
+    def written(self) -> int:
+        """Bytes of its answer that were written to the connection."""
+
+    @property
+    def holds(self) -> str | None:
+        """The model of the instance that waits for the client; None: no instance waits."""
+
+
+class SlowClient(Protocol):
+    """A client's connection, as far as its pace is watched."""
+
+    @property
+    def answering(self) -> Answering | None:
+        """The present request; None once the whole answer was written."""
 
     @property
     def buffered(self) -> int:
@@ -24,7 +36,26 @@ class Downstream(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait in this process and in the kernel."""
+        """The same, and bytes in the kernel."""
+
+    def pause_answer(self) -> None:
+        """Stop reading the instance where there is no room."""
+
+    def resume_answer(self) -> None:
+        """Read the instance again."""
+
+    def drop(self, why: str) -> None:
+        """Close it; the rest of its answer is lost. `why` is logged."""
+
+
+class Downstream(SlowClient, Protocol):
+    """The client's connection."""
+
+    paused: bool  # its write buffers are full
+
+    @property
+    def body_missing(self) -> bool:
+        """The request's body has not been read to its end."""
 
     @property
     def write(self) -> Callable[[bytes], None]:
@@ -36,8 +67,8 @@ class Downstream(Protocol):
     def abort(self) -> None:
         """Close without a clean end: the client sees that the response is not whole."""
 
-    def drop(self, why: str) -> None:
-        """Give the client up; the rest of its response is lost."""
+    def tick(self, now: float) -> None:
+        """Close or refuse what took too long."""
 
 
 class UpstreamCall(Protocol):
@@ -48,6 +79,14 @@ class UpstreamCall(Protocol):
         """The instance; None is the overflow endpoint."""
 
     @property
+    def connection(self) -> FastPath | None:
+        """The connection that it is on; None: it has not been sent, or is over."""
+
+    @property
+    def head(self) -> ResponseHead | None:
+        """Of its response."""
+
+    @property
     def tracker(self) -> EventTracker | None:
         """Of an event stream."""
 
@@ -56,12 +95,28 @@ class UpstreamCall(Protocol):
         """The upstream may have begun with the request: no connect that failed."""
 
     @property
+    def delivering(self) -> bool:
+        """Bytes of it went to the client."""
+
+    @property
     def events(self) -> int:
         """Whole events so far."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes that the hot path passed to the client."""
+    def fast_bytes(self) -> int:
+        """Bytes that the fast path passed to the client."""
+
+    def read(self, data: bytes) -> None:
+        """Read on; what it says is posted."""
+
+    def pause(self) -> None:
+        """The client takes no more for now."""
+
+    def resume(self, now: float) -> None:
+        """It takes more."""
+
+    def cancel(self) -> None:
+        """Nothing more is wanted of it."""
 
 
 class Cancellable(Protocol):

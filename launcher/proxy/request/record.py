@@ -135,7 +135,7 @@ class Request:
     @property
     def written(self) -> int:
         """Bytes of its response that its connection was given."""
-        return self.bytes_out + (0 if self.attempt is None else self.attempt.bytes)
+        return self.bytes_out + (0 if self.attempt is None else self.attempt.fast_bytes)
 
     @property
     def holds(self) -> str | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum, auto
+from http import HTTPStatus
 from typing import ClassVar, final
 
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import ResponseHead
+from launcher.proxy.openai.answers import JSON
 from launcher.proxy.request.ports import UpstreamCall
+
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class Outcome(StrEnum):
@@ -48,6 +52,7 @@ class Action(IntEnum):
     FIRST_TOKEN = auto()
     SETTLE = auto()  # blame the instances that failed before another one succeeded
     COMMENT = auto()
+    CHECK_CLIENT = auto()  # the deadlines of its connection
     PAUSE = auto()
     RESUME = auto()
     DELIVER = auto()  # a whole response
@@ -69,6 +74,21 @@ class Answer:
     def __init__(self, head: ResponseHead, body: bytes) -> None:
         self.head = head
         self.body = body
+
+
+def own_head(status: int, content_type: str = JSON, lines: bytes = b"") -> ResponseHead:
+    """The head of a response of the proxy's own; `lines` are further fields, each ended by CRLF."""
+    kind = content_type.encode()
+    fields = b"\r\nContent-Type: %b\r\n%b" % (kind, lines)
+    reason = _PHRASES.get(status, b"")
+    return ResponseHead(
+        status, reason, None, False, False, True, kind.partition(b";")[0], fields, fields.lower(), ()
+    )
+
+
+def own_answer(status: int, body: bytes, content_type: str = JSON) -> Answer:
+    """A whole response of the proxy's own."""
+    return Answer(own_head(status, content_type), body)
 
 
 class Event:
@@ -197,8 +217,23 @@ class Faulted(Event):
 
     __slots__ = ("error",)
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class ConnectionDue(Event):
+    """A deadline of the client's connection has passed, that of the request's body or one between requests."""
+
+    __slots__ = ()
+
+
+class Due(Event):
+    """One of the last actions of a request on which the proxy itself failed."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
 
 
 class UpstreamEvent(Event):
@@ -222,14 +257,18 @@ class BytesArrived(UpstreamEvent):
 
 
 class StreamStarted(UpstreamEvent):
-    """The first bytes that may go to the client; `raw`: the same as the upstream framed them, where that is whole chunks."""
+    """The first bytes that may go to the client.
 
-    __slots__ = ("data", "raw")
+    `raw`: the same as the upstream framed them, where that is whole chunks. `clean`: they are all that was read.
+    """
 
-    def __init__(self, attempt: UpstreamCall, data: bytes, raw: bytes | None) -> None:
+    __slots__ = ("clean", "data", "raw")
+
+    def __init__(self, attempt: UpstreamCall, data: bytes, raw: bytes | None, *, clean: bool = False) -> None:
         self.attempt = attempt
         self.data = data
         self.raw = raw
+        self.clean = clean
 
 
 class PromptComputed(UpstreamEvent):
@@ -273,11 +312,11 @@ class Diverged(UpstreamEvent):
 class AttemptFailed(UpstreamEvent):
     """The upstream could not be used.
 
-    `answer`: what it said itself of that. `expected_everywhere`: another instance would answer the same (http1.BadResponse).
+    `answer`: what it said itself of that. `deterministic`: another instance would answer the same (http1.BadResponse).
     `died`: its process is gone.
     """
 
-    __slots__ = ("answer", "died", "expected_everywhere", "reason")
+    __slots__ = ("answer", "deterministic", "died", "reason")
 
     def __init__(
         self,
@@ -285,13 +324,13 @@ class AttemptFailed(UpstreamEvent):
         reason: str,
         answer: Answer | None = None,
         *,
-        expected_everywhere: bool = False,
+        deterministic: bool = False,
         died: bool = False,
     ) -> None:
         self.attempt = attempt
         self.reason = reason
         self.answer = answer
-        self.expected_everywhere = expected_everywhere
+        self.deterministic = deterministic
         self.died = died
 
 
@@ -302,3 +341,4 @@ CLIENT_PAUSED = ClientPaused()
 CLIENT_RESUMED = ClientResumed()
 CLIENT_LEFT = ClientLeft()
 INSTANCE_DIED = InstanceDied()
+CONNECTION_DUE = ConnectionDue()

@@ -1,13 +1,13 @@
-"""One connection to an upstream: HTTP/1.1 calls, one at a time; bytes are passed on as they come.
+"""One connection to an upstream: HTTP/1.1 responses, one request at a time; bytes as they come.
 
-A `Call` is one request on its way. Its sink hears, in this order and never after the end: `on_head` once,
-`on_body` for each read, then exactly one of `on_end` and `on_broken`; nothing at all after `Call.cancel`.
+A read that is usual events goes to the client's transport at once (FastPath). Any other one is posted through the sink,
+which has it read by `read`. The sink hears, in this order and never after the end: `head_received` once,
+`body_received` for each read, then exactly one of `completed`, `broken` and `faulted`; nothing at all after `abort`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from launcher.proxy.http1 import (
@@ -18,31 +18,35 @@ from launcher.proxy.http1 import (
     ResponseHead,
     parse_response,
 )
+from launcher.proxy.sse.fast_path import FastPath
 
 WRITE_HIGH_BYTES = 262_144
 _FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; of two it is more than that
 
 
 class Sink(Protocol):
-    """Who hears what comes back."""
+    """Gets a request's response."""
 
-    quick: Callable[[bytes], bool] | None
-    """Offered each read that begins a chunk, as it came; True: taken, it was exactly one chunk."""
+    def bytes_arrived(self, data: bytes) -> None:
+        """A read that `UpstreamConnection.read` is to be called with."""
 
-    def on_head(self, head: ResponseHead) -> None:
-        """The answer's head; 1xx are left out."""
+    def head_received(self, head: ResponseHead) -> None:
+        """The response's head; 1xx are left out."""
 
-    def on_body(self, payload: bytes, raw: bytes | None) -> None:
+    def body_received(self, payload: bytes, raw: bytes | None) -> None:
         """A piece of the body; `raw` is the same with its chunk framing when that is whole, else None."""
 
-    def on_end(self) -> None:
-        """The answer is complete."""
+    def completed(self) -> None:
+        """The response is complete."""
 
-    def on_broken(self, reason: str, *, meant: bool = False) -> None:
-        """It will never be complete. `meant`: another instance would answer the same (BadResponse)."""
+    def broken(self, reason: str, *, sent: bool, deterministic: bool = False) -> None:
+        """It will never be complete. `sent`: the upstream may have read of the request.
 
-    def on_fault(self) -> None:
-        """The sink itself raised, in any of the above; it is told within the `except`, and then nothing more."""
+        `deterministic`: another instance would answer the same (BadResponse).
+        """
+
+    def faulted(self, error: Exception) -> None:
+        """The proxy's own code raised on the fast path."""
 
 
 class Owner(Protocol):
@@ -51,147 +55,187 @@ class Owner(Protocol):
     closed: bool
     resend: bool
 
-    def connect(self, call: Call) -> None:
-        """Send the call on a new connection."""
+    def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]:
+        """Connect it; then its `connected` or `not_connected` is called."""
 
     def keep(self, connection: UpstreamConnection) -> None:
-        """The connection is free for another call."""
+        """A connection is free again."""
 
     def lost(self, connection: UpstreamConnection) -> None:
-        """The connection is closed."""
+        """A connection is gone."""
 
 
-class Call:
-    """One request that was sent, or is about to be."""
-
-    __slots__ = ("_paused", "body", "connecting", "connection", "fresh", "head", "method", "sent", "sink")
-
-    def __init__(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
-        self.sink: Sink | None = sink
-        self.method = method
-        self.head = head
-        self.body = body
-        self.connection: UpstreamConnection | None = None
-        self.fresh = False  # on a connection made for it
-        self.sent = False  # an instance may have read of it
-        self.connecting: asyncio.Task[None] | None = None
-        self._paused = False
-
-    def cancel(self) -> None:
-        """Nothing more is wanted: the instance sees its client leave."""
-        self.sink = None
-        if self.connection is not None:
-            self.connection.abort()
-        elif self.connecting is not None:
-            self.connecting.cancel()
-
-    def pause(self) -> None:
-        """Read nothing more for now: the instance's own writes will wait."""
-        if not self._paused and self.connection is not None and not self.connection.transport.is_closing():
-            self._paused = True
-            self.connection.transport.pause_reading()
-
-    def resume(self) -> None:
-        """Read on."""
-        if self._paused and self.connection is not None:
-            self._paused = False
-            if not self.connection.transport.is_closing():
-                self.connection.transport.resume_reading()
-
-    def broken(self, reason: str, *, meant: bool = False) -> None:
-        """Tell the sink, once."""
-        sink, self.sink = self.sink, None
-        if sink is not None:
-            try:
-                sink.on_broken(reason, meant=meant)
-            except Exception:
-                sink.on_fault()
-
-
-class UpstreamConnection(asyncio.Protocol):
-    """One connection to an instance; one call at a time."""
+class UpstreamConnection(FastPath):
+    """An asyncio.Protocol that outlives its transport: a request that a stale one did not take gets a new one."""
 
     __slots__ = (
-        "_bytes_in", "_call", "_decoder", "_head", "_head_bytes", "_left", "_pool", "_quick", "transport",
+        "_body", "_bytes_in", "_connecting", "_decoder", "_fresh", "_head", "_head_bytes", "_left", "_method", "_pause",
+        "_pool", "_request_head", "_sink", "_transport",
     )  # fmt: skip
 
     def __init__(self, pool: Owner) -> None:
+        super().__init__()
         self._pool = pool
-        self.transport: asyncio.Transport
-        self._call: Call | None = None
+        self._transport: asyncio.Transport | None = None
+        self._sink: Sink | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._fresh = True  # the transport was made for the present request
+        self._method = ""
+        self._request_head = b""
+        self._body: bytes | bytearray = b""  # both until the response begins
+        self._pause = False
         self._reset()
 
     def _reset(self) -> None:
         self._bytes_in = 0
-        self._quick: Callable[[bytes], bool] | None = None
         self._head: ResponseHead | None = None
         self._head_bytes = b""
         self._decoder: ChunkedDecoder | None = None
         self._left: int | None = None  # of a body with a length
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+    def send(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
+        """Send a request, on a new transport where there is none; `head` is whole, with its blank line."""
+        self._sink = sink
+        self._method = method
+        self._request_head = head
+        self._body = body
+        self.events = self.bytes = 0
+        transport = self._transport
+        if transport is None:
+            self._connect()
+            return
+        self._fresh = False
+        self._bytes_in = 0
+        self._head = self._decoder = self._left = None
+        self._send_request(transport)
 
-    def send(self, call: Call) -> None:
-        """Send a call's request; what comes back is its answer."""
+    def _connect(self) -> None:
+        self._fresh = True
         self._reset()
-        self._call = call
-        call.connection, call.sent = self, True
-        if len(call.body) <= WRITE_HIGH_BYTES:
-            self.transport.write(call.head + call.body)
+        self._connecting = self._pool.connect(self)
+
+    def _send_request(self, transport: asyncio.Transport) -> None:
+        if len(self._body) <= WRITE_HIGH_BYTES:
+            transport.write(self._request_head + self._body)
         else:
-            self.transport.write(call.head)
-            self.transport.write(call.body)
+            transport.write(self._request_head)
+            transport.write(self._body)
+
+    def connected(self) -> None:
+        """It has a transport now."""
+        self._connecting = None
+        if self._sink is None or self._pool.closed or self._transport is None:
+            self.not_connected("the upstream was removed")
+        else:
+            self._send_request(self._transport)
+
+    def not_connected(self, reason: str) -> None:
+        """It can't have one."""
+        self._connecting = None
+        sink = self._sink
+        self.abort()
+        if sink is not None:
+            sink.broken(reason, sent=False)
 
     def abort(self) -> None:
         """Close at once; nothing is told to anybody."""
-        self._call = self._quick = None
-        self.transport.abort()
+        self._sink = None
+        self.disarm()
+        if self._transport is not None:
+            self._transport.abort()
+        elif self._connecting is not None:
+            self._connecting.cancel()
 
-    # --- what comes back -------------------------------------------------------------------------
+    def pause(self) -> None:
+        """Read nothing more for now: the upstream's own writes will wait."""
+        if not self._pause and self._transport is not None and not self._transport.is_closing():
+            self._pause = True
+            self._transport.pause_reading()
 
-    def data_received(self, data: bytes) -> None:
-        """Hand it on."""
-        quick = self._quick
-        try:
-            if quick is not None and quick(data):  # nearly always: nothing else is looked at before it
-                return
-        except Exception:
-            self._fault(self._call)
+    def resume(self) -> None:
+        """Read on."""
+        if self._pause:
+            self._pause = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    @property
+    def between_chunks(self) -> bool:
+        """A chunked body is read up to the end of a chunk."""
+        return self._decoder is not None and self._decoder.at_boundary
+
+    # --- the event loop ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+
+    def slow(self, data: bytes) -> bool:
+        """A read that the fast path does not relay at once."""
+        if self.armed:
+            if self.relay_more(data):
+                return True
+            self.disarm()
+        sink = self._sink
+        if sink is None:
+            self.abort()  # an idle connection on which somebody speaks, or a response that nobody wants
+        else:
+            sink.bytes_arrived(data)
+        return True
+
+    def pause_writing(self) -> None:
+        """The upstream reads slowly; the request's body waits in this process."""
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+
+    def eof_received(self) -> bool:
+        """The upstream sends no more."""
+        if self._head is not None and self._head.until_close and self._sink is not None:
+            self._sink.bytes_arrived(b"")
+        return False  # the transport closes itself
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: under a request, or while it was idle."""
+        self._pool.lost(self)
+        self._transport = None
+        self._pause = False
+        self.disarm()
+        sink = self._sink
+        if sink is None:
             return
-        call = self._call
-        sink = None if call is None else call.sink
-        if call is None or sink is None:
-            self.abort()  # an idle connection on which somebody speaks, or an answer that nobody wants
+        if not self._fresh and self._bytes_in == 0 and self._pool.resend and not self._pool.closed:
+            self._connect()  # it closed an idle connection as we wrote: it has read nothing
+            return
+        self._sink = None
+        if exc is not None and not isinstance(exc, OSError):
+            sink.faulted(exc)
+        else:
+            sink.broken("it closed the connection" if exc is None else "the connection was reset", sent=True)
+
+    # --- the response ------------------------------------------------------------------------------
+
+    def read(self, data: bytes) -> None:
+        """Tell the sink what one read says; b"" is the end of a response that ends with its connection."""
+        sink = self._sink
+        if sink is None:
             return
         try:
             if self._decoder is not None:
-                self._read_chunked(call, sink, self._decoder, data)
+                self._read_chunked(sink, self._decoder, data)
             elif self._head is None:
-                self._read_head(call, data)
+                self._read_head(sink, data)
             else:
-                self._read_counted(call, data)
-        except BadFraming as error:
-            self._break(f"bad answer: {error}")
-        except BadResponse as error:
-            self._break(f"bad answer: {error}", meant=error.deterministic)
-        except Exception:
-            call.sink = sink  # whatever became of it: it is owed an end
-            self._fault(call)
+                self._read_counted(sink, data)
+        except BadFraming as bad:
+            self._break(sink, f"bad answer: {bad}")
+        except BadResponse as bad:
+            self._break(sink, f"bad answer: {bad}", deterministic=bad.deterministic)
 
-    def _fault(self, call: Call | None) -> None:
-        """The sink of a call raised: called within the `except`."""
-        sink = None
-        if call is not None:
-            sink, call.sink = call.sink, None
-        self.abort()
-        if sink is not None:
-            sink.on_fault()
-
-    def _read_head(self, call: Call, data: bytes) -> None:
+    def _read_head(self, sink: Sink, data: bytes) -> None:
         self._bytes_in += len(data)
+        self._body = b""
         data = self._head_bytes + data if self._head_bytes else data
         while True:
             end = data.find(b"\r\n\r\n") + 4
@@ -200,92 +244,70 @@ class UpstreamConnection(asyncio.Protocol):
                     raise BadResponse("its head is too large")
                 self._head_bytes = data
                 return
-            head = parse_response(data[:end], call.method)
+            head = parse_response(data[:end], self._method)
             data = data[end:]
             if head.status >= 200:
                 break
         self._head_bytes = b""
-        self._begin(call, head)
-        if self._call is not call:
-            return  # the sink wants no more
-        if data:
-            self.data_received(data)
-        elif self._left == 0:
-            self._finish(reusable=True)
-
-    def _begin(self, call: Call, head: ResponseHead) -> None:
         self._head = head
         if head.chunked:
             self._decoder = ChunkedDecoder()
         elif not head.until_close:
             self._left = head.length or 0
-        if call.sink is not None:
-            call.sink.on_head(head)
+        sink.head_received(head)
+        if self._sink is sink:  # else the sink wants no more
+            self._read_body(sink, data)
 
-    def _read_chunked(self, call: Call, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
+    def _read_body(self, sink: Sink, data: bytes) -> None:
+        """What came with the head."""
+        if not data:
+            if self._left == 0:
+                self._finish(sink, reusable=True)
+        elif self._decoder is not None:
+            self._read_chunked(sink, self._decoder, data)
+        else:
+            self._read_counted(sink, data)
+
+    def _read_chunked(self, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
         whole = decoder.at_boundary
         payload = decoder.feed(data)
         if decoder.ended:
             if payload:
-                sink.on_body(payload, None)
-            self._finish(reusable=not decoder.rest)
+                sink.body_received(payload, None)
+            self._finish(sink, reusable=not decoder.rest)
         elif payload:
             # One chunk without extensions, which are for this hop only, may go on as it came.
             one = whole and decoder.at_boundary and len(data) - len(payload) <= _FRAME_BYTES
-            sink.on_body(payload, data if one else None)
-        self._quick = sink.quick if self._call is call and decoder.at_boundary else None
+            sink.body_received(payload, data if one else None)
 
-    def _read_counted(self, call: Call, data: bytes) -> None:
+    def _read_counted(self, sink: Sink, data: bytes) -> None:
         if self._left is None:
-            if call.sink is not None:
-                call.sink.on_body(data, None)
+            if data:
+                sink.body_received(data, None)
+            else:
+                self._finish(sink, reusable=False)
             return
         payload = data[: self._left]
         self._left -= len(payload)
-        if payload and call.sink is not None:
-            call.sink.on_body(payload, payload)
-        if self._left == 0 and self._call is call:
-            self._finish(reusable=len(payload) == len(data))
+        if payload:
+            sink.body_received(payload, payload)
+        if self._left == 0:
+            self._finish(sink, reusable=len(payload) == len(data))
 
-    def _finish(self, *, reusable: bool) -> None:
-        call, self._call, self._quick = self._call, None, None
-        if call is None:
-            return  # cancelled while it heard the last piece
-        sink, call.sink = call.sink, None
-        call.resume()
-        call.connection = None
-        head = self._head
-        if reusable and head is not None and head.keep_alive and not self.transport.get_write_buffer_size():
-            self._pool.keep(self)
-        else:
-            self.transport.abort()
-        if sink is not None:
-            try:
-                sink.on_end()
-            except Exception:
-                sink.on_fault()
+    def _finish(self, sink: Sink, *, reusable: bool) -> None:
+        if self._sink is not sink:
+            return  # it was cancelled while it heard the last piece
+        self._sink = None
+        if self._pause:
+            self.resume()
+        transport, head = self._transport, self._head
+        if transport is not None:
+            if reusable and head is not None and head.keep_alive and not transport.get_write_buffer_size():
+                self._pool.keep(self)
+            else:
+                transport.abort()
+        sink.completed()
 
-    def _break(self, reason: str, *, meant: bool = False) -> None:
-        call, self._call, self._quick = self._call, None, None
-        self.transport.abort()
-        if call is not None:
-            call.broken(reason, meant=meant)
-
-    def eof_received(self) -> bool:
-        """The instance sends no more."""
-        if self._head is not None and self._head.until_close and self._call is not None:
-            self._finish(reusable=False)
-        return False  # the transport closes itself
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: under a call, or while it was idle."""
-        self._pool.lost(self)
-        call, self._call = self._call, None
-        if call is None:
-            return
-        call.connection = None
-        stale = not call.fresh and self._bytes_in == 0
-        if stale and self._pool.resend and call.sink is not None and not self._pool.closed:
-            self._pool.connect(call)  # it closed an idle connection as we wrote: it has read nothing
-            return
-        call.broken("the connection was reset" if exc is not None else "it closed the connection")
+    def _break(self, sink: Sink, reason: str, *, deterministic: bool = False) -> None:
+        self.abort()
+        sink.broken(reason, sent=True, deterministic=deterministic)

@@ -20,7 +20,6 @@ import msgspec
 from launcher.address import TcpAddress
 from launcher.config import schema
 from launcher.errors import LauncherError
-from launcher.printable import quoted
 from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
@@ -119,13 +118,6 @@ class Overflow:
             except LauncherError as error:
                 _LOG.error("%s; the key read before stays in use (%s)", error.message, error.remedy)
         return self._key
-
-
-def failed(reason: str) -> HttpError:
-    """502, logged with the reason, which is not the client's business."""
-    reason = quoted(reason, MAX_REASON)
-    _LOG.warning("overflow endpoint failed: %s", reason, extra={"reason": reason})
-    return HttpError(502, "overflow endpoint failed", type_="upstream_error", code="overflow_failed")
 
 
 def _endpoint(url: str) -> Endpoint:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import cast
 
-from launcher.proxy.upstream.connection import Call, Sink, UpstreamConnection
+from launcher.proxy.upstream.connection import Sink, UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint
 
 REUSE_S = 2.0  # uvicorn closes a connection that was idle for 5 s; a younger one is alive but for a crash
@@ -19,48 +20,39 @@ class ConnectionPool:
         self.resend = endpoint.resend
         self._connect_timeout_s = connect_timeout_s
         self.closed = False
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
         self._idle: deque[tuple[float, UpstreamConnection]] = deque()  # the one that is idle longest first
 
-    def ask(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> Call:
-        """Send a request. `head` is whole, with its blank line; the sink may hear of it before this returns."""
-        call = Call(sink, method, head, body)
-        oldest = self._clock() - REUSE_S
-        while self._idle:
-            since, connection = self._idle.pop()
-            if since >= oldest:
-                connection.send(call)
-                return call
-            connection.abort()
-        self.connect(call)
-        return call
-
-    def connect(self, call: Call) -> None:
-        """Send the call on a new connection."""
-        call.fresh, call.sent = True, False
-        call.connecting = asyncio.get_running_loop().create_task(
-            self._send_on_new(call), name="connect to an upstream"
-        )
-
-    async def _send_on_new(self, call: Call) -> None:
-        made: list[UpstreamConnection] = []
-
-        def make() -> UpstreamConnection:
-            made.append(UpstreamConnection(self))
-            return made[0]
-
-        try:
-            await self.endpoint.connect(make, self._connect_timeout_s)
-        except TimeoutError:
-            call.broken(f"no connection within {self._connect_timeout_s:g} s")
-        except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no domain name
-            call.broken(f"cannot connect: {getattr(error, 'strerror', None) or error}")
-        else:
-            if call.sink is None or self.closed:
-                made[0].abort()
-                call.broken("the upstream was removed")
+    def send(
+        self, sink: Sink, method: str, head: bytes, body: bytes | bytearray, now: float
+    ) -> UpstreamConnection:
+        """Send a request on an idle connection or a new one."""
+        connection: UpstreamConnection | None = None
+        while self._idle and connection is None:
+            since, idle = self._idle.pop()
+            if since < now - REUSE_S:
+                idle.abort()
             else:
-                made[0].send(call)
+                connection = idle
+        if connection is None:
+            connection = UpstreamConnection(self)
+        connection.send(sink, method, head, body)
+        return connection
+
+    def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]:
+        """Connect it; then its `connected` or `not_connected` is called."""
+        return self._loop.create_task(self._connect(connection), name="connect to an upstream")
+
+    async def _connect(self, connection: UpstreamConnection) -> None:
+        protocol = cast("asyncio.Protocol", connection)
+        try:
+            await self.endpoint.connect(lambda: protocol, self._connect_timeout_s)
+        except TimeoutError:
+            connection.not_connected(f"no connection within {self._connect_timeout_s:g} s")
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no domain name
+            connection.not_connected(f"cannot connect: {getattr(error, 'strerror', None) or error}")
+        else:
+            connection.connected()
 
     def sweep(self, now: float) -> None:
         """Close the connections that have been idle for longer than they are reused: each is a descriptor."""
@@ -80,8 +72,9 @@ class ConnectionPool:
         if self.closed:
             connection.abort()
         else:
-            self._idle.append((self._clock(), connection))
+            self._idle.append((self._loop.time(), connection))
 
     def lost(self, connection: UpstreamConnection) -> None:
         """A connection is gone."""
-        self._idle = deque(kept for kept in self._idle if kept[1] is not connection)
+        if self._idle:
+            self._idle = deque(kept for kept in self._idle if kept[1] is not connection)

@@ -1,164 +1,206 @@
-"""One request asked of one instance: what comes back, read as far as must be known, and told to the request.
+"""One attempt: a request on one upstream, whose response is read as far as must be known, and judged.
 
-An attempt is the sink of its call (links). Of what it hears it tells its relay, in this order:
-
-    pass_events, pass_part   bytes that may go to the client; the first are the commit point
-    then one of
-        ended                all of it has been told so
-        answered             a whole answer, which was held back until it was complete
-        broken               it is no use any more, and why
-
-A whole answer that is small, and the first event of a stream, are waited for before anything is told, so an
-instance that breaks until then costs the client nothing but time. An attempt is over once its relay has let go
-of it (`Relay.attempt` is another one, or none); what somebody says to it later changes nothing.
+What it finds is posted to the request: StreamStarted with the first bytes that may go to the client (further ones go to
+`Output`), then one of AnswerCompleted, AnswerReceived (a whole response, held back until it was complete) and
+AttemptFailed. A small whole response, and the first event of a stream, are waited for before anything is delivered:
+an upstream that breaks until then costs the client nothing but time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import re
+from typing import Protocol
 
-from launcher.proxy.downstream.response import own_head
+from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.http1 import ResponseHead
-from launcher.proxy.openai.answers import JSON
 from launcher.proxy.openai.whole_json import is_json, not_json, promises_json
+from launcher.proxy.request.record import Post, Request
+from launcher.proxy.request.words import (
+    Answer,
+    AnswerCompleted,
+    AnswerReceived,
+    AttemptFailed,
+    BytesArrived,
+    Faulted,
+    StreamStarted,
+    own_answer,
+)
 from launcher.proxy.routes import Kind
-from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker, aborted
+from launcher.proxy.upstream.connection import UpstreamConnection
 from launcher.proxy.upstream.endpoint import HeaderPolicy
+from launcher.proxy.upstream.pool import ConnectionPool
 
-if TYPE_CHECKING:
-    from launcher.proxy.dispatch.fleet import Target
-    from launcher.proxy.dispatch.relay import Relay
-    from launcher.proxy.upstream.connection import Call
-    from launcher.proxy.upstream.pool import ConnectionPool
-
-HOLD_BYTES = 1 << 20  # a whole answer up to this size is held until it is complete
-STREAM = b"text/event-stream"
-_IDLE = FastPath()  # of answers that are no stream: never armed
+HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
+_STREAM = b"text/event-stream"
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
+_SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 
 
-class Answer:
-    """What an instance said, whole."""
+class Output(Protocol):
+    """Takes what may go to the client."""
 
-    __slots__ = ("body", "head")
+    def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
+        """Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place."""
 
-    def __init__(self, head: ResponseHead, body: bytes) -> None:
-        self.head = head
-        self.body = body
+    def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
+        """A part of a response that is no stream; `raw`: the same as a whole chunk."""
 
 
 class Attempt:
-    """One asking of one instance."""
+    """A request on one upstream."""
 
     __slots__ = (
-        "_asked_at", "_call", "_held", "_hold", "_policy", "_reads", "_relay", "_seen", "delivering", "fast", "head",
-        "moved_at", "quick", "reached", "spoke", "target", "tracker",
+        "_events", "_fast_bytes", "_held", "_hold", "_output", "_policy", "_post", "_reads", "_seen", "asked_at",
+        "connection", "delivering", "head", "moved_at", "reached", "request", "spoke", "tracker", "upstream",
     )  # fmt: skip
 
-    def __init__(
-        self, relay: Relay, target: Target | None, now: float, policy: HeaderPolicy | None = None
+    def __init__(  # noqa: PLR0917
+        self,
+        request: Request,
+        upstream: Upstream | None,
+        post: Post,
+        output: Output,
+        now: float,
+        policy: HeaderPolicy | None = None,
     ) -> None:
-        self._relay = relay
-        self.target = target  # None: the overflow endpoint
+        self.request = request
+        self.upstream = upstream  # None: the overflow endpoint
+        self._post = post
+        self._output = output
         self._policy = policy
-        self._call: Call | None = None
+        self.connection: UpstreamConnection | None = None  # None: it has not been sent, or is over
         self.head: ResponseHead | None = None
         self.tracker: EventTracker | None = None  # of an event stream
-        self._held: bytes | bytearray = b""  # of an answer that is no stream
+        self._held: bytes | bytearray = b""  # of a response that is no stream
         self._hold = HOLD_BYTES  # beyond this it is delivered in pieces
-        self.reached = True  # the instance may have begun with it: no connect that failed
+        self.reached = True  # the upstream may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
         self.spoke = False  # words of it did
-        self.fast = _IDLE
-        self.quick: Callable[[bytes], bool] | None = None  # see Sink
-        self._reads = 0  # that did not take the fast path
+        self._events = self._fast_bytes = 0  # relayed by the fast path of the connection that it had
+        self._reads = 0  # the others
         self._seen = 0  # reads that `watch` knows of
-        self._asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
+        self.asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
 
-    def ask(self, link: ConnectionPool, method: str, head: bytes, body: bytes | bytearray) -> None:
-        """Send the request; the answer may begin before this returns."""
-        self._call = link.ask(self, method, head, body)
+    def send(
+        self, pool: ConnectionPool, method: str, head: bytes, body: bytes | bytearray, now: float
+    ) -> None:
+        """Send the request."""
+        if pool.closed:
+            self.broken("the upstream was removed", sent=False)
+        else:
+            self.connection = pool.send(self, method, head, body, now)
 
     def cancel(self) -> None:
         """Nothing more is wanted of it."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        connection = self.connection
+        if connection is not None:
+            self._part()
+            connection.abort()
+
+    def _part(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self._events, self._fast_bytes = connection.events, connection.bytes
 
     def pause(self) -> None:
         """The client takes no more for now."""
-        if self._call is not None:
-            self._call.pause()
+        if self.connection is not None:
+            self.connection.pause()
 
     def resume(self, now: float) -> None:
-        """It takes more; the silence meanwhile was not the instance's."""
+        """It takes more; the silence meanwhile was not the upstream's."""
         self.moved_at = now
-        if self._call is not None:
-            self._call.resume()
+        if self.connection is not None:
+            self.connection.resume()
+
+    def read(self, data: bytes) -> None:
+        """Read on; what it says is posted, or goes to the output."""
+        self._reads += 1
+        if self.connection is not None:
+            self.connection.read(data)
 
     @property
     def reads(self) -> int:
-        """Reads so far, on the hot path one event each."""
-        return self._reads + self.fast.events
+        """Reads so far, on the fast path one for each event."""
+        return self._reads + (self._events if self.connection is None else self.connection.events)
+
+    @property
+    def fast_bytes(self) -> int:
+        """Bytes that the fast path relayed."""
+        return self._fast_bytes if self.connection is None else self.connection.bytes
 
     @property
     def events(self) -> int:
         """Whole events of its stream so far."""
-        return self.fast.events + (0 if self.tracker is None else self.tracker.events)
+        fast = self._events if self.connection is None else self.connection.events
+        return fast + (0 if self.tracker is None else self.tracker.events)
 
     @property
     def held_back(self) -> bool:
         """Its client takes nothing, so it is not read."""
-        return self._relay.stalled_at is not None
+        return self.request.stalled_at is not None
 
-    # --- what the instance says (links.Sink) -------------------------------------------------------
+    def note_words(self) -> None:
+        """Words of its response have come."""
+        self.spoke = True
 
-    def on_head(self, head: ResponseHead) -> None:
-        """Its answer begins."""
+    def start(self, data: bytes, raw: bytes | None, *, clean: bool) -> None:
+        """The first bytes that may go to the client."""
+        self.delivering = True
+        self._post(self.request, StreamStarted(self, data, raw, clean=clean))
+
+    # --- what the upstream says (connection.Sink) ---------------------------------------------------
+
+    def bytes_arrived(self, data: bytes) -> None:
+        """A read for `read`."""
+        self._post(self.request, BytesArrived(self, data))
+
+    def head_received(self, head: ResponseHead) -> None:
+        """Its response begins."""
         if self._policy is not None:
             reason = self._policy.unusable(head)
             if reason is not None:
-                self.broken(reason)
+                self.fail(reason)
                 return
             head = self._policy.response(head)
         self.head = head
-        self._reads += 1
-        if self._relay.delivery.full:
-            self._relay.client_paused()  # since before this instance was asked
-        if head.status == 200 and head.content_type == STREAM:
+        if head.status == 200 and head.content_type == _STREAM:
             self.tracker = EventTracker()
-            self.fast = FastPath()
         elif head.length is None:
             self._hold = HOLD_BYTES if self._promises_json(head) else 0
         elif head.length > HOLD_BYTES:
             self._hold = 0
 
-    def on_body(self, payload: bytes, raw: bytes | None) -> None:
+    def body_received(self, payload: bytes, raw: bytes | None) -> None:
         """A piece of it."""
-        self._reads += 1
-        self.fast.disarm()
-        self.quick = None
-        if self._relay.delivery.full:
-            self._relay.client_paused()  # what is usual is not looked at: the clock does, and it comes in drops
         tracker = self.tracker
         if tracker is None:
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
-        if tracker.done and self.target is not None and self._relay.wordless(tracker, passed):
-            self.broken("it ended without a word")
+        if tracker.done and self.upstream is not None and self._wordless(tracker, passed):
+            self.fail("it ended without a word")
             return
         if passed:
-            self._relay.pass_events(self, passed, raw, clean=passed is payload)
+            self._output.events(self, passed, raw, clean=passed is payload)
         if tracker.error is not None and tracker.engine_fault:
-            self.broken("its engine failed in the middle of the answer")
+            self.fail("its engine failed in the middle of the answer")
+
+    def _wordless(self, tracker: EventTracker, passed: bytes) -> bool:
+        """Whether a plain stream that ends with these events has said nothing at all, not even why it ends.
+
+        vLLM 0.32 ends requests this way during engine shutdown: a role at most, then [DONE] (chat_completion/serving.py).
+        """
+        said = self.request.transcript
+        if said is None or self.request.splice is not None or tracker.events > 2:
+            return False
+        return not said.text and said.odd is None and said.finish_reason is None and not _SAYS.search(passed)
 
     def _plain_part(self, payload: bytes, raw: bytes | None) -> None:
         if self.delivering:
-            self._relay.pass_part(self, payload, raw)
+            self._output.part(self, payload, raw)
             return
         if not self._held:
             self._held = payload  # nearly always all of it
@@ -169,101 +211,100 @@ class Attempt:
         size = len(self._held)
         if size > self._hold and self._may_come_in_pieces():
             held, self._held = bytes(self._held), b""
-            self._relay.pass_part(self, held, None)
+            self._output.part(self, held, None)
         elif size > HOLD_BYTES:  # an error's body: no engine says as much
             self._held = self._held[:HOLD_BYTES]
 
     def _may_come_in_pieces(self) -> bool:
         """Not an error, and not into a stream that has begun."""
         well = self.head is None or self.head.status < _CLIENT_ERROR
-        return well and not self._relay.delivery.started
+        return well and not self.request.head_sent
 
-    def on_end(self) -> None:
+    def completed(self) -> None:
         """It is complete, as HTTP sees it."""
-        self._call = None
+        self._part()
         if self.tracker is not None:
             self._stream_end(self.tracker)
         elif self.delivering:
-            self._relay.ended(self, b"")
+            self._post(self.request, AnswerCompleted(self, b""))
         elif self.head is None:
-            self.broken("it sent no answer")
+            self.fail("it sent no answer")
         else:
-            answer = Answer(self.head, bytes(self._held))
-            if self.target is None:
-                self._relay.answered(self, answer)
-            else:
-                self._judge(answer)
+            self._judge(Answer(self.head, bytes(self._held)))
 
     def _judge(self, answer: Answer) -> None:
-        """An instance's whole answer: fit for the client?"""
-        if answer.head.status >= _SERVER_ERROR:
-            self.broken(f"it answered {answer.head.status}", answer)
+        """Whether a whole response is fit for the client; the overflow endpoint's always is."""
+        if self.upstream is None:
+            self._post(self.request, AnswerReceived(self, answer))
+        elif answer.head.status >= _SERVER_ERROR:
+            self.fail(f"it answered {answer.head.status}", answer)
         elif aborted(answer.body):
-            self.broken("its engine gave the request up")
+            self.fail("its engine gave the request up")
         elif self._promises_json(answer.head) and not is_json(answer.body):
             # As with 5xx, the request itself may be what the instances stumble over: the blame waits.
-            refusal = not_json()
-            self.broken(refusal.message, Answer(own_head(refusal.status, JSON), refusal.body()))
+            error = not_json()
+            self.fail(error.message, own_answer(error.status, error.body()))
         else:
-            self._relay.answered(self, answer)
+            self._post(self.request, AnswerReceived(self, answer))
 
     def _promises_json(self, head: ResponseHead) -> bool:
-        found = self._relay.found
+        found = self.request.match
         json_route = found is not None and found.route.kind is Kind.JSON
         return promises_json(head.status, head.content_type, json_route=json_route)
 
     def _stream_end(self, tracker: EventTracker) -> None:
         rest = tracker.rest()
         if tracker.error is not None and tracker.engine_fault:
-            self.broken("its engine failed")
-        elif self._relay.ends_in_done and not tracker.done and tracker.error is None:
-            self.broken("the stream ended without [DONE]")
+            self.fail("its engine failed")
+        elif self.request.ends_in_done and not tracker.done and tracker.error is None:
+            self.fail("the stream ended without [DONE]")
         else:
-            self._relay.ended(self, rest)
+            self.delivering = True
+            self._post(self.request, AnswerCompleted(self, rest))
 
-    def on_broken(self, reason: str, *, meant: bool = False) -> None:
-        """It broke off."""
-        call, self._call = self._call, None
-        self.reached = call is None or call.sent
-        self.broken(reason, meant=meant)
+    def broken(self, reason: str, *, sent: bool, deterministic: bool = False) -> None:
+        """Its connection broke."""
+        self._part()
+        self.reached = sent
+        self.fail(reason, deterministic=deterministic)
 
-    def broken(self, reason: str, answer: Answer | None = None, *, meant: bool = False) -> None:
-        """It is no use any more: `answer` says so itself, or its connection, its process, the clock.
+    def faulted(self, error: Exception) -> None:
+        """The proxy's own code raised."""
+        self._part()
+        self._post(self.request, Faulted(error))
 
-        `meant`: another instance would answer the same (http1.BadResponse).
-        """
-        if self._relay.attempt is not self:
-            return
+    def fail(
+        self,
+        reason: str,
+        answer: Answer | None = None,
+        *,
+        deterministic: bool = False,
+        died: bool = False,
+    ) -> None:
+        """It is no use any more: `answer` says so itself, or its connection, its process (`died`), the clock."""
         self.cancel()
         tracker = self.tracker
-        try:
-            if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
-                answer = _error_answer(tracker.error)
-            self._relay.broken(self, reason, answer, meant=meant)
-        except Exception:  # also the clock and the fleet call here
-            self.on_fault()
-
-    def on_fault(self) -> None:
-        """What was made of its words failed: its relay ends."""
-        self.cancel()
-        self._relay.fault()
+        if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:
+            answer = _error_answer(tracker.error)
+        failed = AttemptFailed(self, reason, answer, deterministic=deterministic, died=died)
+        self._post(self.request, failed)
 
     # --- the clock ---------------------------------------------------------------------------------
 
     def watch(self, now: float, first_byte_timeout_s: float, idle_timeout_s: float) -> int:
-        """Give up what takes too long. Returns the reads since the last call."""
+        """Fail what takes too long. Returns the reads since the last call."""
         reads = self.reads
         new, self._seen = reads - self._seen, reads
         if new:
             self.moved_at = now
         elif self.delivering and now - self.moved_at > idle_timeout_s:
-            self.broken(f"no further byte within {idle_timeout_s:g} s")
-        if not self.delivering and 0 < first_byte_timeout_s < now - self._asked_at:
-            self.broken(f"no first byte within {first_byte_timeout_s:g} s")
+            self.fail(f"no further byte within {idle_timeout_s:g} s")
+        if not self.delivering and 0 < first_byte_timeout_s < now - self.asked_at:
+            self.fail(f"no first byte within {first_byte_timeout_s:g} s")
         return new
 
 
 def _error_answer(event: bytes) -> Answer:
     """What a stream's first and only event, an error, would have been as a plain answer."""
     data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
-    return Answer(own_head(_SERVER_ERROR, JSON), data)
+    return own_answer(_SERVER_ERROR, data)

@@ -22,6 +22,7 @@ import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from launcher.address import Address
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.telemetry.engine_pages import session_to, url_of
 
 TOKENIZE: Final = "/tokenize"
@@ -52,9 +53,8 @@ class _UnknownError(Exception):
 class TemplateChecks:
     """Owner of the questions under way. `close` ends them."""
 
-    def __init__(self, unfit: set[str]) -> None:
-        """`unfit`: the models whose latest answer was no; kept up to date here."""
-        self._unfit = unfit
+    def __init__(self, traits: ModelTraits) -> None:
+        self._traits = traits
         self._asked: dict[int, int] = {}  # generation by slot
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,10 +80,7 @@ class TemplateChecks:
         fits = await goes_on(address)
         if fits is None:
             _LOG.debug("slot %d says nothing of its chat template", slot, extra={"slot": slot})
-        elif fits:
-            self._unfit.discard(model)
-        elif model not in self._unfit:
-            self._unfit.add(model)
+        elif self._traits.note_template(model, fits=fits):
             _LOG.info(
                 "the chat template of %s does not go on with a partial answer: "
                 "its cut chat streams are continued at temperature 0 only",

@@ -229,7 +229,7 @@ class Held:
             sock.close()
 
     def given_up(self) -> dict[str, int]:
-        return dict(self.proxy.server.desk.slow_clients.given_up)
+        return dict(self.proxy.server.slow_clients.given_up)
 
 
 async def held(
@@ -253,14 +253,14 @@ async def test_instances_are_free_while_clients_do_not_read(build: Build, tmp_pa
     async with asyncio.timeout(SOON_S):
         assert (await made.next_one()).startswith(b"HTTP/1.1 200 ")
     await until(lambda: made.proxy.sums()["completed"] == SEQS + 1)
-    assert made.proxy.server.desk.slow_clients.bytes > 0
+    assert made.proxy.server.slow_clients.bytes > 0
     assert "\nnuma_launcher_slow_clients 8.0\n" in await made.proxy.server.metrics_page()
     for sock in made.clients:
         got = b""
         while not got.endswith(b"\r\n0\r\n\r\n"):
             got += await asyncio.to_thread(sock.recv, 1 << 20)
         assert body_of(got) == EVENT * EVENTS + DONE
-    await until(lambda: not made.proxy.server.desk.slow_clients.bytes)
+    await until(lambda: not made.proxy.server.slow_clients.bytes)
     assert made.given_up() == {}
 
 
@@ -332,7 +332,7 @@ async def test_the_memory_for_slow_clients_is_bounded(build: Build, tmp_path: Pa
     """Who takes nothing of it is given up when it is full; the instance waits until then."""
     most = 1 << 20
     made = await held(build, tmp_path, endless_stream, slow_client_buffer_bytes=most, client_grace_s=60.0)
-    slow = made.proxy.server.desk.slow_clients
+    slow = made.proxy.server.slow_clients
     await until(lambda: slow.bytes > most / 4)
     for _ in range(30):
         await asyncio.sleep(0.02)

@@ -93,7 +93,7 @@ async def all_but_done(call: Call) -> None:
 async def test_a_stream_that_is_cut_twice_is_counted_once(proxy: ProxyUnderTest) -> None:
     text, whole, _ = await outcome(proxy, streams(ENGINE, 11), all_but_done)
     assert (text, whole.endswith(b"data: [DONE]\n\n")) == ("".join(SAID), True)
-    assert proxy.server.desk.tally.cut.total() == 1
+    assert proxy.server.counters.cut.total() == 1
 
 
 async def test_it_ends_honestly_when_the_answer_is_not_repeated(proxy: ProxyUnderTest) -> None:

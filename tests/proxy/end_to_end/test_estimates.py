@@ -20,7 +20,7 @@ LONG = "word " * 150_000
 
 
 def scheduler_of(proxy: ProxyUnderTest) -> Balancer:
-    return proxy.server.desk.fleet.scheduler
+    return proxy.server.balancer
 
 
 def learned(made: Balancer) -> tuple[object, ...]:
@@ -36,7 +36,7 @@ def learned(made: Balancer) -> tuple[object, ...]:
 
 
 def bound(proxy: ProxyUnderTest) -> Ticket:
-    (target,) = proxy.server.desk.fleet._targets.values()
+    (target,) = proxy.server._instances._traffic.values()
     (relay,) = target.attempts.values()
     assert relay.ticket is not None
     return relay.ticket

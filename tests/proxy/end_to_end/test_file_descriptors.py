@@ -26,7 +26,7 @@ def open_files() -> int:
 
 
 def refused(proxy: ProxyUnderTest) -> int:
-    return proxy.server.desk.tally.connections_refused
+    return proxy.server.counters.connections_refused
 
 
 async def secure_proxy(

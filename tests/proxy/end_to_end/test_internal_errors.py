@@ -1,12 +1,12 @@
-"""A fault of our own code, wherever an answer leads: its client gets an honest end, its key its place, the sums add up."""
+"""Errors in the proxy's own code, in each action: an honest end for the client, sums that add up."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import SOON_S
@@ -14,17 +14,16 @@ from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, answer_chat, event
 
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.dispatch.desk import Desk
-from launcher.proxy.dispatch.fleet import Fleet
-from launcher.proxy.dispatch.intake import Intake
-from launcher.proxy.dispatch.moves import Moves
-from launcher.proxy.dispatch.relay import Relay
+from launcher.config.schema import Overflow
 from launcher.proxy.downstream.connection import DownstreamConnection
-from launcher.proxy.downstream.response import ResponseWriter
-from launcher.proxy.sse.tracker import EventTracker
-from launcher.proxy.upstream.reader import Attempt
+from launcher.proxy.request.decisions import INTERNAL_ERROR
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import Action, Event
+
+CHAT = "/v1/chat/completions"
+FAILED: set[str | None] = set()  # ids of requests
+PLAIN = b'{"model":"m","messages":[],"stream":false}'
+STREAM = b'{"model":"m","messages":[],"stream":true}'
 
 
 async def streams(call: Call) -> None:
@@ -35,11 +34,6 @@ async def streams(call: Call) -> None:
         await asyncio.sleep(0.002)
     await call.chunk(DONE)
     await call.end_stream()
-
-
-async def refuses(call: Call) -> None:
-    """A 4xx in FastAPI's form."""
-    await call.json({"detail": "no"}, 422)
 
 
 async def breaks(call: Call) -> None:
@@ -55,57 +49,101 @@ async def tears(call: Call) -> None:
     call.cut()
 
 
+async def pours(call: Call) -> None:
+    """A long stream that does not wait for its client."""
+    await call.start_stream()
+    for _ in range(500):  # 30 MB: more than kernels buffer
+        await call.chunk(event("x" * 60_000))
+    await call.chunk(DONE)
+    await call.end_stream()
+
+
+async def waits(call: Call) -> None:
+    """Nothing for a while."""
+    await asyncio.sleep(0.3)
+    await answer_chat(call)
+
+
+async def fails_first(call: Call) -> None:
+    """500, and an answer where the request is tried again."""
+    request_id = call.header("X-Request-Id")
+    if request_id in FAILED:
+        await answer_chat(call)
+    else:
+        FAILED.add(request_id)
+        await call.json({"error": {"message": "no", "code": 500}}, 500)
+
+
 Script = Callable[[Call], Awaitable[None]]
-WHOLE, STREAM, REFUSED, BROKEN, TORN = answer_chat, streams, refuses, breaks, tears
-PLACES: list[tuple[Script, type, str]] = [
-    # The four words of an instance.
-    *((WHOLE, Attempt, name) for name in ("on_head", "on_body", "on_end")),
-    *((STREAM, Attempt, name) for name in ("on_head", "on_body", "on_end")),
-    *((BROKEN, Attempt, name) for name in ("on_broken", "broken")),
-    *((TORN, Attempt, name) for name in ("on_broken", "broken")),
-    # What they lead to.
-    *((WHOLE, Relay, name) for name in ("answered", "answer", "_leave", "_learn_usage", "_end", "send", "start")),
-    *((STREAM, Relay, name) for name in ("pass_events", "_commit", "ended", "_leave", "_end", "_listen")),
-    *((REFUSED, Relay, name) for name in ("answered", "answer")),
-    *((BROKEN, Relay, name) for name in ("broken", "_leave")),
-    *((TORN, Relay, name) for name in ("broken", "_leave", "fail")),
-    *((WHOLE, ResponseWriter, name) for name in ("whole",)),
-    *((STREAM, ResponseWriter, name) for name in ("start", "send", "end", "_write")),
-    *((TORN, ResponseWriter, name) for name in ("break_off",)),
-    *((STREAM, Transcript, name) for name in ("feed", "arm")),
-    *((STREAM, EventTracker, name) for name in ("feed", "rest")),
-    *((BROKEN, Moves, name) for name in ("elsewhere", "_next")),
-    *((TORN, Moves, name) for name in ("resume",)),
-    *((WHOLE, Moves, name) for name in ("settle", "enter")),
-    *((WHOLE, Desk, name) for name in ("left", "ended", "admit")),
-    *((WHOLE, Fleet, name) for name in ("left", "submit", "_send")),
-    *((WHOLE, Intake, name) for name in ("_demand", "_take_from_key")),
-    *((WHOLE, ApiKeys, name) for name in ("check",)),
-]  # fmt: skip
-COUNTS = ((Relay, "_end"), (Desk, "ended"))  # who counts must be able to count
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, once: bool) -> list[str]:
-    """From now on `owner.name` raises; the names of what was raised."""
+@dataclass
+class Scene:
+    """What makes an action due."""
+
+    script: Script = answer_chat
+    body: bytes = PLAIN
+    path: str = CHAT
+    method: str = "POST"
+    settings: dict[str, object] = field(default_factory=dict)
+    other: Script | None = None  # of a second instance
+    engines: bool = True
+    length: int | None = None  # announced, where it is not the body's
+    reads_first: bool = False  # else the client does not read until the action was due
+
+
+CLOUD = Overflow(url="http://127.0.0.1:9/v1", models={"m": "m"})
+SLOW: dict[str, object] = {"slow_client_buffer_bytes": 0}
+SCENES: dict[Action, list[Scene]] = {
+    Action.AUTHORIZE: [Scene()],
+    Action.LOOK: [Scene(body=PLAIN[:-1] + b',"user":"%b"}' % (b"x" * 1_200_000))],
+    Action.ADMIT: [Scene()],
+    Action.RENDER_PAGE: [Scene(method="GET", path="/v1/models", body=b"")],
+    Action.ENQUEUE: [Scene(breaks, other=breaks), Scene(breaks)],
+    Action.SET_TIMER: [Scene(breaks)],
+    Action.COUNT_RETRY: [Scene(breaks)],
+    Action.SEND: [Scene(), Scene(streams, STREAM)],
+    Action.SEND_OVERFLOW: [Scene(settings={"overflow": CLOUD}, engines=False)],
+    Action.READ: [Scene(), Scene(streams, STREAM), Scene(tears, STREAM)],
+    Action.START: [Scene(streams, STREAM), Scene(tears, STREAM)],
+    Action.FIRST_TOKEN: [Scene(streams, STREAM)],
+    Action.SETTLE: [Scene(fails_first, other=fails_first)],
+    Action.COMMENT: [Scene(waits, STREAM, settings={"keepalive_comment_s": 0.05})],
+    Action.CHECK_CLIENT: [Scene(length=1000, settings={"body_timeout_s": 0.1})],
+    Action.PAUSE: [Scene(pours, STREAM, settings=SLOW)],
+    Action.RESUME: [Scene(pours, STREAM, settings=SLOW, reads_first=True)],
+    Action.DELIVER: [Scene()],
+    Action.FINISH: [Scene(streams, STREAM)],
+    Action.REFUSE: [Scene(body=b"no JSON"), Scene(breaks)],
+    Action.BREAK_OFF: [Scene(tears, STREAM)],
+    Action.ABORT: [Scene(pours, STREAM, settings={**SLOW, "client_stall_timeout_s": 0.2})],
+    Action.WITHDRAW: [Scene(body=b"no JSON"), Scene(breaks)],
+    Action.LEAVE: [Scene(), Scene(streams, STREAM), Scene(breaks), Scene(tears, STREAM)],
+    Action.COUNT: [Scene(), Scene(streams, STREAM)],
+    Action.LOG: [Scene(), Scene(streams, STREAM)],
+}
+ALWAYS = set(Action) - {Action.COUNT}  # what counts must be able to count
+
+
+def test_every_action_has_a_scene() -> None:
+    assert SCENES.keys() == set(Action)
+
+
+def fail_at(proxy: ProxyUnderTest, action: Action, *, once: bool) -> list[str]:
+    """From now on the action raises; the requests on which it did."""
     raised: list[str] = []
-    real = getattr(owner, name)
+    do = proxy.server._executor._do
+    real = do[action]
 
-    def fault(self: Any, *args: Any, **more: Any) -> Any:
+    def fault(request: Request, happened: Event, now: float) -> None:
         if once and raised:
-            return real(self, *args, **more)
-        raised.append(name)
-        raise ZeroDivisionError(name)
+            real(request, happened, now)
+            return
+        raised.append(request.request_id)
+        raise ZeroDivisionError(action.name)
 
-    monkeypatch.setattr(owner, name, fault)
+    do[action] = fault
     return raised
-
-
-async def guarded(build: Build, folder: Path, script: Script) -> tuple[ProxyUnderTest, dict[str, str]]:
-    """A proxy whose one key has one place."""
-    key = new_key(folder / "keys", "app", concurrency=1)
-    proxy = await build(api_keys_file=str(folder / "keys"), park_timeout_s=0.1, queue_timeout_s=1)
-    await proxy.engine(0, script)
-    return proxy, {"Authorization": f"Bearer {key}"}
 
 
 async def rest_of(reader: asyncio.StreamReader, proxy: ProxyUnderTest) -> bytes | None:
@@ -121,83 +159,105 @@ async def rest_of(reader: asyncio.StreamReader, proxy: ProxyUnderTest) -> bytes 
 
 def ends_honestly(answer: bytes, *, clean: bool) -> bool:
     """An error of ours, an event that tells of one, or no clean end; or all of the answer was there already."""
-    if answer.startswith(b"HTTP/1.1 5"):
+    if answer.startswith((b"HTTP/1.1 5", b"HTTP/1.1 4")):
         return "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
     if not clean:
         return True
-    whole = answer.endswith((b'"}}]}', b"[DONE]\n\n\r\n0\r\n\r\n")) or b" 422 " in answer
+    whole = answer.endswith((b'"}}]}', b"[DONE]\n\n\r\n0\r\n\r\n"))
     told = b'data: {"error"' in answer and b"[DONE]" not in answer and answer.endswith(b"0\r\n\r\n")
     return whole or told
 
 
-@pytest.mark.parametrize(
-    ("script", "owner", "name", "once"),
-    [
-        pytest.param(
-            *place, once, id="-".join((*(each.__name__ for each in place[:2]), place[2], f"{once=}"))
-        )
-        for place in PLACES
-        for once in (True, False)
-        if once or place[1:] not in COUNTS
-    ],
-)
-async def test_a_fault_of_ours_ends_the_request_honestly(  # noqa: PLR0917
-    build: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    script: Script,
-    owner: type,
-    name: str,
-    once: bool,
+CASES = [
+    pytest.param(action, scene, once, id=f"{action.name}-{number}-{'once' if once else 'always'}")
+    for action, scenes in SCENES.items()
+    for number, scene in enumerate(scenes)
+    for once in (True, False)
+    if once or action in ALWAYS
+]
+
+
+@pytest.mark.parametrize(("action", "scene", "once"), CASES)
+async def test_an_internal_error_ends_the_request_honestly(  # noqa: PLR0917
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, action: Action, scene: Scene, once: bool
 ) -> None:
-    proxy, head = await guarded(build, tmp_path, script)
-    raised = fail_at(monkeypatch, owner, name, once=once)
-    body = b'{"model":"m","messages":[],"stream":%s}' % (b"true" if script in {streams, tears} else b"false")
-    fields = "".join(f"{key}: {value}\r\n" for key, value in head.items())
-    asked = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n{fields}\r\n"
-    reader, writer = await proxy.raw(asked.encode() + body)
-    answer = bytearray()
-    clean = True
+    key = new_key(tmp_path / "keys", "app", concurrency=1)
+    settings = {"park_timeout_s": 0.1, "queue_timeout_s": 1, **scene.settings}
+    proxy = await build(api_keys_file=str(tmp_path / "keys"), **settings)
+    if scene.engines:
+        await proxy.engine(0, scene.script)
+    if scene.other is not None:
+        await proxy.engine(1, scene.other)
+    raised = fail_at(proxy, action, once=once)
+    size = len(scene.body) if scene.length is None else scene.length
+    fields = f"Host: h\r\nContent-Length: {size}\r\nAuthorization: Bearer {key}\r\n"
+    head = f"{scene.method} {scene.path} HTTP/1.1\r\n{fields}\r\n"
     async with asyncio.timeout(SOON_S):
-        await until(lambda: bool(raised))
+        reader, writer = await proxy.raw(head.encode() + scene.body)
+        if not scene.reads_first:
+            await until(lambda: bool(raised))
+        answer, clean = bytearray(), True
         try:
             while data := await rest_of(reader, proxy):
                 answer += data
             clean = data is None
         except ConnectionError:
             clean = False
-    assert ends_honestly(bytes(answer), clean=clean), (clean, bytes(answer))
+        writer.close()
+    assert raised
+    assert ends_honestly(bytes(answer), clean=clean), (clean, bytes(answer[-500:]))
     assert proxy.balanced()
     assert proxy.sums()["in_flight"] == 0
-    writer.close()
-    faults = [record for record in caplog.records if "a fault of the front door" in record.getMessage()]
-    assert len(faults) == len({record.__dict__["request_id"] for record in faults}) == 1
+    assert [entry.limits.in_flight for entry in proxy.server._keys] == [0]
+    faults = [record for record in caplog.records if record.getMessage().endswith(INTERNAL_ERROR)]
+    assert [record.__dict__["request_id"] for record in faults] == [raised[0]]
     assert faults[0].exc_info is not None
     assert faults[0].exc_info[0] is ZeroDivisionError
     assert not [record for record in caplog.records if record.name == "asyncio"]
-    monkeypatch.undo()
-    keys = proxy.server._keys
-    assert [entry.limits.in_flight for entry in keys] == [0]
 
 
-async def test_a_fault_while_a_client_leaves(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def script(call: Call) -> None:
-        await call.until_left()
-
-    proxy, head = await guarded(build, tmp_path, script)
-    raised = fail_at(monkeypatch, Relay, "client_gone", once=True)
+async def test_an_internal_error_while_a_client_leaves(build: Build, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "app", concurrency=1)
+    proxy = await build(api_keys_file=str(tmp_path / "keys"))
+    await proxy.engine(0, Call.until_left)
+    raised = fail_at(proxy, Action.WITHDRAW, once=True)
+    head = {"Authorization": f"Bearer {key}"}
     ask = asyncio.create_task(
         proxy.client.post("/v1/completions", data=b'{"model":"m"}', headers=head).__aenter__()
     )
-    await until(lambda: proxy.sums()["in_flight"] == 1)
+    await until(lambda: proxy.sums()["in_flight"] == 1 and proxy.server.in_flight(0, 1) == 1)
     ask.cancel()
     await until(lambda: bool(raised))
     await until(lambda: proxy.sums()["in_flight"] == 0)
+    assert proxy.server.in_flight(0, 1) == 0
     assert proxy.balanced()
     assert [entry.limits.in_flight for entry in proxy.server._keys] == [0]
+
+
+async def test_an_internal_error_on_the_fast_path(proxy: ProxyUnderTest) -> None:
+    """The event loop gives what the protocol raised to `connection_lost`."""
+    writes: list[bytes] = []
+
+    async def script(call: Call) -> None:
+        (client,) = proxy.server._clients
+        write = client.write
+
+        def fail(data: bytes) -> None:
+            writes.append(data)
+            if len(writes) == 6:  # the first two or so are written by the slow path
+                raise ZeroDivisionError
+            write(data)
+
+        client.write = fail
+        await streams(call)
+
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as answer:
+        body = await answer.read()
+    assert DONE not in body
+    assert json.loads(body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["message"] == INTERNAL_ERROR
+    assert proxy.sums()["failed"] == 1
+    assert proxy.server.in_flight(0, 1) == 0
 
 
 BAD = {
@@ -233,22 +293,16 @@ async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection that fails is closed, its request ends as failed, and deadlines hold for all others."""
-    proxy = await build(header_timeout_s=0.2)
-
-    async def never(call: Call) -> None:
-        await call.until_left()
-
-    engine = await proxy.engine(0, never)
-    body = b'{"model":"m","prompt":"hello"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
-    reader, writer = await proxy.raw(head + body)
-    await until(lambda: bool(engine.calls))
+    proxy = await build(header_timeout_s=0.2, body_timeout_s=0.1)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n"
+    reader, writer = await proxy.raw(head)
+    await until(lambda: proxy.sums()["in_flight"] == 1)
     (broken,) = proxy.server._clients
     tick = DownstreamConnection.tick
 
     def fail(client: DownstreamConnection, now: float) -> None:
         if client is broken:
-            raise RuntimeError("a fault")
+            raise RuntimeError("an internal error")
         tick(client, now)
 
     monkeypatch.setattr(DownstreamConnection, "tick", fail)

@@ -13,7 +13,7 @@ from proxy.plain_engine import CHAT, QUESTION, PlainEngine
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
 
-from launcher.proxy.dispatch import moves
+from launcher.proxy.request import retry_policy
 
 
 def gated(go: asyncio.Semaphore) -> Script:
@@ -173,12 +173,12 @@ async def test_an_instance_that_takes_no_connections_any_more(
     proxy: ProxyUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its listener closes long before its process is seen to have ended: nobody is turned away meanwhile."""
-    monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
-    monkeypatch.setattr(moves, "PARKED_PAUSE_S", 0.02)
+    monkeypatch.setattr(retry_policy, "ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry_policy, "PARKED_PAUSE_S", 0.02)
     engine = await proxy.engine(0)
     await engine.die()
     asked = [asyncio.create_task(ask(proxy, stream=stream)) for stream in (False, True)]
-    await until(lambda: int(str(proxy.server.stats()["retried"])) > 3 * moves.MAX_ATTEMPTS)
+    await until(lambda: int(str(proxy.server.stats()["retried"])) > 3 * retry_policy.MAX_ATTEMPTS)
     proxy.server.remove_upstream(0, 1, "exit 1")
     await proxy.engine(0, generation=2)
     assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
@@ -188,7 +188,7 @@ async def test_an_instance_that_takes_no_connections_any_more(
 async def test_nobody_waits_for_ever_for_an_instance_that_takes_no_connections(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry_policy, "ROUND_PAUSE_S", 0.01)
     proxy = await build(park_timeout_s=0.2)
     engine = await proxy.engine(0)
     await engine.die()
@@ -260,7 +260,7 @@ async def test_a_response_that_is_created_is_not_computed_yet(proxy: ProxyUnderT
         await call.until_left()
 
     await proxy.engine(0, script)
-    (upstream,) = proxy.server.desk.fleet.table
+    (upstream,) = proxy.server.balancer.table
     asked = json.dumps({"model": "m", "input": "x", "stream": True})
     async with asyncio.timeout(SOON_S), proxy.client.post("/v1/responses", data=asked) as answer:
         await answer.content.readuntil(b'in_progress"}\n\n')

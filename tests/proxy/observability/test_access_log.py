@@ -8,14 +8,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from proxy.request.test_lifecycle import request_of
 
 from launcher.proxy.observability.access_log import ACCESS, MOST_LINES, AccessLog
-from launcher.proxy.observability.exchange import Exchange, Outcome
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import Outcome
 
 
-def ended(number: int = 0, status: int = 200, path: str = "/v1/models", **more: object) -> Exchange:
-    outcome = Outcome.COMPLETED if status < 500 else Outcome.FAILED
-    return Exchange(f"r{number}", "GET", path, 1.0, status=status, outcome=outcome, **more)  # type: ignore[arg-type]
+def ended(number: int = 0, status: int = 200, path: str = "/v1/models", **more: object) -> Request:
+    made = request_of()
+    values = {
+        "request_id": f"r{number}",
+        "method": "GET",
+        "path": path,
+        "started": 1.0,
+        "status": status,
+        **more,
+    }
+    for name, value in values.items():
+        setattr(made, name, value)
+    made.outcome = Outcome.COMPLETED if status < 500 else Outcome.FAILED
+    return made
 
 
 class Writer(logging.Handler):

@@ -24,6 +24,7 @@ from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import describe, read_list
 from launcher.proxy.pages.pages import Page
 from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream import scraper
 from launcher.proxy.upstream.scraper import Instance
@@ -100,7 +101,7 @@ async def open_pages(tmp_path: Path) -> AsyncIterator[Open]:
                 stopping=lambda: bool(stopping),
                 retry_after_s=lambda: 4,
             )
-            made = PageRenderer(ModelNames(names or ("m",), aliases), {}, sources)
+            made = PageRenderer(ModelTraits(ModelNames(names or ("m",), aliases)), sources)
             stack.push_async_callback(made.close)
             return Pages(tmp_path, stack, made, instances, stopping)
 

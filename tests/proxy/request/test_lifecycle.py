@@ -18,7 +18,8 @@ from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import parse_request, parse_response
 from launcher.proxy.request import words
-from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle, fault
+from launcher.proxy.request.decisions import fault
+from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.request.words import Action, Answer, Event, Outcome, State
@@ -144,7 +145,7 @@ def of(name: str, request: Request) -> Event:
         "500": failed(attempt, "it answered 500", answer(500)),
         "broken": failed(attempt, "reset"),
         "killed": failed(attempt, "signal 9", died=True),
-        "bad head": failed(attempt, "bad", expected_everywhere=True),
+        "bad head": failed(attempt, "bad", deterministic=True),
     }
     return made[name]
 

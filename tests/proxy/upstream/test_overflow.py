@@ -130,8 +130,8 @@ def proxy_with(build: Build, cloud: Cloud) -> Make:
 
 
 def overflow(proxy: ProxyUnderTest) -> Overflow:
-    assert proxy.server.desk.overflow is not None
-    return proxy.server.desk.overflow
+    assert proxy.server._overflow is not None
+    return proxy.server._overflow
 
 
 def body(**fields: object) -> bytes:

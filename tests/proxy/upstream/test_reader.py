@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_its_answer_is_given_up_not_its_instance(
     proxy.stack.callback(writer.close)
     writer.write(ask("first") + ask("second"))
     await until(lambda: proxy.sums()["completed"] == 1)
-    await until(lambda: "timeout" in proxy.server.desk.slow_clients.given_up)
+    await until(lambda: "timeout" in proxy.server.slow_clients.given_up)
     assert len(engine.calls) == 1
     assert proxy.suspects == []
     assert proxy.balanced()

@@ -33,7 +33,7 @@ async def flows(call: Call) -> None:
 
 
 def ejections(proxy: ProxyUnderTest, slot: int) -> int:
-    return proxy.server.desk.tally.slots[slot].ejected
+    return proxy.server.counters.slots[slot].ejected
 
 
 async def test_an_instance_that_comes_again_under_its_name_is_another_one(proxy: ProxyUnderTest) -> None:

@@ -1,0 +1,97 @@
+"""What is judged before a request's body is read: route, origin, API key, size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.printable import quoted
+from launcher.proxy.auth.api_keys import OPEN_PATHS, ApiKeys
+from launcher.proxy.dispatch.registry import RequestRegistry
+from launcher.proxy.downstream.cors import Cors
+from launcher.proxy.downstream.upload_memory import FREE_BYTES
+from launcher.proxy.downstream.uploads import too_large
+from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import Answer, own_head
+from launcher.proxy.routes import GATHERED, REALTIME, NoMethod, match
+
+_TEXT = "text/plain"
+
+
+class Authorizer:
+    """Lets requests in."""
+
+    def __init__(
+        self,
+        keys: ApiKeys,
+        cors: Cors,
+        registry: RequestRegistry,
+        max_body_bytes: int,
+        retry_after_s: Callable[[], int],
+    ) -> None:
+        self._keys = keys
+        self._by_key = keys.required
+        self._cors = cors
+        self._by_origin = cors.enabled
+        self._registry = registry
+        self._max_body_bytes = max_body_bytes
+        self._retry_after_s = retry_after_s
+        self._closing = False
+
+    def close(self) -> None:
+        """The proxy shuts down: from here on pages only."""
+        self._closing = True
+
+    def authorize(self, request: Request, now: float) -> Answer | None:
+        """Note who calls; the answer to a CORS preflight, where it is one. Raises HttpError."""
+        head = request.head
+        if self._by_origin:
+            answer = self._allow_origin(request)
+            if answer is not None:
+                return answer
+        if request.match is None:
+            raise _no_route(request)
+        if self._by_key and request.path not in OPEN_PATHS:
+            request.key = self._keys.check(head.get(b"authorization"), head.get(b"x-api-key"), now)
+        self._registry.accept(request)
+        page = request.match.route.kind in GATHERED
+        if self._closing and not page:
+            raise unavailable("the server is shutting down", self._retry_after_s(), close=True)
+        if head.length is not None and head.length > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
+        if request.key is not None and not page:
+            large = head.chunked or (head.length or 0) > FREE_BYTES
+            request.grant = request.key.limits.begin(now, large=large)
+        return None
+
+    def _allow_origin(self, request: Request) -> Answer | None:
+        """Note what a browser's page is told; a preflight's answer."""
+        head = request.head
+        origin = head.get(b"origin")
+        if request.method == "OPTIONS":
+            method = head.get(b"access-control-request-method")
+            asked = head.get(b"access-control-request-headers")
+            preflight = self._cors.preflight(origin, method, asked)
+            if preflight is not None:
+                return Answer(own_head(preflight[0], _TEXT, preflight[1]), b"")
+        request.lines = self._cors.lines(origin)
+        return None
+
+
+def _no_route(request: Request) -> HttpError:
+    path = request.path
+    found = match(request.method, path)
+    if isinstance(found, NoMethod):
+        allow = ", ".join(found.allow)
+        return HttpError(
+            405, f"{quoted(path)} takes {allow}", code="method_not_allowed", headers={"Allow": allow}
+        )
+    if path == REALTIME:
+        return HttpError(
+            501,
+            f"cannot open {path}: WebSockets are not served here; POST the audio to /v1/audio/transcriptions",
+            type_="not_implemented_error",
+            code="websocket_not_served",
+            close=True,
+        )
+    return HttpError(404, f"there is no {quoted(path)} here", type_="NotFoundError", code="not_found")

@@ -1,0 +1,175 @@
+"""Admission: what a whole request asks, whether its key may have it, and what it will cost."""
+
+from __future__ import annotations
+
+import logging
+
+from launcher.config.schema import Proxy
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Demand, Key
+from launcher.proxy.balancing.prefix_cache import fingerprint
+from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.continuation.eligibility import may_ask_ids
+from launcher.proxy.continuation.plan import CHAT, COMPLETIONS
+from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.dispatch.instances import Instances
+from launcher.proxy.downstream.uploads import LARGE_BYTES
+from launcher.proxy.http1 import RequestHead
+from launcher.proxy.openai.body import MAX_PRIORITY, read_body
+from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.openai.forms import FormReader
+from launcher.proxy.openai.json_reader import JsonReader
+from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
+from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.record import BodyReader, Request
+from launcher.proxy.routes import Kind, Match
+
+TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
+LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
+PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's own (entrypoints/generate/base/serving.py, 0.32)
+
+_NO_PROMPT = Prompt()
+_PROMPTS = logging.getLogger("launcher.prompts")
+
+
+class _Unread:
+    """For routes whose bodies say nothing that must be known."""
+
+    def feed(self, _body: bytes | bytearray) -> bool:
+        return True
+
+    def finish(self, _body: bytes | bytearray) -> RequestBody:
+        return RequestBody()
+
+
+class Classifier:
+    """Reads requests."""
+
+    def __init__(self, proxy: Proxy, traits: ModelTraits, balancer: Balancer, instances: Instances) -> None:
+        self._proxy = proxy
+        self._traits = traits
+        self._balancer = balancer
+        self._instances = instances
+
+    def reader(self, request: Request) -> BodyReader:
+        """What reads a large body as it comes. Raises HttpError."""
+        route = None if request.match is None else request.match.route
+        if route is not None and route.kind is Kind.JSON:
+            return JsonReader(route.prompt)
+        if route is not None and route.kind is Kind.FORM:
+            # A second field would be another form; joined they are none.
+            return FormReader(", ".join(request.head.all(b"content-type")))
+        return _Unread()
+
+    def admit(self, request: Request, now: float) -> Ticket | None:
+        """Its place in the schedule; None: no instance of its model has ever been ready. Raises HttpError."""
+        found = request.match
+        if found is None:
+            raise AssertionError("only a request on a route is admitted")
+        said = self._read(request, found)
+        stored = found.item if found.route.kind is Kind.STORED else said.previous_response_id
+        demand = self._demand(request, found, said, self._instances.holder(stored), now)
+        wait_s = self._proxy.queue_timeout_s
+        if not self._balancer.table.of(request.model):
+            if not self._instances.was_ready(request.model):
+                return None
+            wait_s = min(wait_s, self._proxy.park_timeout_s)
+        if demand.stream:
+            request.transcript = self._transcript(request, said)
+        request.ticket = ticket = Ticket(demand, request.started, now + wait_s)
+        return ticket
+
+    def _read(self, request: Request, found: Match) -> RequestBody:
+        """What the body says; the request's model is known then. Raises HttpError."""
+        kind, body = found.route.kind, request.body
+        if self._proxy.log_prompts and body:
+            _log_prompt(request)
+        if kind is Kind.JSON and len(body) <= LARGE_BYTES:
+            said = read_body(body, found.route.prompt)
+        else:
+            said = (request.body_reader or self.reader(request)).finish(body)
+            if kind is not Kind.FORM and kind is not Kind.JSON:
+                return said
+        wanted = said.model
+        base = self._traits.base_of(wanted)
+        if base is None:
+            request.model = self._traits.names.resolve(wanted)
+        else:
+            request.model, request.adapter = base, wanted
+        return said
+
+    def _demand(
+        self, request: Request, found: Match, said: RequestBody, pinned: Key | None, now: float
+    ) -> Demand:
+        """What it costs, taken from what its key may have. Raises HttpError."""
+        route, balancer = found.route, self._balancer
+        streamed = said.stream and route.streams
+        computes = bool(route.prompt) or route.kind is Kind.FORM
+        prompt = read_prompt(said.prompt, said.media) if said.prompt else _NO_PROMPT
+        size, adapter = prompt.size, request.adapter
+        if request.grant is not None:
+            # Without a prompt that is known: an image alone, or what the instance refuses.
+            charged = (size or min(len(request.body), MEDIA_BYTES)) if computes else 0
+            self._charge(request, said, charged, now)
+        tools = bytes(said.tools[:TOOLS_BYTES])
+        salt = hash((tools, adapter)) if tools or adapter else 0
+        tokens = balancer.prompt_tokens(size + len(said.tools)) if size else 0
+        request.prompt_bytes = 0 if prompt.media else size + len(said.tools)
+        proxy = self._proxy
+        # A response that is not streamed comes whole, so it takes as long as all of it.
+        request.first_byte_timeout_s = (
+            proxy.first_token_timeout_s + proxy.first_token_timeout_per_1k_s * tokens / 1000
+            if streamed
+            else proxy.answer_timeout_s
+        )
+        return Demand(
+            request.model,
+            tokens,
+            balancer.output_tokens(said.max_tokens, said.n) if computes else 0,
+            fingerprint(prompt.text, salt) if size else (),
+            len(request.body),
+            max_tokens=said.max_tokens,
+            key=None if request.key is None else request.key.record.name,
+            priority=_priority(request.head, said),
+            pinned=pinned,
+            stream=streamed,
+        )
+
+    def _transcript(self, request: Request, said: RequestBody) -> Transcript | None:
+        """Of a stream that could be continued on another instance."""
+        if request.path not in {CHAT, COMPLETIONS}:
+            return None
+        asks_ids = self._traits.asks_ids(request.model) and said.n == 1 and not said.tools
+        return Transcript(token_ids=asks_ids and may_ask_ids(request.body))
+
+    def _charge(self, request: Request, said: RequestBody, size: int, now: float) -> None:
+        """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed."""
+        tokens = 0
+        if size:
+            tokens = self._balancer.prompt_tokens(size)
+            tokens += self._balancer.output_tokens(said.max_tokens, said.n)
+        names: tuple[str, ...] = ()
+        if request.adapter is not None:  # a model of its own, for a key
+            names = (request.adapter,)
+        elif request.model is not None:
+            names = self._traits.names.all_of(request.model)
+        if request.grant is not None:
+            request.grant.charge(names, now, tokens)
+
+
+def _log_prompt(request: Request) -> None:
+    request_id, size = request.request_id, len(request.body)
+    text = bytes(request.body[:LOGGED_BYTES]).decode("utf-8", "backslashreplace")
+    more = f" ... ({size} bytes)" if size > LOGGED_BYTES else ""
+    _PROMPTS.debug("%s %s%s", request_id, text, more, extra={"request_id": request_id})
+
+
+def _priority(head: RequestHead, said: RequestBody) -> int:
+    """The header's before the body's, as vLLM takes them; one that is no integer counts as none."""
+    if PRIORITY_HEADER not in head.lowered:
+        return said.priority
+    try:
+        wanted = int(head.get(PRIORITY_HEADER) or "")
+    except ValueError:
+        return said.priority
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, wanted))

@@ -1,0 +1,348 @@
+"""The instances behind the proxy: the balancer, the connection pools, and which request is on which instance.
+
+Each attempt enters and leaves the balancer exactly once, whichever way it ends, on the very upstream that it was bound to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+
+from launcher.config.schema import Proxy
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Ending, FullError, Key
+from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.dispatch.traffic import Traffic, hung
+from launcher.proxy.errors import HttpError, too_many, unavailable
+from launcher.proxy.observability.counters import Counters
+from launcher.proxy.request.record import Post, Request
+from launcher.proxy.request.words import INSTANCE_DIED, AttemptFailed, Bound, Event, NoCapacity
+from launcher.proxy.upstream.endpoint import Endpoint
+from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.upstream.reader import Attempt
+from launcher.telemetry.vllm_metrics import EngineMetrics
+
+STORED_RESPONSES = 65536  # ids of stored responses whose instance is remembered; the oldest are forgotten
+GONE_GRACE_S = 0.2  # what a dead instance had sent already may still be read
+
+OnIdle = Callable[[int, int], None]
+OnSuspect = Callable[[int, int, str], None]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Instances:
+    """Owner of the connection pools and of what is bound."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        balancer: Balancer,
+        counters: Counters,
+        post: Post,
+        *,
+        on_idle: OnIdle,
+        on_suspect: OnSuspect,
+    ) -> None:
+        self._proxy = proxy
+        self._counters = counters
+        self._post = post
+        self._on_idle = on_idle
+        self._on_suspect = on_suspect
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._traffic: dict[Key, Traffic] = {}
+        self._waiting: dict[Ticket, Request] = {}
+        self._stored: OrderedDict[str, Key] = OrderedDict()
+        self._seen: set[str] = set()  # models that had a ready instance
+        self._pump_timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self.balancer = balancer
+        self.table = balancer.table
+
+    # --- instances come and go ---------------------------------------------------------------------
+
+    def add(self, upstream: Upstream) -> None:
+        """It may get requests."""
+        now = self._clock()
+        known = self.balancer.add(upstream)
+        if known is None:
+            return
+        if known.key not in self._traffic:
+            pool = ConnectionPool(Endpoint(known.address), self._proxy.connect_timeout_s)
+            self._traffic[known.key] = Traffic(known, pool, now)
+        self._seen.add(known.model)
+        self._counters.slot(known.slot, known.model)
+        self.pump(now)
+
+    def drain(self, slot: int, generation: int) -> None:
+        """No new requests; on_idle comes from the event loop, never from this call."""
+        upstream = self.balancer.drain(slot, generation)
+        if upstream is not None:
+            self._loop.call_soon(self._tell_if_idle, upstream)
+
+    def remove(self, slot: int, generation: int, reason: str) -> None:
+        """It is gone; requests on it are tried elsewhere, once what it had sent has been read."""
+        upstream = self.balancer.remove(slot, generation, reason)
+        if upstream is None:
+            return
+        now, traffic = self._clock(), self._traffic.pop(upstream.key)
+        traffic.pool.close()
+        traffic.forget(now)
+        for request in traffic.died_under():
+            self._post(request, INSTANCE_DIED)
+        for attempt, request in tuple(traffic.attempts.items()):
+            if request.committed:
+                self._loop.call_later(GONE_GRACE_S, attempt.fail, reason)
+            else:
+                attempt.fail(reason, died=True)
+
+    def was_ready(self, model: str | None) -> bool:
+        """Some instance of the model has been ready: it may come back."""
+        return bool(self._seen) if model is None else model in self._seen
+
+    def retry_after_s(self) -> int:
+        """When a client may try again."""
+        return self.balancer.retry_after_s(self._clock())
+
+    def holder(self, response_id: str | None) -> Key | None:
+        """The instance that keeps a stored response, as far as is known."""
+        return None if response_id is None else self._stored.get(response_id)
+
+    # --- the queue ---------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request, ticket: Ticket, now: float) -> bool:
+        """Bind it now, or let it wait (False); what becomes of it is posted."""
+        try:
+            upstream = self.balancer.offer(ticket, now)
+        except FullError as full:
+            queue = self.balancer.queue
+            bound = "requests" if queue.count >= queue.max_requests else "bytes"
+            self._counters.queue_rejected[bound] += 1
+            self._post(request, NoCapacity(too_many(full.reason, full.retry_after_s)))
+            return True
+        if upstream is not None:
+            self._post(request, Bound(upstream))
+            return True
+        self._waiting[ticket] = request
+        self._arm(now)
+        return False
+
+    def withdraw(self, ticket: Ticket, now: float) -> None:
+        """It waits no more; one that is bound and was not sent leaves its instance."""
+        if self._waiting.pop(ticket, None) is not None:
+            self.balancer.withdraw(ticket)
+        elif ticket.upstream is not None:
+            self.balancer.release(ticket, now, Ending.LEFT)
+
+    def pump(self, now: float) -> None:
+        """Start what can start now."""
+        if self._waiting:
+            for ticket in self.balancer.pump(now):
+                if ticket.upstream is not None:
+                    self._post(self._waiting.pop(ticket), Bound(ticket.upstream))
+            self._arm(now)
+
+    def expired(self, now: float) -> Iterable[tuple[Request, Event]]:
+        """Requests that have waited too long; they wait no more."""
+        for ticket in self.balancer.expired(now):
+            request = self._waiting.pop(ticket)
+            yield request, NoCapacity(self._out_of_time(request, now))
+
+    def _out_of_time(self, request: Request, now: float) -> HttpError:
+        if self.table.ready(request.model):
+            self._counters.queue_rejected["deadline"] += 1
+            waited_s = now - request.started
+            return too_many(f"no instance was free for it in {waited_s:.1f} s", self.retry_after_s())
+        model = request.model or "any model"
+        return unavailable(f"no instance of {model} became ready in time", self.retry_after_s())
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """The requests in the queue."""
+        return self._waiting.values()
+
+    def models_waited_for(self) -> set[str | None]:
+        """The models that requests in the queue want; None: any."""
+        return {ticket.demand.model for ticket in self._waiting}
+
+    # --- attempts ----------------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, request: Request, upstream: Upstream) -> ConnectionPool:
+        """An attempt starts on an instance; its connections."""
+        traffic = self._traffic.get(upstream.key)
+        if traffic is None or traffic.upstream is not upstream:  # removed since it was bound
+            pool = ConnectionPool(Endpoint(upstream.address), self._proxy.connect_timeout_s)
+            pool.close()
+            return pool
+        self._counters.slot(upstream.slot, upstream.model).sent += 1
+        traffic.attempts[attempt] = request
+        return traffic.pool
+
+    def leave(self, request: Request, attempt: Attempt, upstream: Upstream, event: Event, now: float) -> None:
+        """An attempt is over, and how."""
+        if request.ticket is not None:
+            self.balancer.release(request.ticket, now, request.ending)
+        if request.stored is not None:
+            self._remember(request.stored, upstream.key)
+        traffic = self._traffic.get(upstream.key)
+        if traffic is not None:
+            traffic.leave(attempt)
+        if event.__class__ is AttemptFailed:
+            self._note_failure(request, attempt, upstream, event, now)
+        if upstream.idle_wanted:
+            self._loop.call_soon(self._tell_if_idle, upstream)
+        self.pump(now)
+
+    def _note_failure(
+        self, request: Request, attempt: Attempt, upstream: Upstream, event: AttemptFailed, now: float
+    ) -> None:
+        self._counters.slot(upstream.slot, upstream.model).broken += not request.committed
+        self._suspect(upstream, event.reason, now)
+        if event.answer is None:
+            self.blame(upstream, now)
+            traffic = self._traffic.get(upstream.key)
+            if attempt.reached and traffic is not None and traffic.upstream is upstream:
+                traffic.note_break(request, now)
+
+    def blame(self, upstream: Upstream, now: float) -> None:
+        """A failure was this instance's fault: after some in a row it gets no requests for a while.
+
+        The last one that is not ejected stays: with none at all there would be nothing to fail on.
+        """
+        others = (u for u in self.table.ready(upstream.model) if u is not upstream)
+        if upstream.draining or self._stopping or all(u.outliers.ejected_until for u in others):
+            return
+        if _is_out(upstream, now):
+            return  # it was asked before it was ejected
+        if self.balancer.failed(upstream, now):
+            self._counters.slot(upstream.slot, upstream.model).ejected += 1
+
+    def _remember(self, response_id: str, key: Key) -> None:
+        self._stored[response_id] = key
+        if len(self._stored) > STORED_RESPONSES:
+            self._stored.popitem(last=False)
+
+    # --- the clock ---------------------------------------------------------------------------------
+
+    def reconcile(self, loads: Mapping[Key, EngineMetrics]) -> None:
+        """What the instances say they work on: requests that are not the proxy's take capacity there, too."""
+        for key, load in loads.items():
+            upstream = self.table.get(*key)
+            if upstream is None:
+                continue
+            self.balancer.reconcile(upstream.slot, load.running, load.waiting, load.kv_usage)
+            if load.kv_tokens is not None and upstream.kv_tokens is None:
+                self.balancer.set_kv_tokens(upstream, load.kv_tokens)
+        self.pump(self._clock())
+
+    def awaited(self, slot: int, generation: int) -> int:
+        """Attempts that wait for the instance: it is read, because the client takes what comes."""
+        traffic = self._traffic.get((slot, generation))
+        return 0 if traffic is None else traffic.awaited()
+
+    def progress(self, slot: int, generation: int) -> int:
+        """Reads relayed from an instance so far; it rises while any of its responses moves."""
+        traffic = self._traffic.get((slot, generation))
+        return 0 if traffic is None else traffic.progress()
+
+    def silent(self, slot: int, generation: int) -> bool:
+        """Nothing has come of its requests for `hung_timeout_s`, and it could start a probe's request at once."""
+        traffic = self._traffic.get((slot, generation))
+        if traffic is None or not traffic.silence_told:
+            return False
+        return traffic.upstream.in_flight < traffic.upstream.max_num_seqs
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second."""
+        for traffic in tuple(self._traffic.values()):
+            traffic.forget(now)
+            traffic.pool.sweep(now)
+        for traffic in hung(self._traffic.values(), now, self._proxy.hung_timeout_s):
+            self._give_up(traffic, now)
+        for traffic in tuple(self._traffic.values()):
+            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.room_made:
+                self._on_silence(traffic, now)
+        self.pump(now)
+        for note in self.balancer.notes():
+            _LOG.warning("%s", note)
+
+    def _on_silence(self, traffic: Traffic, now: float) -> None:
+        """Told once, and once more with room made. A whole response may take long: the supervisor finds out if it hangs.
+
+        Where siblings can take them, new requests go there for a while, and one that waits on a full instance makes
+        room for the supervisor's probe. An instance that runs one request at a time keeps it.
+        """
+        upstream, requests = traffic.upstream, len(traffic.attempts)
+        prefill_s = self._proxy.first_token_timeout_per_1k_s * traffic.largest_prompt() / 1000
+        if (silent_s := traffic.silent_s(now)) <= self._proxy.hung_timeout_s + prefill_s:
+            return
+        reason = f"nothing has come of its {requests} requests for {silent_s:.0f} s"
+        others = (u for u in self.table.ready(upstream.model) if u is not upstream and not _is_out(u, now))
+        spare = not upstream.draining and upstream.max_num_seqs > 1 and next(others, None) is not None
+        if spare or not traffic.silence_told:
+            self._suspect(upstream, reason, now)
+        traffic.told_silent(room_made=spare)
+        if not spare:
+            return
+        self._eject(upstream, now)
+        waiting = [attempt for attempt, request in traffic.attempts.items() if not request.committed]
+        if waiting and upstream.in_flight >= upstream.max_num_seqs:
+            waiting[-1].fail(reason)
+
+    def _give_up(self, traffic: Traffic, now: float) -> None:
+        """It hangs: said once, and its requests are tried elsewhere."""
+        upstream, eject_s = traffic.upstream, self._proxy.eject_s
+        reason = f"it hangs: none of its streams has moved for {self._proxy.hung_timeout_s:g} s"
+        self._suspect(upstream, reason, now)
+        self._eject(upstream, now)
+        _LOG.warning("slot %d: ejected for %g s", upstream.slot, eject_s, extra={"slot": upstream.slot})
+        for attempt in tuple(traffic.attempts):
+            attempt.fail(reason)
+
+    def _eject(self, upstream: Upstream, now: float) -> None:
+        self.balancer.eject(upstream.key, now + self._proxy.eject_s)
+        self._counters.slot(upstream.slot, upstream.model).ejected += 1
+
+    def _arm(self, now: float) -> None:
+        """Some waits end by time alone: the balancer says when."""
+        when = self.balancer.next_pump(now)
+        if self._pump_timer is not None:
+            self._pump_timer.cancel()
+            self._pump_timer = None
+        if when is not None:
+            self._pump_timer = self._loop.call_later(max(0.001, when - now), self._pump_by_time)
+
+    def _pump_by_time(self) -> None:
+        self.pump(self._clock())
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """From here on no instance is blamed or suspected."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self._pump_timer is not None:
+            self._pump_timer.cancel()
+        for traffic in self._traffic.values():
+            traffic.pool.close()
+
+    def _tell_if_idle(self, upstream: Upstream) -> None:
+        if self.table.became_idle(upstream):
+            self._on_idle(upstream.slot, upstream.generation)
+
+    def _suspect(self, upstream: Upstream, reason: str, now: float) -> None:
+        """Once it is out, or drains (it may refuse then), a failure tells nothing new."""
+        if not upstream.draining and not self._stopping and not _is_out(upstream, now):
+            self._on_suspect(upstream.slot, upstream.generation, reason)
+
+
+def _is_out(upstream: Upstream, now: float) -> bool:
+    """Ejected."""
+    until = upstream.outliers.ejected_until
+    return until is not None and now < until

@@ -1,0 +1,120 @@
+"""The requests in flight: accepted, timed, counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+from launcher.config.schema import Proxy
+from launcher.proxy.auth.rate_limits import Grant
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.observability.counters import Counters
+from launcher.proxy.request.record import Post, Request
+from launcher.proxy.request.words import COMMENT_DUE, Event, Outcome, ServerStopped
+from launcher.proxy.routes import GATHERED
+from launcher.proxy.upstream.reader import Attempt
+from launcher.telemetry.metrics import Timings
+
+_ERROR = 400
+
+
+class RequestRegistry:
+    """Owner of the requests in flight."""
+
+    def __init__(
+        self, proxy: Proxy, counters: Counters, timings: Timings, balancer: Balancer, post: Post
+    ) -> None:
+        self._idle_timeout_s = proxy.idle_timeout_s
+        self._counters = counters
+        self._timings = timings
+        self._balancer = balancer
+        self._post = post
+        self._in_flight: set[Request] = set()
+        self._idle = asyncio.Event()
+        self._awaited = False
+
+    def accept(self, request: Request) -> None:
+        """A request on a route has begun."""
+        self._in_flight.add(request)
+        if request.match is not None and request.match.route.kind not in GATHERED:
+            request.accepted = True
+            self._counters.accept()
+            if request.key is not None:
+                request.key.sums.accepted += 1
+
+    def count(self, request: Request, _event: Event, now: float) -> None:
+        """It has ended: outcome, histograms, its key's charge."""
+        self._in_flight.discard(request)
+        outcome = request.outcome
+        if request.counted or outcome is None:
+            return
+        if request.grant is not None:
+            request.grant.finish(_charged(request, request.grant, outcome), now)
+        if not request.accepted:
+            request.counted = True
+            return
+        self._counters.end(request, outcome)
+        if request.continued or request.cut is not None:
+            self._count_cut(request, outcome)
+        if request.key is not None:
+            request.key.sums.ended[outcome] += 1
+        timings, started = self._timings, request.started
+        timings.duration.observe(now - started)
+        if request.bound is not None:
+            timings.queued.observe(request.bound - started)
+        if request.first_byte is not None:
+            timings.first_byte.observe(request.first_byte - started)
+        if self._awaited and not self._counters.in_flight:
+            self._idle.set()
+
+    def _count_cut(self, request: Request, outcome: Outcome) -> None:
+        if request.cut is not None:
+            self._counters.cut[request.cut] += 1
+        elif request.splice is not None:
+            self._counters.cut["continued" if outcome is Outcome.COMPLETED else "failed"] += 1
+
+    async def idle(self, timeout_s: float) -> bool:
+        """True when no accepted request was left within the time."""
+        if not self._counters.in_flight:
+            return True
+        self._awaited = True
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def stop(self, reason: str) -> None:
+        """End all that are left."""
+        for request in tuple(self._in_flight):
+            self._post(request, ServerStopped(reason))
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second: what took too long?"""
+        for request in tuple(self._in_flight):
+            if request.comment_at is not None and now >= request.comment_at:
+                self._post(request, COMMENT_DUE)
+            attempt = request.attempt
+            if isinstance(attempt, Attempt) and request.stalled_at is None:
+                self._watch(request, attempt, now)
+
+    def _watch(self, request: Request, attempt: Attempt, now: float) -> None:
+        if (
+            request.transcript is not None
+            and request.transcript.too_long()
+            and attempt.connection is not None
+        ):
+            attempt.connection.disarm()
+        reads = attempt.watch(now, request.first_byte_timeout_s, self._idle_timeout_s)
+        if reads and request.ticket is not None and request.attempt is attempt:
+            self._balancer.progress(request.ticket, reads)
+
+
+def _charged(request: Request, grant: Grant, outcome: Outcome) -> int:
+    """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
+    if request.committed or (outcome is Outcome.COMPLETED and request.status < _ERROR):
+        return grant.charged if request.overflowed and request.usage is None else request.tokens
+    if outcome is Outcome.CLIENT_ABORTED and request.bound is not None and request.ticket is not None:
+        return request.ticket.demand.prompt_tokens
+    return 0

@@ -1,0 +1,144 @@
+"""An upstream's bytes on their way to the client: commit, continuation, transcript, usage, the fast path.
+
+Read slowly here: the beginning of a response, its end, and whatever is not usual. Usual events take the fast path of
+the upstream's connection (sse/fast_path.py), which is armed here.
+"""
+
+from __future__ import annotations
+
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.continuation.splicer import Diverged as DivergedError
+from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
+from launcher.proxy.downstream import response
+from launcher.proxy.openai.answers import begins_response, response_id, usage_of
+from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.record import Post, Request
+from launcher.proxy.request.words import Diverged, PromptComputed
+from launcher.proxy.upstream.reader import Attempt
+from launcher.telemetry.metrics import Timings
+
+RESPONSES = "/v1/responses"
+
+
+class Streaming:
+    """Passes responses to clients."""
+
+    def __init__(self, balancer: Balancer, traits: ModelTraits, timings: Timings, post: Post) -> None:
+        self._balancer = balancer
+        self._traits = traits
+        self._timings = timings
+        self._post = post
+
+    def start(self, request: Request, attempt: Attempt, now: float) -> None:
+        """Commit: an upstream's first bytes go to the client."""
+        if not request.head_sent and attempt.head is not None:
+            length = attempt.head.length if attempt.tracker is None else None
+            response.start(request, attempt.head, now, length=length, extra=timing(request, now))
+        request.tracker = attempt.tracker
+        request.comment_at = None
+        if not request.committed:
+            request.committed = True
+            request.first_byte = now  # comments do not count
+            if request.streamed and attempt.tracker is not None:
+                self._timings.first_token.take(request.slot, now - request.started, now)
+            if request.transcript is None:
+                request.body = b""  # it is not needed again
+
+    def write(
+        self, request: Request, attempt: Attempt, data: bytes, raw: bytes | None, *, clean: bool
+    ) -> None:
+        """Send bytes, `raw` in their place where it is whole chunks of the same; `clean`: all that was read."""
+        if raw is not None and request.chunked:
+            response.pass_on(request, raw)
+        else:
+            response.send(request, data)
+        if attempt.tracker is None:
+            return
+        if not attempt.spoke:
+            self._listen(request, attempt, data)
+        if clean and attempt.spoke and request.chunked:
+            self._arm(request, attempt)
+
+    def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
+        """Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place."""
+        request = attempt.request
+        if request.splice is not None:
+            events, clean = self._spliced(request, attempt, request.splice, events), False
+        elif b'"usage":{' in events:
+            self.learn_usage(request, events)
+        transcript = request.transcript  # it takes out token ids that the client did not ask for
+        told = events if transcript is None else transcript.feed(events)
+        if not told:
+            return
+        if not attempt.delivering and request.path == RESPONSES and request.stored is None:
+            request.stored = response_id(told)
+        # A part of a body with a length is no chunk.
+        chunk = raw if clean and raw is not events and told is events else None
+        self._pass(request, attempt, told, chunk, clean=clean)
+
+    def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
+        """A part of a response that is no stream; `raw`: the same as a whole chunk."""
+        self._pass(attempt.request, attempt, data, None if raw is data else raw, clean=False)
+
+    def _pass(
+        self, request: Request, attempt: Attempt, data: bytes, raw: bytes | None, *, clean: bool
+    ) -> None:
+        if attempt.delivering:
+            self.write(request, attempt, data, raw, clean=clean)
+        else:
+            attempt.start(data, raw, clean=clean)
+
+    def _spliced(self, request: Request, attempt: Attempt, splice: Splicer, events: bytes) -> bytes:
+        """What of a continuation the client does not have yet."""
+        try:
+            return splice.feed(events)
+        except DivergedError as error:
+            ids_ignored = isinstance(error, IdsIgnored)
+            if ids_ignored:
+                self._traits.note_ids_ignored(request.model)
+            self._post(request, Diverged(attempt, str(error), ids_ignored=ids_ignored))
+            return b""
+
+    def _listen(self, request: Request, attempt: Attempt, data: bytes) -> None:
+        """A first event may come before a prompt is computed: only words tell that it has been."""
+        said = request.transcript
+        if not begins_response(data) if said is None else bool(said.text) or said.odd is not None:
+            attempt.note_words()
+            self._post(request, PromptComputed(attempt))
+
+    def _arm(self, request: Request, attempt: Attempt) -> None:
+        """From the next read on usual events take the fast path."""
+        connection, tracker = attempt.connection, attempt.tracker
+        if (
+            connection is None
+            or tracker is None
+            or not connection.between_chunks
+            or not tracker.between_events
+        ):
+            return
+        if request.transcript is None:
+            connection.arm_any(request.client.write)
+        else:
+            request.transcript.arm(connection, request.client.write)
+
+    def learn_usage(self, request: Request, data: bytes) -> None:
+        """An instance says how many tokens the request took: estimates get better."""
+        usage = usage_of(data)
+        if usage is not None:
+            request.usage = usage
+            if request.ticket is not None:
+                self._balancer.usage(request.ticket, request.prompt_bytes, *usage)
+
+    def learn_whole(self, request: Request, body: bytes) -> None:
+        """What a whole response says of itself."""
+        self.learn_usage(request, body)
+        if request.path == RESPONSES:
+            request.stored = response_id(body)
+
+
+def timing(request: Request, now: float) -> bytes:
+    """The line of `Server-Timing` (W3C): milliseconds in the queue, and from there to the first byte."""
+    if request.bound is None:
+        return b""
+    queued_ms, first_byte_ms = (request.bound - request.started) * 1000, (now - request.bound) * 1000
+    return b"Server-Timing: queue;dur=%.1f, first_byte;dur=%.1f\r\n" % (queued_ms, first_byte_ms)

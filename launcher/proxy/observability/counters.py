@@ -1,0 +1,82 @@
+"""The sums over all requests. accepted = the four outcomes + in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.words import Outcome
+
+
+class SlotCounters:
+    """Sums of one slot, over its generations."""
+
+    __slots__ = ("broken", "ejected", "model", "outcomes", "sent")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.sent = 0  # attempts, so a retried request counts on each slot it reached
+        self.broken = 0  # attempts that failed before the first byte
+        self.ejected = 0  # times that failures took it out of rotation
+        self.outcomes: Counter[Outcome] = Counter()
+
+
+class Counters:
+    """Sums since the start of the daemon."""
+
+    __slots__ = (
+        "accepted",
+        "connections_refused",
+        "cut",
+        "ended",
+        "outcomes",
+        "queue_rejected",
+        "retried",
+        "slots",
+    )
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.ended = 0
+        self.retried = 0
+        self.connections_refused = 0
+        self.cut: Counter[str] = (
+            Counter()
+        )  # streams that broke after their first byte, by what became of them
+        self.queue_rejected: Counter[str] = Counter()
+        self.outcomes: Counter[Outcome] = Counter()
+        self.slots: dict[int, SlotCounters] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Accepted and not ended."""
+        return self.accepted - self.ended
+
+    def accept(self) -> None:
+        """A request on a route of instances has begun."""
+        self.accepted += 1
+
+    def retry(self) -> None:
+        """An attempt is repeated on another instance before the first byte."""
+        self.retried += 1
+
+    def refuse_connection(self) -> None:
+        """There were too many connections."""
+        self.connections_refused += 1
+
+    def slot(self, slot: int, model: str) -> SlotCounters:
+        """The sums of one slot."""
+        found = self.slots.get(slot)
+        if found is None or found.model != model:
+            found = self.slots[slot] = SlotCounters(model)
+        return found
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """Count one accepted request's end; a second call for it is a fault of the proxy."""
+        if request.counted:
+            raise AssertionError(f"request {request.request_id} ended twice")
+        request.counted = True
+        self.ended += 1
+        self.outcomes[outcome] += 1
+        if request.slot is not None and request.slot in self.slots:
+            self.slots[request.slot].outcomes[outcome] += 1

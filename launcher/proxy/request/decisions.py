@@ -1,0 +1,381 @@
+"""The decisions about a request. lifecycle.TRANSITIONS says which event of which state leads to which.
+
+Until an upstream's first byte went to the client (`committed`) a request may start anew on
+another instance. After it a plain stream continues where it was cut (`splice`); any other response ends honestly, in an
+error event and without [DONE].
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from launcher.proxy.balancing.demand import Ending
+from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.continuation.plan import Complete, NotExact, Server
+from launcher.proxy.continuation.splicer import continue_stream
+from launcher.proxy.errors import HttpError
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.retry_policy import Failures, RetryPolicy
+from launcher.proxy.request.words import (
+    Action,
+    Answer,
+    AnswerCompleted,
+    AnswerReceived,
+    AttemptFailed,
+    BackoffOver,
+    BodyCompleted,
+    Bound,
+    ClientStalled,
+    Diverged,
+    Event,
+    Faulted,
+    InstanceDied,
+    NoCapacity,
+    Outcome,
+    PageReady,
+    Refused,
+    ServerStopped,
+    State,
+    StreamStarted,
+)
+from launcher.proxy.routes import GATHERED, Kind
+
+MAX_CONTINUED = 8  # times that one stream is continued
+MAX_REWRITTEN_BYTES = (
+    8 << 20
+)  # of a request that is made anew, for a continuation or the overflow endpoint: up to 40 ms
+MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
+INTERNAL_ERROR: Final = "internal proxy error"
+
+_OVERFLOW_FAILED: Final = "overflow endpoint failed"
+_CLIENT_ERROR = 400
+_SERVER_ERROR = 500
+
+Actions = tuple[Action, ...]
+
+_NOTHING: Final[Actions] = ()
+_ADMIT: Final = (Action.ADMIT,)
+_RENDER: Final = (Action.RENDER_PAGE,)
+_SEND: Final = (Action.SEND,)
+_OVERFLOW: Final = (Action.SEND_OVERFLOW,)
+_ENQUEUE: Final = (Action.ENQUEUE,)
+_START: Final = (Action.START,)
+_START_AND_SETTLE: Final = (Action.START, Action.SETTLE)
+_LEAVE_AND_QUEUE: Final = (Action.LEAVE, Action.ENQUEUE)
+_LEAVE_AND_WAIT: Final = (Action.LEAVE, Action.SET_TIMER)
+_RETRY: Final = (Action.LEAVE, Action.COUNT_RETRY, Action.ENQUEUE)
+_RETRY_LATER: Final = (Action.LEAVE, Action.COUNT_RETRY, Action.SET_TIMER)
+_DELIVER: Final = (Action.DELIVER, Action.LEAVE, Action.COUNT, Action.LOG)
+_DELIVER_AND_SETTLE: Final = (Action.DELIVER, Action.LEAVE, Action.SETTLE, Action.COUNT, Action.LOG)
+_FINISH: Final = (Action.FINISH, Action.LEAVE, Action.COUNT, Action.LOG)
+_START_AND_FINISH: Final = (Action.START, Action.SETTLE, *_FINISH)
+_REFUSE: Final = (Action.WITHDRAW, Action.LEAVE, Action.REFUSE, Action.COUNT, Action.LOG)
+_BREAK_OFF: Final = (Action.WITHDRAW, Action.LEAVE, Action.BREAK_OFF, Action.COUNT, Action.LOG)
+_LET_GO: Final = (Action.WITHDRAW, Action.LEAVE, Action.COUNT, Action.LOG)
+_ABORT: Final = (Action.ABORT, *_LET_GO)
+
+
+class Facts(Protocol):
+    """What decisions must know beside the request."""
+
+    def possible(self, ticket: Ticket) -> bool:
+        """Whether there is an instance that it has not tried yet."""
+
+    def retry_after_s(self) -> int:
+        """When a client may try again."""
+
+    def server(self, model: str | None) -> Server:
+        """What is known of the model's instances."""
+
+    def overflow_takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
+        """Whether the overflow endpoint may get a request now."""
+
+
+class Decisions:
+    """What each event leads to: the next state, and the actions."""
+
+    def __init__(self, retry_policy: RetryPolicy, facts: Facts) -> None:
+        self._retry_policy = retry_policy
+        self._facts = facts
+
+    # --- before an upstream is asked ---------------------------------------------------------------
+
+    def body_completed(self, request: Request, event: BodyCompleted, _now: float) -> Actions:
+        body = event.body
+        request.body = body
+        request.bytes_in = len(body)
+        if body and request.method in {"GET", "HEAD"}:
+            return self._refuse(request, HttpError(400, f"{request.method} takes no body here", close=True))
+        if request.match is not None and request.match.route.kind in GATHERED:
+            request.state = State.SENT
+            return _RENDER
+        request.state = State.QUEUED
+        return _ADMIT
+
+    def refused(self, request: Request, event: Refused, _now: float) -> Actions:
+        return self._refuse(request, event.error)
+
+    def bound(self, request: Request, _event: Bound, _now: float) -> Actions:
+        request.state = State.SENT
+        return _SEND
+
+    def no_capacity(self, request: Request, event: NoCapacity, _now: float) -> Actions:
+        if request.committed:
+            return self._fail(request, event.error.message, event.error.status)
+        if self._overflows(request):
+            request.ticket = None
+            request.overflowed = True
+            request.state = State.SENT
+            return _OVERFLOW
+        return self._refuse(request, event.error)
+
+    def _overflows(self, request: Request) -> bool:
+        """Whether the overflow endpoint takes it. A head that went out was that of another response."""
+        if request.head_sent or request.adapter is not None or len(request.body) > MAX_REWRITTEN_BYTES:
+            return False
+        local_only = request.key is not None and not request.key.may_overflow
+        return self._facts.overflow_takes(request.path, request.model, local_only=local_only)
+
+    def backoff_over(self, request: Request, _event: BackoffOver, _now: float) -> Actions:
+        if request.ticket is not None:
+            request.ticket.tried.clear()
+        request.state = State.QUEUED
+        return _ENQUEUE
+
+    # --- what an upstream does ---------------------------------------------------------------------
+
+    def started(self, request: Request, _event: StreamStarted, _now: float) -> Actions:
+        request.state = State.ANSWERING
+        failures = request.failures
+        return _START if failures is None or not failures.blamed else _START_AND_SETTLE
+
+    def page_ready(self, request: Request, event: PageReady, _now: float) -> Actions:
+        return _deliver(request, event.answer, Outcome.COMPLETED)
+
+    def answered(self, request: Request, event: AnswerReceived, now: float) -> Actions:
+        answer = event.answer
+        status, upstream = answer.head.status, event.attempt.upstream
+        if upstream is None:
+            request.ending = Ending.WHOLE
+            return _deliver(request, answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
+        well = status < _CLIENT_ERROR
+        request.ending = Ending.WHOLE if well else Ending.REFUSED
+        if request.committed:
+            _note_tried(request, upstream)
+            return self._from_start(
+                request, f"the rest of the answer can't be had: an instance answered {status}", now
+            )
+        if request.head_sent and well:  # comments promised a stream
+            return self._fail(request, "an instance answered with something that is no stream")
+        if status == 404 and request.match is not None and request.match.route.kind is Kind.STORED:
+            _note_tried(request, upstream)
+            return self._elsewhere(request, "it does not have it", answer, now, fault=False)
+        return _deliver(request, answer, Outcome.COMPLETED)
+
+    def completed(self, request: Request, event: AnswerCompleted, _now: float) -> Actions:
+        tracker = event.attempt.tracker
+        request.ending = Ending.WHOLE if tracker is None or tracker.error is None else Ending.REFUSED
+        request.tail = (
+            event.last if request.splice is None else b""
+        )  # a continuation passes whole events only
+        actions = _FINISH if request.state is State.ANSWERING else _START_AND_FINISH
+        request.state = State.DONE
+        request.outcome = Outcome.COMPLETED
+        return actions
+
+    def failed(self, request: Request, event: AttemptFailed, now: float) -> Actions:
+        attempt = event.attempt
+        upstream = attempt.upstream
+        request.ending = Ending.BROKEN
+        if upstream is None:
+            if request.committed:
+                return self._fail(request, event.reason)
+            request.reason = _OVERFLOW_FAILED
+            error = HttpError(502, _OVERFLOW_FAILED, type_="upstream_error", code="overflow_failed")
+            return _end(request, Outcome.FAILED, error)
+        failures = _failures_of(request)
+        failures.reached |= attempt.reached
+        failures.unreached += not attempt.reached
+        if event.answer is not None:
+            failures.blamed.append(upstream)
+        request.deaths += event.died and not request.committed
+        _note_tried(request, upstream)
+        if event.deterministic and not request.committed:
+            return self._fail(request, event.reason)
+        if not request.committed or (request.splice is not None and not attempt.reached):
+            return self._elsewhere(request, event.reason, event.answer, now, fault=True)
+        # Nothing can follow half an event, or a response that is no stream.
+        if request.tracker is None or (attempt.tracker is not None and attempt.tracker.torn):
+            return self._fail(request, event.reason)
+        return self._continue(request, event.reason, now)
+
+    def diverged(self, request: Request, event: Diverged, now: float) -> Actions:
+        request.ending = Ending.LEFT
+        if event.attempt.upstream is not None:
+            _note_tried(request, event.attempt.upstream)
+        if event.ids_ignored:
+            return self._continue(request, event.reason, now)
+        return self._from_start(request, event.reason, now)
+
+    def died(self, request: Request, _event: InstanceDied, _now: float) -> Actions:
+        request.deaths += 1
+        return _NOTHING
+
+    # --- another instance --------------------------------------------------------------------------
+
+    def _elsewhere(
+        self, request: Request, reason: str, answer: Answer | None, now: float, *, fault: bool
+    ) -> Actions:
+        """`answer` is delivered if no other instance does better; `fault`: the instance's."""
+        ticket, failures = request.ticket, _failures_of(request)
+        if answer is not None:
+            failures.answer = answer
+        if failures.answer is not None and (ticket is None or not self._facts.possible(ticket)):
+            request.reason = reason
+            return _deliver(request, failures.answer, Outcome.FAILED if fault else Outcome.COMPLETED)
+        return self._next(request, reason, now, counted=fault)
+
+    def _next(self, request: Request, reason: str, now: float, *, counted: bool) -> Actions:
+        """The next attempt, or an end; `counted`: as a retry."""
+        ticket, failures = request.ticket, _failures_of(request)
+        if ticket is None:
+            return self._fail(request, reason)
+        if request.deaths >= MAX_DEATHS:
+            return self._fail(request, f"{request.deaths} instances died while they worked on it")
+        pause_s = self._retry_policy.next(
+            failures, request.attempts, len(ticket.tried), now, possible=self._facts.possible(ticket)
+        )
+        if pause_s is None:
+            if failures.answer is None:
+                return self._fail(request, reason)
+            request.reason = reason
+            return _deliver(request, failures.answer, Outcome.FAILED)
+        if pause_s:
+            request.state = State.BACKOFF
+            return _RETRY_LATER if counted else _LEAVE_AND_WAIT
+        request.state = State.QUEUED
+        return _RETRY if counted else _LEAVE_AND_QUEUE
+
+    def _from_start(self, request: Request, reason: str, now: float) -> Actions:
+        """The rest cannot be had by itself: ask for the whole response again, unless that is what was asked for."""
+        if request.splice is not None and request.splice.from_start:
+            return self._fail(request, reason)
+        return self._continue(request, reason, now, repeat=True)
+
+    def _continue(self, request: Request, reason: str, now: float, *, repeat: bool = False) -> Actions:
+        """Continue a stream that was cut on another instance; `repeat`: from its beginning."""
+        transcript = request.transcript
+        if (
+            transcript is None
+            or request.ticket is None
+            or request.continued >= MAX_CONTINUED
+            or len(request.body) > MAX_REWRITTEN_BYTES
+        ):
+            return self._fail(request, reason)
+        server = self._facts.server(request.model)
+        plan = continue_stream(request.path, bytes(request.body), transcript, server, repeat=repeat)
+        if isinstance(plan, NotExact):
+            request.cut, request.splice = "unfit", None
+            request.reason = f"{reason}; not continued: {plan.reason}"
+            return self._fail(request, reason)
+        request.continued += 1
+        if isinstance(plan, Complete):
+            request.cut, request.tail = "continued", plan.tail
+            request.state, request.outcome = State.DONE, Outcome.COMPLETED
+            return _FINISH
+        request.splice = plan
+        return self._next(request, reason, now, counted=False)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def client_left(self, request: Request, _event: Event, _now: float) -> Actions:
+        request.finished = True
+        _let_go(request)
+        return _LET_GO
+
+    def client_stalled(self, request: Request, event: ClientStalled, _now: float) -> Actions:
+        request.reason = event.reason
+        _let_go(request)
+        return _ABORT
+
+    def stopped(self, request: Request, event: ServerStopped, _now: float) -> Actions:
+        request.ending = Ending.LEFT
+        return self._fail(request, event.reason)
+
+    def faulted(self, _request: Request, event: Faulted, _now: float) -> Actions:
+        raise event.error
+
+    def _refuse(self, request: Request, error: HttpError) -> Actions:
+        request.reason = error.message
+        return _end(request, Outcome.REJECTED, error)
+
+    def _fail(self, request: Request, reason: str, status: int = 502) -> Actions:
+        """There is no way to the rest of the response."""
+        request.reason = request.reason or reason  # one that says more is there already
+        if request.head_sent:
+            error = HttpError(status, reason, type_="upstream_error")
+        else:
+            error = HttpError(
+                status, f"no instance answered; the last one failed: {reason}", type_="upstream_error",
+                code="upstream_error", headers={"Retry-After": str(self._facts.retry_after_s())},
+            )  # fmt: skip
+        return _end(request, Outcome.FAILED, error)
+
+
+def fault(request: Request) -> Actions:
+    """The actions that end a request on which the proxy itself failed, each of them due whatever becomes of the others."""
+    request.faulted = True
+    request.state = State.DONE
+    request.reason = INTERNAL_ERROR
+    request.ending = Ending.LEFT
+    if not request.counted:
+        request.outcome = Outcome.FAILED
+    end: Actions = ()
+    if not request.finished:
+        request.error = HttpError(502, INTERNAL_ERROR, type_="upstream_error", code="upstream_error")
+        # Whether [DONE] went is not known then: nothing may follow it.
+        done = request.tracker is not None and request.tracker.done
+        end = (Action.ABORT if done else Action.BREAK_OFF if request.head_sent else Action.REFUSE,)
+    return (Action.WITHDRAW, Action.LEAVE, *end, Action.COUNT, Action.LOG)
+
+
+def _end(request: Request, outcome: Outcome, error: HttpError) -> Actions:
+    request.state = State.DONE
+    request.outcome = outcome
+    request.error = error
+    return _BREAK_OFF if request.head_sent else _REFUSE
+
+
+def _let_go(request: Request) -> None:
+    """Nobody waits for the response. Some clients leave at [DONE], before the last chunk: they have all of it."""
+    whole = request.ends_in_done and request.tracker is not None and request.tracker.done
+    request.ending = Ending.WHOLE if whole else Ending.LEFT
+    request.outcome = Outcome.COMPLETED if whole else Outcome.CLIENT_ABORTED
+    request.state = State.DONE
+
+
+def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:
+    request.answer = answer
+    request.outcome = outcome
+    request.state = State.DONE
+    failures = request.failures
+    if (
+        failures is None
+        or not failures.blamed
+        or outcome is not Outcome.COMPLETED
+        or answer.head.status >= _SERVER_ERROR
+    ):
+        return _DELIVER
+    return _DELIVER_AND_SETTLE
+
+
+def _note_tried(request: Request, upstream: Upstream) -> None:
+    if request.ticket is not None:
+        request.ticket.tried.add(upstream.key)
+
+
+def _failures_of(request: Request) -> Failures:
+    if request.failures is None:
+        request.failures = Failures()
+    return request.failures

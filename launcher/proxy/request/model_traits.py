@@ -1,0 +1,68 @@
+"""What has been learned of each model's instances; shared by admission, continuations and the model list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from launcher.proxy.continuation.plan import Server
+from launcher.proxy.openai.models import ModelNames
+
+
+class ModelTraits:
+    """One entry per model; instances bring them when they become ready."""
+
+    def __init__(self, names: ModelNames) -> None:
+        self.names = names
+        self._adapters: dict[str, str] = {}  # models by the names of their LoRA adapters
+        self._unfit_templates: set[str] = set()  # models whose cut chats are continued at temperature 0 only
+        self._tells_ids: set[str] = set()  # models whose engines are asked for token ids
+        self._ignores_ids: set[str] = set()  # those whose engines ignore ids that are given as a prompt
+        self._sampling_defaults: dict[str, Mapping[str, float]] = {}
+
+    def learn(
+        self, model: str, *, adapters: Iterable[str], token_ids: bool, sampling_defaults: Mapping[str, float]
+    ) -> None:
+        """An instance has become ready; see ProxyServer.add_upstream. Configured names come before adapters'."""
+        taken = {*self.names.names, *self.names.aliases}
+        self._adapters.update((adapter, model) for adapter in adapters if adapter not in taken)
+        self._sampling_defaults[model] = sampling_defaults
+        self._ignores_ids.discard(model)  # it may be another version
+        if token_ids:
+            self._tells_ids.add(model)
+        else:
+            self._tells_ids.discard(model)
+
+    def base_of(self, adapter: str | None) -> str | None:
+        """The model of a LoRA adapter; None: there is none of this name."""
+        return None if adapter is None else self._adapters.get(adapter)
+
+    def adapters_of(self, model: str) -> Iterator[str]:
+        """The names of a model's LoRA adapters."""
+        return (adapter for adapter, base in self._adapters.items() if base == model)
+
+    def asks_ids(self, model: str | None) -> bool:
+        """Whether its streams' instances are asked for token ids."""
+        return model in self._tells_ids and model not in self._ignores_ids
+
+    def note_ids_ignored(self, model: str | None) -> None:
+        """An instance ignored token ids that were given as a prompt."""
+        if model is not None:
+            self._ignores_ids.add(model)
+
+    def note_template(self, model: str, *, fits: bool) -> bool:
+        """Whether its chat template continues a partial answer; True where that is news."""
+        if fits:
+            self._unfit_templates.discard(model)
+            return False
+        known = model in self._unfit_templates
+        self._unfit_templates.add(model)
+        return not known
+
+    def server(self, model: str | None) -> Server:
+        """What a continuation must know."""
+        return Server(
+            template_fits=model not in self._unfit_templates,
+            one_token_events=model not in self._tells_ids,
+            takes_ids=model not in self._ignores_ids,
+            sampling_defaults=self._sampling_defaults.get(model or "", {}),
+        )
