@@ -18,12 +18,12 @@ import msgspec
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry
-from launcher.instances.lifecycle import TRANSITIONS
+from launcher.instances.lifecycle import TRANSITIONS as SLOT_TRANSITIONS
 from launcher.instances.probe_settings import UNWATCHED_S
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
 from launcher.instances.slot_state import State
 from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER
-from launcher.proxy.request import lifecycle as request_lifecycle
+from launcher.proxy.request import decisions, lifecycle
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = ("architecture.md", "supervision.md")
@@ -123,12 +123,14 @@ def _tests_of_imports() -> dict[str, Any]:
 
 def request_states() -> str:
     """Per state of a request: each event, the states it may lead to and the actions it may cause, from the source."""
-    handlers = _Handlers(Path(request_lifecycle.__file__).read_text(encoding="utf-8"))
+    handlers = _Handlers(
+        Path(str(module.__file__)).read_text(encoding="utf-8") for module in (decisions, lifecycle)
+    )
     states: dict[tuple[type, Any], list[str]] = {}
-    for state, events in request_lifecycle.TRANSITIONS.items():
+    for state, events in lifecycle.TRANSITIONS.items():
         for event, handler in events.items():
             states.setdefault((event, handler), []).append(f"`{state.name.lower()}`")
-    all_but_done = len(request_lifecycle.TRANSITIONS) - 1
+    all_but_done = len(lifecycle.TRANSITIONS) - 1
     rows = []
     for (event, handler), names in states.items():
         shown = "any but `done`" if len(names) == all_but_done else ", ".join(names)
@@ -140,7 +142,7 @@ def _request_row(state: str, event: type, handler: Any, handlers: _Handlers) -> 
     if isinstance(handler, tuple):
         return state, event.__name__, "", _actions(handler)
     states, actions = handlers.outcomes(handler.__name__)
-    constants = [getattr(request_lifecycle, name) for name in actions]
+    constants = [getattr(decisions, name) for name in actions]
     return (
         state,
         event.__name__,
@@ -156,12 +158,14 @@ def _actions(actions: Iterable[Any]) -> str:
 class _Handlers:
     """What the handlers of a state machine may do: states assigned, tuples of actions named; also in what they call."""
 
-    def __init__(self, source: str) -> None:
-        tree = ast.parse(source)
-        self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    def __init__(self, sources: Iterable[str]) -> None:
+        nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+        self._functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
     def outcomes(self, name: str) -> tuple[list[str], list[str]]:
         """Names of states and of constants, in the order of the source."""
+        if name not in self._functions:
+            raise ValueError(f"no handler {name} in the source")
         states: dict[str, None] = {}
         constants: dict[str, None] = {}
         self._collect(name, states, constants, set())
@@ -171,7 +175,7 @@ class _Handlers:
         self, name: str, states: dict[str, None], constants: dict[str, None], seen: set[str]
     ) -> None:
         if name in seen or name not in self._functions:
-            return
+            return  # done already, or a function of another module
         seen.add(name)
         for node in ast.walk(self._functions[name]):
             match node:
@@ -181,7 +185,7 @@ class _Handlers:
                 ):
                     states[to] = None
                 case ast.Name(id=constant) if re.fullmatch(r"_[A-Z_]+", constant) and isinstance(
-                    getattr(request_lifecycle, constant), tuple
+                    getattr(decisions, constant, None), tuple
                 ):
                     constants[constant] = None
                 case ast.Tuple(elts=[ast.Attribute(value=ast.Name(id="State"), attr=to), *_]):
@@ -198,7 +202,7 @@ def slot_states() -> str:
     """The states of a slot and the events that end each, from the state machine."""
     rows = []
     for state, meaning in STATES.items():
-        events = sorted({event.__name__ for at, event in TRANSITIONS if at is state})
+        events = sorted({event.__name__ for at, event in SLOT_TRANSITIONS if at is state})
         rows.append((f"`{state}`", meaning, ", ".join(map(_in_words, events))))
     return table(("state", "meaning", "left on"), rows)
 

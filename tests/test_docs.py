@@ -69,3 +69,12 @@ def test_settings_exist() -> None:
             r"`(?:\w+\.)?(?!numa_launcher_)([a-z]\w+_(?:s|requests))`", page.read_text(encoding="utf-8")
         )
         assert set(named) <= known, f"{page.name} names a setting that does not exist"
+
+
+def test_modules_of_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = (path for folder in ("launcher", "tests") for path in (ROOT / folder).rglob("*.py"))
+    files = [f"/{path.relative_to(ROOT)}" for path in paths]
+    for module in re.findall(r"(?:`|^)((?:\w+/)*\w+\.py)\b", text, flags=re.MULTILINE):
+        if "NAME" not in module:
+            assert any(file.endswith(f"/{module}") for file in files), module

@@ -6,7 +6,7 @@
 3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
    instance its overhead (demand.py). vLLM's worker binds strictly to the node of its first cpu (cpu_worker.py,
    0.32), so that is the node it is charged to, also where the instance spans nodes.
-4. An explicit KV cache is taken as given, per rank. "auto" divides what is left of the node evenly over
+4. An explicit KV cache is taken as given, per rank. "auto" divides the rest of the node evenly over
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
 5. A KV cache below one request of max_model_len is a violation: vLLM would refuse to start.

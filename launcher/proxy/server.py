@@ -154,7 +154,7 @@ class ProxyServer:
 
     async def _reconcile(self) -> None:
         """While there is work: compare what we believe of the instances with what they say."""
-        failures = Failures(_LOG, "front door: compare load with the instances' own figures")
+        failures = Failures(_LOG, "proxy: compare load with the instances' own figures")
         while True:
             await asyncio.sleep(RECONCILE_S)
             if self.counters.in_flight:
@@ -167,7 +167,7 @@ class ProxyServer:
     def endpoint(self) -> str:
         """URL of the first listener, with its real port."""
         if self._listener is None or not self._listener.endpoints:
-            raise RuntimeError("the front door is not open")
+            raise RuntimeError("the proxy has not started")
         return self._listener.endpoints[0]
 
     @property

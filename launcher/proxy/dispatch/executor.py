@@ -382,7 +382,7 @@ class Executor:
         self.registry.stop(reason)
 
     def close(self) -> None:
-        """Close every connection; write what is left of the access log."""
+        """Close every connection; write the rest of the access log."""
         self._access_log.flush()
         self.instances.close()
         if self._overflow is not None:

@@ -1,6 +1,6 @@
 """The decisions about a request. lifecycle.TRANSITIONS says which event of which state leads to which.
 
-Until an upstream's first byte went to the client (`committed`) a request may start anew on
+Until an upstream's first byte went to the client (`committed`) a request may start again on
 another instance. After it a plain stream continues where it was cut (`splice`); any other response ends honestly, in an
 error event and without [DONE].
 """
@@ -44,7 +44,7 @@ from launcher.proxy.routes import GATHERED, Kind
 MAX_CONTINUED = 8  # times that one stream is continued
 MAX_REWRITTEN_BYTES = (
     8 << 20
-)  # of a request that is made anew, for a continuation or the overflow endpoint: up to 40 ms
+)  # of a request that is written again, for a continuation or the overflow endpoint: up to 40 ms
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
 INTERNAL_ERROR: Final = "internal proxy error"
 

@@ -1,6 +1,6 @@
 """Does a model's chat template go on with a partial answer: asked of each instance once, when it is ready.
 
-A cut chat stream goes on with its text as a final assistant message under `continue_final_message`
+A cut chat stream is continued with its text as a final assistant message under `continue_final_message`
 (continuation.py). That is exact where the prompt so made is the generation prompt and the text, nothing between
 them and nothing behind. It is not where the generation prompt opens a thought that the assistant's turn leaves
 out (`<think>` of DeepSeek-R1, QwQ, Qwen3-Thinking), and where a renderer does not know the field and closes the turn
@@ -90,7 +90,7 @@ class TemplateChecks:
 
 
 async def goes_on(address: Address) -> bool | None:
-    """Whether the template goes on with a partial answer; None when the server does not tell."""
+    """Whether the template continues a partial answer; None when the server does not tell."""
     url = url_of(address, TOKENIZE)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S), session_to(address) as session:
