@@ -88,8 +88,6 @@ COVERED_BY = {
     "proxy.request.ports": "proxy/request/test_lifecycle.py",
     "proxy.request.record": "proxy/request/test_lifecycle.py",
     "proxy.request.words": "proxy/request/test_lifecycle.py",
-    "proxy.upstream.connection": "proxy/end_to_end",
-    "proxy.upstream.pool": "proxy/end_to_end",
     "topology.cores": "topology/test_machine.py",
     "topology.files": "topology/test_snapshot.py",
     "topology.model": "topology/test_machine.py",

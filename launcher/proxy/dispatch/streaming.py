@@ -54,8 +54,6 @@ class Streaming:
             response.send(request, data)
         if attempt.tracker is None:
             return
-        if not attempt.spoke:
-            self._listen(request, attempt, data)
         if clean and attempt.spoke and request.chunked:
             self._arm(request, attempt)
 
@@ -87,6 +85,8 @@ class Streaming:
             self.write(request, attempt, data, raw, clean=clean)
         else:
             attempt.start(data, raw, clean=clean)
+        if attempt.tracker is not None and not attempt.spoke:
+            self._listen(request, attempt, data)
 
     def _spliced(self, request: Request, attempt: Attempt, splice: Splicer, events: bytes) -> bytes:
         """What of a continuation the client does not have yet."""

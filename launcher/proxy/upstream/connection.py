@@ -173,7 +173,7 @@ class UpstreamConnection(FastPath):
 
     def slow(self, data: bytes) -> bool:
         """A read that the fast path does not relay at once."""
-        if self.armed:
+        if self._decoder is not None:  # else it is not armed
             if self.relay_more(data):
                 return True
             self.disarm()
@@ -250,23 +250,18 @@ class UpstreamConnection(FastPath):
                 break
         self._head_bytes = b""
         self._head = head
+        self._left = head.length
         if head.chunked:
             self._decoder = ChunkedDecoder()
-        elif not head.until_close:
-            self._left = head.length or 0
         sink.head_received(head)
-        if self._sink is sink:  # else the sink wants no more
-            self._read_body(sink, data)
-
-    def _read_body(self, sink: Sink, data: bytes) -> None:
-        """What came with the head."""
-        if not data:
-            if self._left == 0:
-                self._finish(sink, reusable=True)
-        elif self._decoder is not None:
-            self._read_chunked(sink, self._decoder, data)
-        else:
-            self._read_counted(sink, data)
+        if self._sink is not sink:
+            return  # the sink wants no more
+        if len(data) == head.length:  # most small responses are one read
+            if data:
+                sink.body_received(data, data)
+            self._finish(sink, reusable=True)
+        elif data:
+            self.read(data)
 
     def _read_chunked(self, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
         whole = decoder.at_boundary
@@ -298,6 +293,8 @@ class UpstreamConnection(FastPath):
         if self._sink is not sink:
             return  # it was cancelled while it heard the last piece
         self._sink = None
+        if self._decoder is not None:
+            self.disarm()
         if self._pause:
             self.resume()
         transport, head = self._transport, self._head
