@@ -1,4 +1,4 @@
-"""For all tests: none may leave a child process or an asyncio task behind."""
+"""For all tests: no test may leave a child process or an asyncio task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import hypothesis
 import psutil
 import pytest
 
-# How fast a machine draws examples says nothing of the code, and others may have its cpus. CI draws the same ones each
-# time, so that it judges the change; everybody else draws new ones.
+# The speed of drawing examples depends on the machine, not on the code. CI draws the same examples each
+# time, so that it judges the change; other runs draw new ones.
 hypothesis.settings.register_profile(
     "any machine",
     deadline=None,
@@ -23,12 +23,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# A shell has what it starts in the background ignore these, nohup the first; what tests start would inherit that.
+# Shells start background jobs with these signals ignored, nohup with the first; children of tests would inherit that.
 for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_name) is signal.SIG_IGN:
         signal.signal(_name, signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL)
 
-# For what a test has ended to be gone; generous, because other jobs may have the cpus.
+# Longest wait for ended processes to disappear; generous, because other jobs may use the cpus.
 LEAVE_S = 60.0
 
 
@@ -50,7 +50,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _is_new(child: psutil.Process, before: set[psutil.Process]) -> bool:
-    """It runs, and neither it nor one that it descends from was there before."""
+    """Whether it runs, and neither it nor an ancestor existed before."""
     try:
         return child.status() != psutil.STATUS_ZOMBIE and before.isdisjoint({child, *child.parents()})
     except psutil.NoSuchProcess:

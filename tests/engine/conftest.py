@@ -1,4 +1,4 @@
-"""Two real vLLM instances behind the real daemon, on a small random-weight model."""
+"""Two real vLLM instances under a real daemon, with a small random-weight model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integration.conftest import DaemonProcess
 
 from launcher.engines import tiny_model
 
-# Two instances that load side by side on two cores, others at work beside them; the first ever compiles.
+# Two instances load side by side on two busy cores; the first start compiles.
 READY_S = 600.0
 
 
@@ -62,7 +62,7 @@ probe_interval_s = 1
 def start_vllm(
     config: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], DaemonProcess]]:
-    """Start daemons over real vLLM; each is ended and must leave nothing."""
+    """Starts daemons with real vLLM; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []
 
     def begin() -> DaemonProcess:

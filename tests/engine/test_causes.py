@@ -1,4 +1,4 @@
-"""Real vLLM is made to die in many ways, and each death gets its name. Most fail early: about ten seconds each."""
+"""Real vLLM is made to fail in many ways; each failure gets its cause. Most fail within ten seconds."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from launcher.plan import Slot
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
-# One death is enough to be failed: nothing starts twice here.
+# One failure is enough: no slot is restarted.
 LIMITS = replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)
 PROBES = ProbeSettings(probe_interval_s=1.0, tail_lines=2000, stall_timeout_s=5.0)
-# Twenty seconds on two cores that nobody else uses.
+# Takes twenty seconds on two idle cores.
 DEATH_S = 300.0
 
 COMMON = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager")
@@ -75,7 +75,7 @@ Act = Callable[[SlotController], Awaitable[None]]
 
 
 async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
-    """Start it, let `act` do its worst, and read the cause."""
+    """Starts an instance, lets `act` break it, and returns the cause."""
     controller = SlotController(
         a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
         prober=HttpProber("/health"), limits=LIMITS, probing=PROBES, strict_binding=False,
@@ -98,7 +98,7 @@ async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
 
 @dataclass
 class Stage:
-    """What the cases need."""
+    """What the tests share."""
 
     vllm: str
     model: Path
@@ -121,7 +121,7 @@ class Stage:
 
 @pytest.fixture
 def stage(vllm: str, model: Path, cache: Path, tmp_path: Path) -> Stage:
-    """What vLLM has found out about an architecture is kept: finding out takes one more import of it, of each start."""
+    """vLLM's cache of model architectures is kept: without it each start imports vLLM twice."""
     return Stage(vllm, model, tmp_path, cache / "causes")
 
 
@@ -204,7 +204,7 @@ async def test_killed_by_operator(stage: Stage) -> None:
         await controller.until(lambda _slot: controller.instance.process is not None)
         assert controller.instance.process is not None
         async with contextlib.aclosing(controller.log.follow(1)) as lines:
-            await anext(lines)  # the interpreter runs
+            await anext(lines)  # the process has started
         os.kill(controller.instance.process.pid, signal.SIGKILL)
 
     cause = await death_of(stage.serve("--kv-cache-memory-bytes", str(1 << 28)), kill)
@@ -213,7 +213,7 @@ async def test_killed_by_operator(stage: Stage) -> None:
 
 
 async def test_hung(stage: Stage) -> None:
-    """Its worker is stopped in the middle of a request: /health still answers 200, and nothing moves."""
+    """The worker is stopped in the middle of a request: /health answers 200, without progress."""
     asking: list[asyncio.Task[None]] = []
 
     async def freeze(controller: SlotController) -> None:

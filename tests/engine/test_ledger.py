@@ -1,4 +1,4 @@
-"""The ledger's figures against vLLM's own, on three small models of different kinds: tied weights, *.bin files of
+"""The memory ledger against vLLM's own figures, for three small models: tied weights, *.bin files of
 an older architecture, and sliding layers beside full ones."""
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 KV_BYTES = 128 * MIB
 LENGTH = 2048
 SEQS = 8
-# One start on two cores, others at work beside it.
+# One start on two busy cores.
 START_S = 600.0
 _TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CHECKPOINT = re.compile(r"Checkpoint size: ([\d.]+) GiB")
 
 
 def shapes() -> dict[str, Any]:
-    """Small, with a vocabulary and layers large enough for their bytes to be seen."""
+    """A small model whose vocabulary and layers are large enough to be measured."""
     transformers: Any = importlib.import_module("transformers")
     common = {"vocab_size": 32000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return {
@@ -101,7 +101,7 @@ def healthy(path: Path) -> bool:
 
 @contextmanager
 def serving(vllm: str, model: Path, folder: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """vLLM on a model, ready; its log. All of it is killed at the end."""
+    """A ready vLLM with its log; killed at the end."""
     log, path = folder / "vllm.log", folder / "s.sock"
     argv = [
         vllm, "serve", str(model), "--uds", str(path), "--dtype", "float32", "--enforce-eager",
@@ -164,5 +164,5 @@ def test_tokens_and_memory_are_as_predicted(kind: str, vllm: str, tmp_path: Path
         worker = max(process.memory_full_info().uss for process in tree)
     row = plan.ledger[0]
     assert resident <= row.planned_bytes, (resident, row)
-    # And not by chance: without the processes' share, most of what is planned is there.
+    # Without the processes' share, most of the planned memory is used.
     assert worker >= row.weights_bytes + row.kv_bytes * 9 // 10, (worker, row)

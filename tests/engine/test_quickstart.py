@@ -1,4 +1,4 @@
-"""The first command of the README, twice: it ends well, and the second time it is quick."""
+"""The first command of the README, run twice: it succeeds, and the second run is fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from integration.conftest import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(7200)]
 ROOT = Path(__file__).parents[2]
-# One that hangs ends here. A second run takes 53 s on two cores that nobody else uses; scripts/time-start measures it.
+# A run that hangs ends here. A second run takes 53 s on two idle cores; scripts/time-start measures it.
 QUICKSTART_S = 3000
 
 
@@ -44,7 +44,7 @@ def test_quickstart_once_and_again() -> None:
     print(f"a second run: {took:.0f} s")
 
 
-def test_a_model_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done, _ = quickstart("--model", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr

@@ -1,4 +1,4 @@
-"""The main job on real vLLM: placement, answers, restarts under load, crashes, and a clean end.
+"""Real vLLM: placement, responses, restarts under load, crashes, and a clean stop.
 
 The tests run in the order they stand in: they share one daemon, and the last two end it.
 """
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 def more(load: Load, answers: int) -> None:
-    """Wait until so many more requests are answered."""
+    """Waits until this many more requests are answered."""
     before = load.tally.completed
     eventually(lambda: load.tally.completed >= before + answers, READY_S, "answers")
 
@@ -178,7 +178,7 @@ def test_restart_of_both_slots_under_load_fails_no_request(daemon: DaemonProcess
 
 
 def sockets_of(daemon: DaemonProcess, slot: int) -> set[str]:
-    """The names of the sockets by which its processes speak with each other (VLLM_RPC_BASE_PATH)."""
+    """The names of the sockets between the engine's processes (VLLM_RPC_BASE_PATH)."""
     folder = Path(daemon.slot(slot)["address"].removeprefix("unix:")).parent / f"slot{slot}"
     return {path.name for path in folder.iterdir()}
 
@@ -189,14 +189,14 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
         worker = next(p for p in tree_of(daemon.slot(0)) if "VLLM::Worker" in " ".join(p.cmdline()))
         killed = sockets_of(daemon, 0)
         worker.kill()
-        # The endpoint answers throughout: the load goes on, and finishes requests, while slot 0 is away.
+        # The endpoint answers throughout: requests complete while slot 0 restarts.
         eventually(lambda: daemon.slot(0)["state"] != "ready", what="slot 0 out of rotation")
         more(load, 10)
         eventually(
             lambda: (s := daemon.slot(0))["state"] == "ready" and s["generation"] == 3, READY_S, "slot 0 back"
         )
         more(load, 10)
-    # What the killed ones had of sockets is gone; the new ones have their own there.
+    # The sockets of the killed processes are removed; the new processes have their own.
     assert killed
     assert sockets_of(daemon, 0)
     assert not killed & sockets_of(daemon, 0)
@@ -212,7 +212,7 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
 def test_sigkill_of_the_daemon_leaves_no_vllm(daemon: DaemonProcess) -> None:
     assert (
         len(daemon.descendants()) >= 2 * 5
-    )  # keeper, API server, resource tracker, engine core, worker, per slot
+    )  # shim, API server, resource tracker, engine core, worker, per slot
     os.kill(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
     daemon.nothing_left()

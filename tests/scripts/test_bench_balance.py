@@ -1,4 +1,4 @@
-"""scripts/bench-balance plays a workload through the front door, and goes on from what it has."""
+"""scripts/bench-balance sends a workload through the proxy, and continues an interrupted run."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def lib(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return sh("bash", "-c", head + script, cwd=cwd)
 
 
-def test_shellcheck_is_content() -> None:
+def test_shellcheck() -> None:
     assert shutil.which("shellcheck"), "scripts/test installs shellcheck"
     files = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
     scripts = [str(path.relative_to(ROOT)) for path in files if path.read_text().startswith(SHELL)]

@@ -1,4 +1,4 @@
-"""scripts/try-clients: it reads the front door's accounts, and says of a client that is missing how to get it."""
+"""scripts/try-clients reads the proxy's counters, and says how to install a missing client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ numa_launcher_key_requests_ended_total{key="x",outcome="completed"} 9.0
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    """A front door that has nothing but its accounts."""
+    """A proxy that serves its counters only."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""One boot per layout: the guest collects facts, the tests judge them."""
+"""One boot per layout: scripts in the guest record facts, the tests judge them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vm.image import ROOT
 from vm.vm import LAYOUTS, run
 
 GUEST = Path(__file__).parent / "guest"
-# A boot with everything in it: 3 to 9 minutes on two cores, several times that where other programs have them. A guest
-# that hangs ends here; how long one takes is printed.
+# One boot takes 3 to 9 minutes on two idle cores, several times that on busy ones. A guest
+# that hangs is stopped here; the time of each is printed.
 GUEST_TIMEOUT_S = 5400.0
 
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as it is in this checkout; built elsewhere, so that nothing is left here."""
+    """The wheel of this checkout, built in another folder."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -45,8 +45,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def night(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What guest/oncall.py did to a host and saw, with every request of the load."""
+def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The facts that guest/oncall.py recorded, with every request of the load."""
     folder = tmp_path_factory.mktemp("oncall")
     repo, tests = folder / "repo", ROOT / "tests"
     for name in ("scripts", "systemd", "configs"):
@@ -70,7 +70,7 @@ def night(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def facts(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What guest/observe.py saw on a host of that layout."""
+    """The facts that guest/observe.py recorded on a host of that layout."""
     folder = tmp_path_factory.mktemp(request.param)
     files = [wheel, ROOT / "tests" / "fake_engine.py", GUEST / "notes.py", *(ROOT / "systemd").iterdir()]
     done = run(LAYOUTS[request.param], GUEST / "observe.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
@@ -83,7 +83,7 @@ def facts(
 
 @pytest.fixture(scope="module")
 def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What guest/caches.py saw of compile caches under the shipped units."""
+    """The facts that guest/caches.py recorded about compile caches under the shipped units."""
     folder = tmp_path_factory.mktemp("caches")
     files = [wheel, ROOT / "tests" / "fake_engine.py", *(ROOT / "systemd").iterdir()]
     files += [GUEST / name for name in ("notes.py", "stand_in_vllm.py")]

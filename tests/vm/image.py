@@ -49,7 +49,7 @@ MODULES: Final = (
     *("fs/fscache", "fs/ext4", "fs/jbd2", "fs/mbcache.ko", "lib", "arch/x86/crypto/crc32c-intel.ko"),
     *("crypto/crc32c_generic.ko", "drivers/cxl", "drivers/dax", "fs/autofs"),
 )
-# What a first boot would do and a test does not need; each costs seconds under emulation.
+# Work of a first boot that tests do not need; each item costs seconds under emulation.
 MASKED: Final = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"),
     *("e2scrub_reap.service", "fstrim.timer", "systemd-timesyncd.service", "systemd-pstore.service"),
@@ -57,12 +57,12 @@ MASKED: Final = (
     *("modprobe@drm.service", "modprobe@dm_mod.service"),
 )
 BUILD_TIMEOUT_S: Final = 1200.0
-# Room for what a test installs and logs.
+# Free space for what a test installs and logs.
 SPARE_MIB: Final = 768
 
 
 class HostToolError(Exception):
-    """Something this machine lacks, or a step of the build that failed."""
+    """A missing program, or a failed step of the build."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Image:
 
 
 def cache_folder() -> Path:
-    """Where images are kept."""
+    """The folder of the images."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "numa-launcher" / "virtual-host"
 
@@ -89,7 +89,7 @@ def check_tools() -> None:
 
 
 def image() -> Image:
-    """The image for this recipe, built when it is not there yet (minutes)."""
+    """The image for this recipe; built if missing (minutes)."""
     check_tools()
     folder = cache_folder() / recipe_key()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -106,13 +106,13 @@ def image() -> Image:
 
 
 def dependencies() -> list[str]:
-    """The project's own, as pyproject.toml has them."""
+    """The project's dependencies, from pyproject.toml."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         return list(tomllib.load(file)["project"]["dependencies"])
 
 
 def recipe_key() -> str:
-    """Changes with everything an image is made of."""
+    """A hash of everything that the image is built from."""
     parts = [
         Path(__file__).read_text(),
         (HERE / "mkimage").read_text(),
@@ -127,7 +127,7 @@ def recipe_key() -> str:
 
 
 def suite() -> str:
-    """This machine's own Debian release: the guest gets the same."""
+    """This machine's Debian release, which the guest gets as well."""
     release = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
     )

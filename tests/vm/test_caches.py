@@ -1,4 +1,4 @@
-"""Compile caches under the shipped unit, in a virtual host with systemd: guest/caches.py does it, here it is judged."""
+"""Compile caches under the shipped unit, in a virtual host with systemd; guest/caches.py records the facts."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_a_second_slot_starts_from_a_copy(caches: Facts) -> None:
 
 
 @pytest.mark.parametrize("when", ["first", "second"])
-def test_all_of_it_is_the_instances_users(caches: Facts, when: str) -> None:
-    """And no folder or file is open to others."""
+def test_caches_belong_to_the_instances_user(caches: Facts, when: str) -> None:
+    """No folder or file is accessible to others."""
     inside = {name: facts for name, facts in caches[when].items() if "/" in name}
     assert {facts[0] for facts in inside.values()} == {USER}
     assert [name for name, facts in inside.items() if facts[2] is None and facts[1] & 0o007] == []
 
 
-def test_planted_links_lead_root_nowhere(caches: Facts) -> None:
+def test_root_follows_no_planted_link(caches: Facts) -> None:
     assert caches["planted"]["status"] == 0, caches["planted"]
     assert caches["restart-0"]["ready"], "the slot starts all the same"
     assert caches["roots"] == {
@@ -71,12 +71,12 @@ def test_planted_links_lead_root_nowhere(caches: Facts) -> None:
     assert any(line.startswith("slot 0: cannot stamp its compile cache") for line in said(caches))
 
 
-def test_scratch_folders_are_the_instances_users(caches: Facts) -> None:
-    """Emptied at each start, or the stand-in had not started a second time."""
+def test_scratch_folders_belong_to_the_instances_user(caches: Facts) -> None:
+    """They are emptied at each start; otherwise the stand-in engine would not start twice."""
     assert not [line for line in said(caches, unit="numa-launcher-slot0.service") if "left-behind" in line]
 
 
-def test_stamps_are_what_was_compiled_for(caches: Facts) -> None:
+def test_stamps_name_the_compiled_configuration(caches: Facts) -> None:
     found = {
         json.loads(bytes.fromhex(facts[2]))["kind"]
         for name, facts in caches["first"].items()

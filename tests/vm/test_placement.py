@@ -10,7 +10,7 @@ from vm.vm import LAYOUTS
 
 from launcher.cpuset import CpuSet
 
-# What each fake engine touches (guest/observe.py); its interpreter takes about 30 MiB more.
+# Memory that each fake engine touches (guest/observe.py); its interpreter takes about 30 MiB more.
 ALLOCATED = 48 << 20
 Facts = dict[str, Any]
 
@@ -95,8 +95,8 @@ def test_verify_passes(facts: Facts) -> None:
         assert found["processes"] == 2
 
 
-def test_the_kernel_says_the_same_of_the_pages(facts: Facts) -> None:
-    """Counted here, by other means than the product's."""
+def test_the_kernel_reports_the_same_pages(facts: Facts) -> None:
+    """Counted by the test, not by numa-launcher."""
     for slot, text in facts["numa_maps"].items():
         node = facts["status"]["slots"][int(slot)]["node"]
         pages: Counter[int] = Counter()
@@ -108,8 +108,8 @@ def test_the_kernel_says_the_same_of_the_pages(facts: Facts) -> None:
         assert pages[node] >= 0.95 * pages.total(), slot
 
 
-def test_threads_put_elsewhere_are_reported(facts: Facts) -> None:
-    """taskset from outside."""
+def test_moved_threads_are_reported(facts: Facts) -> None:
+    """taskset by another process."""
     assert facts["taskset"]["status"] == 1
     (slot,) = facts["taskset"]["slots"]
     (difference,) = slot["verified"]["differences"]
@@ -122,8 +122,8 @@ def test_threads_put_elsewhere_are_reported(facts: Facts) -> None:
     assert "+ found:" in text["out"]
 
 
-def test_pages_put_elsewhere_are_reported(facts: Facts) -> None:
-    """migratepages from outside."""
+def test_moved_pages_are_reported(facts: Facts) -> None:
+    """migratepages by another process."""
     assert facts["migratepages"]["status"] == 1
     (slot,) = facts["migratepages"]["slots"]
     (difference,) = slot["verified"]["differences"]
@@ -133,7 +133,7 @@ def test_pages_put_elsewhere_are_reported(facts: Facts) -> None:
     assert slot["verified"]["bound_share"] < 0.5
 
 
-def test_a_stranger_on_our_cpus_is_reported(facts: Facts) -> None:
+def test_another_program_on_the_slots_cpus_is_reported(facts: Facts) -> None:
     stranger = facts["stranger"]
     assert stranger["verify"]["status"] == 1
     assert (
@@ -176,5 +176,5 @@ def test_doctor_knows_the_host(facts: Facts) -> None:
     assert "Zen 4" in rows["cpu"]["fact"]
     assert rows["memory-policy"]["verdict"] == "ok"
     assert rows["tcmalloc"]["verdict"] == "ok"
-    # No vLLM in there.
+    # vLLM is not installed.
     assert (doctor["status"], rows["vllm"]["verdict"], doctor["tier"]) == (1, "fail", "fallback")

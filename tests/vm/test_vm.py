@@ -1,4 +1,4 @@
-"""The harness itself."""
+"""The harness of the virtual hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ exit 7
 """
 
 
-def test_a_host_runs_a_script_and_says_how_it_ended(tmp_path: Path) -> None:
+def test_a_host_runs_a_script_and_returns_its_exit_code(tmp_path: Path) -> None:
     script, given = tmp_path / "say", tmp_path / "given"
     script.write_text(SCRIPT)
     given.write_text("from outside\n")
@@ -29,28 +29,28 @@ def test_a_host_runs_a_script_and_says_how_it_ended(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "left-behind").read_text() == "kept\n"
 
 
-def test_a_guest_that_takes_too_long_is_ended_with_its_last_words(tmp_path: Path) -> None:
+def test_a_guest_that_exceeds_its_time_is_stopped_and_its_output_shown(tmp_path: Path) -> None:
     script = tmp_path / "sleep"
     script.write_text("#!/bin/sh\nsleep 1000\n")
     with pytest.raises(HostToolError, match="not ready in time"):
         run(LAYOUTS["2s8"], script, tmp_path / "work", timeout_s=2)
 
 
-def test_shellcheck_is_content() -> None:
+def test_shellcheck() -> None:
     assert shutil.which("shellcheck"), "scripts/test installs shellcheck"
     scripts = [HERE / name for name in ("customize", "mkimage", "rootfs/opt/guest-run", "guest/contract")]
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such/folder")
     with pytest.raises(HostToolError, match=r"run apt-get install .*qemu-system-x86 .*mmdebstrap"):
         check_tools()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_are_whole(name: str) -> None:
+def test_layouts_are_consistent(name: str) -> None:
     layout = LAYOUTS[name]
     dealt = [cpu for cpus in layout.node_cpus() for cpu in cpus]
     assert dealt == list(range(layout.cpus))

@@ -24,11 +24,11 @@ from typing import Final
 
 from vm.image import HostToolError, Image, image
 
-# A guest that is not in user space by then is started again, once: its script has not begun.
+# A guest that has not reached user space by then is restarted once: its script has not begun.
 BOOT_TIMEOUT_S: Final = 240.0
 TRIES: Final = 2
 
-# Emulation can't run these; the guest's /proc/cpuinfo alone says them, for what decides by the kernel's words.
+# Flags added to the guest's /proc/cpuinfo for programs that read it; the emulation cannot run these instructions.
 AVX512: Final = "avx512f avx512dq avx512cd avx512bw avx512vl avx512_bf16 avx512_vnni"
 
 # An EPYC of family 19h, one L3 per die. Linux takes AMD's L3 domains from the topoext leaves, which qemu's
@@ -90,15 +90,15 @@ LAYOUTS: Final = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a guest did."""
+    """The result of a guest's run."""
 
     status: int
     """The script's exit code."""
     output: str
     folder: Path
-    """The folder it worked in."""
+    """Its working folder."""
     boot_s: float
-    """Until user space ran, by this machine's clock."""
+    """Seconds until user space ran, by this machine's clock."""
     total_s: float
 
 
@@ -130,7 +130,7 @@ def run(layout: Layout, script: Path, folder: Path, *, timeout_s: float, files: 
 
 
 def _boot(layout: Layout, disk: Image, folder: Path, deadline: float, *, last: bool) -> float | None:
-    """One life of a guest, to its end. Seconds to user space; None when it never came there."""
+    """Runs a guest once. Returns the seconds to user space; None if it did not get there."""
     began, booted = time.monotonic(), None
     with (folder / "qemu.log").open("wb") as log, _child(command(layout, disk, folder), log.fileno()) as qemu:
         while qemu.poll() is None:
@@ -200,7 +200,7 @@ def _last_words(folder: Path) -> str:
 
 
 def main() -> int:
-    """For a person: print the script's output and exit with its code."""
+    """Prints the script's output and exits with its code."""
     if len(sys.argv) < 3 or sys.argv[1] not in LAYOUTS:
         print(f"usage: python -m vm.vm {'|'.join(LAYOUTS)} SCRIPT [FILE...]", file=sys.stderr)
         return 2

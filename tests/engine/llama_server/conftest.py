@@ -81,7 +81,7 @@ stall_timeout_s = {stall_s}
 
 @pytest.fixture
 def start_llama(config: Callable[..., str], tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Start a daemon and wait for its instances; each is ended and must leave nothing."""
+    """Starts a daemon and waits for its instances; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []
 
     def begin(more: str = "", instances: int = 2, stall_s: float = 5.0) -> DaemonProcess:

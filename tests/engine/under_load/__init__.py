@@ -1,4 +1,4 @@
-"""Two real vLLM instances with work all along: asked by programs of others, changed, killed.
+"""Two real vLLM instances under load: third-party clients, configuration changes, kills.
 
 All but test_embeddings share one daemon and run in the order of their names; test_daemon_killed ends it.
 """

@@ -13,13 +13,13 @@ from integration.conftest import DaemonProcess
 
 from launcher.engines import tiny_model
 
-# One token in so many ends an answer, so that answers end by themselves as a real model's do.
+# One token of this many ends a response, so that responses end by themselves, as with a real model.
 ENDINGS = 32
 
 
 @pytest.fixture(scope="session")
 def talker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a will to end: what nobody asks otherwise is greedy and repeats nothing for long."""
+    """The tiny model with end tokens; greedy by default, with a repetition penalty."""
     folder = tmp_path_factory.mktemp("model") / "talker"
     shutil.copytree(model, folder)
     endings = [2, *range(tiny_model.VOCABULARY // 4, tiny_model.VOCABULARY, ENDINGS)]
@@ -57,7 +57,7 @@ probe_interval_s = 1
 
 @pytest.fixture(scope="package")
 def daemon(two_instances: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """Ready; ended behind the last test of the folder, and must leave nothing."""
+    """A ready daemon; stopped after the folder's last test, must leave no process."""
     daemon = DaemonProcess(tmp_path_factory.mktemp("d"), two_instances)
     try:
         daemon.wait_ready(2, READY_S)

@@ -1,4 +1,4 @@
-"""A changed configuration restarts both instances, one after the other, and no client notices."""
+"""A changed configuration restarts both instances, one after the other, without a failed request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of others reach both instances through the front door, and its accounts agree with theirs."""
+"""Third-party clients use both instances through the proxy, and its counters agree with theirs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def endpoint(daemon: DaemonProcess, talker: Path) -> Endpoint:
 
 @contextlib.contextmanager
 def direct(daemon: DaemonProcess, slot: int, talker: Path) -> Iterator[Endpoint]:
-    """An instance without the front door: a loopback port whose bytes go to its socket as they are."""
+    """An instance without the proxy: a loopback port that copies bytes to its socket."""
     path = daemon.slot(slot)["address"].removeprefix("unix:")
 
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +98,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("form", list(UNFIT))
-def test_llm_comply_finds_nothing_that_it_does_not_find_without_the_front_door(
+def test_llm_comply_finds_nothing_more_than_without_the_proxy(
     daemon: DaemonProcess, endpoint: Endpoint, talker: Path, tmp_path: Path, form: str
 ) -> None:
     command = [sys.executable, "-m", "llm_comply.cli"]

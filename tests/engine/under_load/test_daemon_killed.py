@@ -1,4 +1,4 @@
-"""SIGKILL of the daemon and another one at once: instances that are its children end, and the next starts its own."""
+"""SIGKILL of the daemon and an immediate restart: its child instances end, and the new daemon starts its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integration.load import Load
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
-def test_the_next_daemon_begins_anew_and_nothing_of_the_old_is_left(
+def test_a_new_daemon_starts_new_instances_and_no_old_process_is_left(
     daemon: DaemonProcess, two_instances: str
 ) -> None:
     eventually(lambda: daemon.slot(1)["state"] == "ready", READY_S, "an instance with streams")

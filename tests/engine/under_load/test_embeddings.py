@@ -1,4 +1,4 @@
-"""A model of embeddings behind the front door, by the openai SDK."""
+"""An embedding model through the proxy, with the openai SDK."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/opt/venv/bin/python
-"""In the guest, as root: the shipped unit, instances as their own user, and what becomes of their compile caches.
+"""In the guest, as root: compile caches under the shipped unit, with instances as their own user.
 
 Judges nothing: facts.json goes back to the host, whose tests do.
 """
@@ -104,7 +104,7 @@ def tree() -> dict[str, Any]:
 
 
 def as_user(script: str) -> dict[str, Any]:
-    """What the code of a model could do."""
+    """Plants links, as a model's code could."""
     return sh("setpriv", f"--reuid={UNIT}", f"--regid={UNIT}", "--init-groups", "--", "sh", "-c", script)
 
 

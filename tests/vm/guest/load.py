@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 CLIENTS = 6
 TOKENS = 6
-# A daemon that restarts under emulation keeps a client waiting.
+# A client waits this long for a daemon that restarts under emulation.
 REQUEST_S = 240.0
 
 

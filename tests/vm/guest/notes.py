@@ -1,4 +1,4 @@
-"""What the guest's scripts have in common: facts.json, commands with deadlines, the daemon's status."""
+"""Shared by the guest's scripts: facts.json, commands with deadlines, the daemon's status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "/run/numa-launcher/control.sock"
-# Everything takes 10 to 30 times as long as outside, and longer where others are at work.
+# Emulation is 10 to 30 times slower than the host, and slower still on a busy host.
 COMMAND_S = 900.0
 
 facts: dict[str, Any] = {}
@@ -20,7 +20,7 @@ began = time.monotonic()
 
 
 def note(name: str, value: Any) -> Any:
-    """Keep one fact; the file is always whole, also when the guest dies later."""
+    """Records one fact; the file is always complete, even if the guest dies later."""
     facts[name] = value
     facts.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)
     new = Path("facts.new")
@@ -31,7 +31,7 @@ def note(name: str, value: Any) -> Any:
 
 
 def sh(*argv: str, timeout: float = COMMAND_S) -> dict[str, Any]:
-    """Run a command; a failed one is a fact too."""
+    """Runs a command; a failure is recorded, too."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -49,7 +49,7 @@ def ask(*argv: str) -> Any:
 
 
 def until(look: Callable[[], Any], seconds: float, pause_s: float = 1.0) -> Any:
-    """The first true value of `look`, or the last one when time is over."""
+    """Polls `look`: its first true value, or the last value after the deadline."""
     deadline = time.monotonic() + seconds
     while not (seen := look()) and time.monotonic() < deadline:
         time.sleep(pause_s)
@@ -81,5 +81,5 @@ def request(path: str, method: str, target: str, body: Any = None, timeout: floa
 
 
 def status() -> dict[str, Any]:
-    """The daemon's, without the cost of another interpreter; {} while nobody answers."""
+    """The daemon's status, without starting another interpreter; {} while it does not answer."""
     return request(SOCKET, "GET", "/v1/status") or {}

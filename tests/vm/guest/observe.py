@@ -1,5 +1,5 @@
 #!/opt/venv/bin/python
-"""In the guest, as root: installs the project, runs it as a service, misplaces it, and writes down what it saw.
+"""In the guest, as root: installs the project, runs it as a service, moves threads and pages, and records facts.
 
 Judges nothing: facts.json goes back to the host, whose tests do. Every command has a deadline, and a
 failed one is a fact.
@@ -26,7 +26,7 @@ JOURNAL_FIELDS = ("MESSAGE", "NUMA_LAUNCHER_SLOT", "NUMA_LAUNCHER_GENERATION", "
 
 def install() -> None:
     (wheel,) = Path().glob("*.whl")
-    # What pip would do with a wheel of pure Python, in a twentieth of the time it takes here.
+    # As pip installs a pure Python wheel, in a twentieth of the time under emulation.
     site = sysconfig.get_path("purelib")
     note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), site))
     command = Path(sys.executable).parent / "numa-launcher"
@@ -78,7 +78,7 @@ def look_at_machine() -> None:
 
 
 def status() -> dict[str, Any]:
-    """The daemon's, without the cost of another interpreter."""
+    """The daemon's status, without starting another interpreter."""
     done = ask(
         sys.executable,
         "-c",
@@ -116,7 +116,7 @@ def serve() -> None:
 
 
 def misplace() -> None:
-    """Each wrong in its own way, one slot after the other."""
+    """Moves threads, pages and another program, one slot after the other."""
     everywhere = f"0-{os.cpu_count() - 1}"  # type: ignore[operator]
     sh("taskset", "--all-tasks", "--pid", "--cpu-list", everywhere, pid_of(0))
     note("taskset", ask("numa-launcher", "verify", "0", "--json"))

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""In the guest, as root: installs the project as an operator would, and does to it, under load, all that a night may bring.
+"""In the guest, as root: installs the project and carries out an operator's tasks and failures under load.
 
-Judges nothing: facts.json and load.jsonl go back to the host, whose tests do.
+Judges nothing: tests on the host judge facts.json and load.jsonl.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def install() -> None:
     note("contract", {"status": contract.returncode, "out": out})
 
 
-# --- what is looked at -------------------------------------------------------------------------------
+# --- observations -------------------------------------------------------------------------------
 
 
 def processes() -> dict[str, Any]:
-    """Main process of the daemon, and of each instance's unit."""
+    """The main process of the daemon and of each instance's unit."""
     units = [f"{UNIT}.service", *(f"{UNIT}-slot{slot}.service" for slot in SLOTS)]
     told = sh("systemctl", "show", "--property=Id,MainPID", *units)["out"]
     found = [dict(line.split("=", 1) for line in block.splitlines()) for block in told.strip().split("\n\n")]
@@ -122,7 +122,7 @@ def all_ready() -> dict[str, Any] | None:
 
 
 def strays() -> list[str]:
-    """Processes of ours outside their unit's cgroup."""
+    """Processes outside their unit's cgroup."""
     found = []
     for proc in Path("/proc").iterdir():
         try:
@@ -131,7 +131,7 @@ def strays() -> list[str]:
         except (OSError, NotADirectoryError):
             continue
         if not words:
-            continue  # a thread of the kernel
+            continue  # a kernel thread
         if ENGINE in words and not unit.startswith(f"{UNIT}-slot"):
             found.append(f"{proc.name} {words}in {unit}")
         if "numa-launcher serve" in words and unit != f"{UNIT}.service":
@@ -175,7 +175,7 @@ def address(slot: int) -> str:
     return str(status()["slots"][slot]["address"]).removeprefix("unix:")
 
 
-# --- the night ------------------------------------------------------------------------------------------
+# --- the steps ------------------------------------------------------------------------------------------
 
 
 def start() -> None:
@@ -217,7 +217,7 @@ def planned() -> None:
         )
     began = time.time()
     step("systemctl-restart", lambda: sh("systemctl", "restart", UNIT, timeout=READY_S))
-    # What instances have printed before this daemon was there, with the time when they did.
+    # Log lines that instances printed before this daemon started, with their time.
     old = sh("numa-launcher", "logs", "0", "--since", "1h", "--json")
     lines = [json.loads(line) for line in old["out"].splitlines()]
     ago = int(time.time() - began)
@@ -281,7 +281,7 @@ def unplanned() -> None:
 
             def again() -> Any:
                 until(replaced, READY_S)
-                # Once as a person reads it.
+                # Once as text.
                 if slot == 0:
                     return sh("numa-launcher", "why", "0")
                 return ask("numa-launcher", "why", str(slot), "--json")
@@ -301,7 +301,7 @@ def unplanned() -> None:
 
 
 def bundle() -> None:
-    """What goes into a bug report after such a night."""
+    """Makes a bundle, as for a bug report."""
     file = Path("/root/bundle.tar.gz")
     made = sh("numa-launcher", "bundle", "--lines", "20000", "-o", str(file))
     parts = {}
@@ -319,7 +319,7 @@ def bundle() -> None:
 
 
 def offline() -> None:
-    """The second cpu of the last node goes away, and comes back."""
+    """Takes the second cpu of the last node offline, and online again."""
     online = Path("/sys/devices/system/cpu/cpu7/online")
     step("cpu-offline", lambda: online.write_text("0"))
     note("offline-status", status())
