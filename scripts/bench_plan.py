@@ -36,7 +36,7 @@ PROFILE = ModelProfile(
 
 
 def measure(what: str, work: Callable[[], object], runs: int, budget_s: float | None) -> bool:
-    """Print one row; whether the median is within the budget. One run warms the caches, and is not counted."""
+    """Prints one row; returns whether the median is within the budget. A first run that warms the caches is not counted."""
     work()
     took = []
     for _ in range(runs):
@@ -51,7 +51,7 @@ def measure(what: str, work: Callable[[], object], runs: int, budget_s: float | 
 
 
 def main() -> int:
-    """0: all within the budgets. 1: not."""
+    """Returns 0 if all rows are within their budgets, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/bench-plan", description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs of each row (default 20)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiply the budgets, for slow machines")

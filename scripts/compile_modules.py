@@ -52,7 +52,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def clean(package: Path, record: str) -> None:
-    # The record first: without it nothing claims to be compiled.
+    # The record first: without it the build counts as pure Python.
     (package / record).unlink(missing_ok=True)
     for library in package.rglob("*.so"):
         library.unlink()
@@ -76,7 +76,7 @@ def fixed_runtime(target: Path) -> Path:
 
 
 def compile_in(work: Path, modules: list[Path]) -> None:
-    """Leaves each library beside its source below `work`."""
+    """Compiles in `work`; each library ends beside its source."""
     os.environ["CFLAGS"] = f"-I{fixed_runtime(work / 'runtime')} {os.environ.get('CFLAGS', '')}"
     os.chdir(work)
     from mypyc.build import mypycify  # noqa: PLC0415  reads CFLAGS
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     package: Path = args.folder / "launcher"
-    # By its path: `import launcher` could be another one.
+    # By its path, because `import launcher` could import another copy.
     spec = importlib.util.spec_from_file_location("launcher_build", package / "build.py")
     if spec is None or spec.loader is None:
         fail(f"there is no {package / 'build.py'}", "name the folder that holds launcher/")

