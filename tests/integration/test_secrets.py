@@ -178,5 +178,5 @@ def test_no_secret_is_shown(daemon: DaemonProcess, folder: Path) -> None:
     assert "<redacted>" in found["plan --json"]
     assert '"${MY_API_KEY:?set it first}"' in found["plan --shell"]
     assert '"${SECRET_1:?set it first}"' in found["plan --shell"]
-    assert "holds a secret" in found["plan"]
+    assert "contains a secret" in found["plan"]
     assert "me:Kq7" not in daemon.cli("why", "0").stdout
