@@ -141,6 +141,11 @@ def reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
     return found
 
 
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}}
+    assert {module for module in graph if module in reachable(module, graph)} == {"b", "c"}
+
+
 def test_no_import_circles() -> None:
     """TYPE_CHECKING imports count: a module must be readable without the modules above it."""
     graph = {module: ours(path) for module, path in MODULES.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import pytest
 from source_tree import TREES, Classes, assignments, functions
 
 # Assigned from another module today. This list only shrinks: pass the value to the constructor, or give the class a
@@ -55,3 +56,11 @@ def test_the_request_path_catches_everything_in_one_place() -> None:
         or "Exception" in {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)}
     )
     assert dict(found) == CATCH_EVERYTHING, "the list only shrinks: let errors reach the one guard"
+
+
+def test_a_foreign_assignment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = "class MadeUpOwner:\n    def __init__(self) -> None:\n        self.x = 1\n    def act(self) -> None: ...\n"
+    monkeypatch.setitem(TREES, "made_up.owner", ast.parse(owner))
+    other = "class MadeUpOther:\n    def act(self, it: MadeUpOwner) -> None:\n        it.x = 2\n"
+    monkeypatch.setitem(TREES, "made_up.other", ast.parse(other))
+    assert assigned_from_outside() == ASSIGNED_FROM_OUTSIDE | {"MadeUpOwner.x in made_up.other"}
