@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS
 from proxy.request.test_lifecycle import request_of
 from proxy.token_engine import TokenEngine
-from proxy.upstream.recording_sink import HEAD, NoPool, NoTransport
+from proxy.upstream.recording_sink import HEAD, NoTransport
 
+from launcher.address import UnixAddress
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.upstreams import Upstream
@@ -29,6 +30,7 @@ from launcher.proxy.request.record import Request
 from launcher.proxy.request.words import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
 from launcher.proxy.routes import Match, match
 from launcher.proxy.upstream.connection import UpstreamConnection
+from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
@@ -56,20 +58,6 @@ class Client:
         self.kept = keep
 
 
-class OneConnection(ConnectionPool):
-    """A pool with one connection, without sockets."""
-
-    def __init__(self, connection: UpstreamConnection) -> None:
-        self.closed = False
-        self._connection = connection
-
-    def send(
-        self, sink: Any, method: str, head: bytes, body: bytes | bytearray, now: float
-    ) -> UpstreamConnection:
-        self._connection.send(sink, method, head, body)
-        return self._connection
-
-
 class Relayed:
     """One stream from an upstream to a client, with the real connection, attempt and streaming between them."""
 
@@ -88,12 +76,14 @@ class Relayed:
         self._inbox: deque[Event] = deque()
         traits = ModelTraits(ModelNames(("m",)))
         self._streaming = Streaming(Balancer(Policy.ROUND_ROBIN, lambda _: 0), traits, Timings(), self.post)
-        self.connection = UpstreamConnection(NoPool())
+        pool = ConnectionPool(Endpoint(UnixAddress("/nowhere")), 1.0)
+        self.connection = UpstreamConnection(pool)
         self.connection.connection_made(NoTransport())
+        pool.keep(self.connection)
         upstream = Upstream(0, 1, "m", cast("Any", None), 8)
         self.attempt = Attempt(self.request, upstream, self.post, self._streaming, 0.0)
         self.request.attempt = self.attempt
-        self.attempt.send(OneConnection(self.connection), "POST", HEAD, b"{}", 0.0)
+        self.attempt.send(pool, "POST", HEAD, b"{}", 0.0)
 
     def post(self, request: Request, event: Event) -> None:
         """What the executor does of it: nothing is re-entered."""
