@@ -21,7 +21,7 @@ from launcher.proxy.downstream.forwarded import peer_name
 from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.downstream.uploads import Upload
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead, head_end, parse_request
+from launcher.proxy.http1 import REPEATED_BYTES, RequestHead, head_end, parse_request
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.words import (
     CLIENT_LEFT,
@@ -168,13 +168,14 @@ class DownstreamConnection(asyncio.Protocol):
                     if self._deadline is None:
                         self._deadline = self._loop.time() + self._server.header_timeout_s
                     return
-                head = self._last_head = parse_request(self._buffer[:end], self._last_head)
+                head = parse_request(self._buffer[:end], self._last_head)
             except HttpError as refusal:
                 self._buffer = b""
                 self._server.turn_away(self, refusal)
                 return
             rest = self._buffer[end:]
             self._scanned = 0
+            self._last_head = head if end <= REPEATED_BYTES else None
             self._begin(head, rest)
 
     def _begin(self, head: RequestHead, rest: bytes) -> None:

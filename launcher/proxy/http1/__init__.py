@@ -13,6 +13,7 @@ from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
 from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, SERVER, head_end, lines_of
 from launcher.proxy.http1.requests import (
     FORWARDED_FIELDS,
+    REPEATED_BYTES,
     RequestHead,
     field_lines,
     parse_request,
@@ -26,6 +27,7 @@ __all__ = [
     "MAX_FIELDS",
     "MAX_HEAD_BYTES",
     "MAX_LINE_BYTES",
+    "REPEATED_BYTES",
     "SERVER",
     "BadFraming",
     "BadResponse",

@@ -21,6 +21,7 @@ from launcher.proxy.http1.fields import (
 )
 from launcher.proxy.http1.head_errors import is_utf8, too_much, why_not
 
+REPEATED_BYTES = 4096  # larger heads are not kept for the next request: a connection may be idle for long
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes
 KEY_FIELDS = (b"authorization", b"x-api-key")  # where clients put an API key, in lower case
@@ -139,7 +140,7 @@ class RequestHead:
 def parse_request(head: bytes, last: RequestHead | None = None) -> RequestHead:
     """Judge a whole head, from its request line (or empty lines before it) to the empty line at its end.
 
-    `last`: that of the request before it on the connection.
+    `last`: that of the request before it on the connection, where it had no more than REPEATED_BYTES.
 
     Raises HttpError with the status that RFC 9110 and 9112 want, and close=True: 400 malformed, or framing or
     Host in doubt; 405 CONNECT; 413 a length beyond any; 414, 431 lines too long or too many; 415 a coded
@@ -166,7 +167,7 @@ def parse_request(head: bytes, last: RequestHead | None = None) -> RequestHead:
             found[name] = [value.rstrip()]
         if name != b"content-encoding":
             cuts.append(line.span())
-        if name == b"content-length":
+        if name == b"content-length" and len(head) <= REPEATED_BYTES:
             repeated = _Repeated(head[: start + line.start(2)], head[start + line.end(2) :])
     method = matched[1].decode()
     target = _target(method, matched[2])

@@ -46,6 +46,7 @@ SIZE_LINES: Final = _size_lines()
 CHUNK_SIZES: Final = {line: size for size, line in enumerate(SIZE_LINES) if line != NEVER}
 _LINES: Final = [b"%x\r\n" % size for size in range(SIZES)]  # by the length of the data
 
+_NO_TEXT: Final = bytearray()  # of a fast path that is not armed: nothing is appended
 _SHARED: dict[bytes, bytes] = {}
 _MAX_SHARED: Final = 256
 
@@ -111,8 +112,8 @@ class FastPath:
     def __init__(self) -> None:
         self.events = 0  # relayed here
         self.bytes = 0  # of them, as the client got them
-        self._text = bytearray()
-        self._write: Callable[[bytes], None] = _nowhere
+        self._text: bytearray
+        self._write: Callable[[bytes], None]
         self._client_end = b""
         self.disarm()
 
@@ -122,7 +123,8 @@ class FastPath:
         return self._any or self._prefix is not NEVER
 
     def disarm(self) -> None:
-        """Relay nothing here until it is armed again."""
+        """Relay nothing here until it is armed again, and keep nothing of the stream."""
+        self._text, self._write = _NO_TEXT, _nowhere
         self._prefix, self._end, self._skip, self._tail = NEVER, NEVER, 0, 0
         self._until = b""
         self._any = self._without_ids = False

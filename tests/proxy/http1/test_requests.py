@@ -9,6 +9,7 @@ from launcher.proxy.http1 import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_LINE_BYTES,
+    REPEATED_BYTES,
     RequestHead,
     head_end,
     parse_request,
@@ -209,6 +210,12 @@ def test_another_head_is_parsed(raw: bytes) -> None:
 def test_a_bad_length_after_a_good_head_is_refused(digits: bytes) -> None:
     with pytest.raises(HttpError):
         parse_request(SDK.replace(b": 12\r\n", b": " + digits + b"\r\n"), parse_request(SDK))
+
+
+def test_a_large_head_is_not_kept() -> None:
+    raw = SDK.replace(b"\r\n\r\n", b"\r\nX: %b\r\n\r\n" % (b"x" * REPEATED_BYTES))
+    last = parse_request(raw)
+    assert parse_request(raw, last).lines is not last.lines
 
 
 def test_a_head_with_expect_is_parsed_each_time() -> None:

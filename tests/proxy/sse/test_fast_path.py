@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -105,6 +106,8 @@ def test_nothing_passes_before_it_is_armed_or_after_it_is_disarmed() -> None:
     armed = Armed()
     armed.fast.disarm()
     assert not armed.fast.data_received(framed(words("b")))
+    references = sys.getrefcount(armed.text)
+    assert references == 2  # this test's alone: an idle connection keeps no text
 
 
 # --- with token ids ------------------------------------------------------------------------------
