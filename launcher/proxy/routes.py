@@ -112,7 +112,7 @@ ROUTES: tuple[Route, ...] = (
     ),
 )
 
-_EXACT = {route.path: route for route in ROUTES}
+_EXACT = {route.path: Match(route) for route in ROUTES}
 _RENDER = Route("/v1/responses/render", _POST, Kind.JSON)
 _STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, Kind.STORED)
@@ -126,6 +126,8 @@ def split_target(target: str) -> tuple[str, str]:
 
     A server must accept absolute form (RFC 9112 section 3.2.2). Asterisk and authority form match no route.
     """
+    if target[:1] == "/" and "?" not in target:
+        return target, ""
     lowered = target[:8].lower()
     for scheme in ("http://", "https://"):
         if lowered.startswith(scheme):
@@ -138,8 +140,8 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def _route_of(path: str) -> Match | None:
-    if route := _EXACT.get(path):
-        return Match(route)
+    if exact := _EXACT.get(path):
+        return exact
     if path == _RENDER.path:
         return Match(_RENDER)
     if found := _RESPONSE_ID.fullmatch(path):

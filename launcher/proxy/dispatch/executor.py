@@ -280,7 +280,8 @@ class Executor:
         request.attempts += 1
         if request.bound is None:
             request.bound = now
-        self._responder.plan_comment(request, now)
+        if request.ticket is not None and request.ticket.demand.stream:
+            self._responder.plan_comment(request, now)
         splice, transcript, head = request.splice, request.transcript, request.head
         body = request.body
         if splice is not None:
@@ -342,8 +343,8 @@ class Executor:
         request.attempt = None
         if attempt.connection is not None:
             attempt.cancel()
-        request.bytes_out += attempt.fast_bytes
         if attempt.delivering:
+            request.bytes_out += attempt.fast_bytes
             request.events += attempt.events
         if attempt.tracker is not None and request.tracker is not None:
             request.tracker = attempt.tracker  # what its engine said of its fault is told at the end

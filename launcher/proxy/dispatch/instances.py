@@ -195,7 +195,8 @@ class Instances:
             self._note_failure(request, attempt, upstream, event, now)
         if upstream.idle_wanted:
             self._loop.call_soon(self._tell_if_idle, upstream)
-        self.pump(now)
+        if self._waiting:
+            self.pump(now)
 
     def _note_failure(
         self, request: Request, attempt: Attempt, upstream: Upstream, event: AttemptFailed, now: float

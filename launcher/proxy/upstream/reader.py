@@ -222,7 +222,9 @@ class Attempt:
 
     def completed(self) -> None:
         """It is complete, as HTTP sees it."""
-        self._part()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self._events, self._fast_bytes = connection.events, connection.bytes
         if self.tracker is not None:
             self._stream_end(self.tracker)
         elif self.delivering:
@@ -238,7 +240,7 @@ class Attempt:
             self._post(self.request, AnswerReceived(self, answer))
         elif answer.head.status >= _SERVER_ERROR:
             self.fail(f"it answered {answer.head.status}", answer)
-        elif aborted(answer.body):
+        elif b'"abort"' in answer.body and aborted(answer.body):
             self.fail("its engine gave the request up")
         elif self._promises_json(answer.head) and not is_json(answer.body):
             # As with 5xx, the request itself may be what the instances stumble over: the blame waits.
