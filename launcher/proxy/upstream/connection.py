@@ -230,8 +230,8 @@ class UpstreamConnection(FastPath):
                 self._read_counted(sink, data)
         except BadFraming as bad:
             self._break(sink, f"bad answer: {bad}")
-        except BadResponse as bad:
-            self._break(sink, f"bad answer: {bad}", deterministic=bad.deterministic)
+        except BadResponse as error:  # not `bad` again: a compiled variable has one class
+            self._break(sink, f"bad answer: {error}", deterministic=error.deterministic)
 
     def _read_head(self, sink: Sink, data: bytes) -> None:
         self._bytes_in += len(data)
