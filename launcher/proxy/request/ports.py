@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.http1 import ResponseHead
-from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker
 
 
@@ -79,28 +77,12 @@ class UpstreamCall(Protocol):
         """The instance; None is the overflow endpoint."""
 
     @property
-    def connection(self) -> FastPath | None:
-        """The connection that it is on; None: it has not been sent, or is over."""
-
-    @property
-    def head(self) -> ResponseHead | None:
-        """Of its response."""
-
-    @property
     def tracker(self) -> EventTracker | None:
         """Of an event stream."""
 
     @property
     def reached(self) -> bool:
         """The upstream may have begun with the request: no connect that failed."""
-
-    @property
-    def delivering(self) -> bool:
-        """Bytes of it went to the client."""
-
-    @property
-    def events(self) -> int:
-        """Whole events so far."""
 
     @property
     def fast_bytes(self) -> int:
