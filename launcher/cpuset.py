@@ -38,7 +38,7 @@ class CpuSet:
     def parse(cls, text: str) -> Self:
         """Read the kernel's list format, e.g. ``0-3,8,16-31:1/2``. Empty text is the empty set.
 
-        Raises ValueError naming the part that can't be read.
+        Raises ValueError naming the part that cannot be read.
         """
         text = text.strip()
         ids: set[int] = set()

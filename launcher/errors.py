@@ -25,7 +25,7 @@ class LauncherError(Exception):
 
 
 def reason(error: OSError) -> str:
-    """What the system says, as it goes on after a colon: "no such file or directory"."""
+    """The system's error text in lower case, for use after a colon: "no such file or directory"."""
     text = error.strerror or str(error)
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 

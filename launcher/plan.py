@@ -130,10 +130,10 @@ class Plan:
         vLLM looks at its node's free memory once when it starts and once before it takes its KV cache, and
         refuses when another instance was faster (vllm/v1/worker/cpu_worker.py).
 
-        1. Where a node has free now what all its slots are planned to take, nobody can be too late: they
+        1. Where a node's free memory suffices for all its slots, their order does not matter: they
            start together.
         2. On any other node no two slots of a group take memory of it: the first ones get what is there, and
-           the one that does not fit says so.
+           the one that does not fit reports it.
         3. Each slot, by id, joins the first group after which its nodes are free.
         """
         nodes: dict[int, list[int]] = {}

@@ -16,7 +16,7 @@ MAX_QUOTED: Final = 200
 MAX_LINE: Final = 8192
 
 # C0 but the tab, DEL and C1; marks of direction, invisible operators, line and paragraph separators, the byte order mark,
-# interlinear annotations, tags; halves of surrogate pairs, which can't be written at all.
+# interlinear annotations, tags; halves of surrogate pairs, which cannot be encoded.
 _ESCAPED: Final = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff]"

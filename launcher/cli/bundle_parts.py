@@ -125,11 +125,7 @@ def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle
     if config is None and path.exists():
         read = lambda: tomllib.loads(path.read_text())  # noqa: E731
         bundle.add("config-file.json", f"content of {path}, secrets masked", read)
-    bundle.add(
-        "journal.txt",
-        "latest journal lines of the daemon and its instances",
-        lambda: _journal(lines),
-    )
+    bundle.add("journal.txt", "latest journal lines of the daemon and its instances", lambda: _journal(lines))
     return bundle
 
 

@@ -180,8 +180,7 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
         ]
         if not done:
             raise LauncherError(
-                f"cannot revoke key '{args.key}': no key has this id or name",
-                "see `numa-launcher key list`",
+                f"cannot revoke key '{args.key}': no key has this id or name", "see `numa-launcher key list`"
             )
         now = _now()
         return [

@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(max(MIN_WATCH_S, args.watch))
         try:
             text = _shown(args, client.get("/status", ANSWER_S))
-        except (
-            LauncherError
-        ) as error:  # it restarts, perhaps: the screen says so, and goes on when it answers
+        except LauncherError as error:  # the daemon may be restarting
             text = json.dumps({"error": error.message}) if args.json else error.message
 
 

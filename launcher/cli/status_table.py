@@ -134,10 +134,10 @@ def _of_slot(slot: Slot, now: float) -> Iterator[str]:
         yield from (f"  | {line}" for line in cause["evidence"])
     verified = slot["verified"] or {}
     yield from (f"{name}: not as planned: {problem}" for problem in verified.get("problems", ()))
-    strangers = verified.get("foreign", ())
-    if strangers:
-        first = strangers[0].partition(", of which")[0]
-        more = f", and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+    foreign = verified.get("foreign", ())
+    if foreign:
+        first = foreign[0].partition(", of which")[0]
+        more = f", and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         yield f"{name}: other processes on its cpus: {first}{more} (numa-launcher verify {slot['slot']})"
 
 

@@ -67,4 +67,4 @@ def lines_of(slot: dict[str, Any]) -> list[str]:
             f"  - planned: {difference['planned']}",
             f"  + found:   {difference['found']}",
         ]
-    return [*lines, *(f"  ! {stranger}" for stranger in found["foreign"])]
+    return [*lines, *(f"  ! {process}" for process in found["foreign"])]

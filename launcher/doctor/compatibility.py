@@ -57,11 +57,7 @@ def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | N
     )
     if torch is None:
         return Row(
-            "versions",
-            Verdict.FAIL,
-            f"{installed}: no torch",
-            "reinstall vLLM with its torch",
-            Tier.FALLBACK,
+            "versions", Verdict.FAIL, f"{installed}: no torch", "reinstall vLLM with its torch", Tier.FALLBACK
         )
     known = matrix.set_for(vllm)
     mismatch = zentorch_mismatch(torch, zentorch)

@@ -41,10 +41,7 @@ def openmp(facts: Facts, _: Matrix) -> Iterator[Row]:
         yield ok("openmp", ", ".join(software.openmp))
     elif software.is_vllm:
         yield warn(
-            "openmp",
-            "no OpenMP runtime found",
-            "apt-get install libgomp1, or reinstall torch",
-            Tier.DEGRADED,
+            "openmp", "no OpenMP runtime found", "apt-get install libgomp1, or reinstall torch", Tier.DEGRADED
         )
 
 

@@ -39,11 +39,7 @@ def make_engine(
 
 
 def _make_bare(
-    config: Config,
-    stack: Stack,
-    binding: Binding,
-    socket_dir: str,
-    free_port: Callable[[], int] | None,
+    config: Config, stack: Stack, binding: Binding, socket_dir: str, free_port: Callable[[], int] | None
 ) -> Engine:
     engine, local_models = config.engine, _local_models(config)
     preload = _preload(stack.tcmalloc) if engine.runtime is Runtime.HOST else stack.tcmalloc

@@ -73,7 +73,7 @@ def demand_of(
     3. Overhead: the processes as measured, and the activations of one step.
     4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
 
-    Raises LauncherError for a size that can't be read.
+    Raises LauncherError for a size that cannot be read.
     """
     if config.engine.kind is EngineKind.COMMAND:
         return Demand(slot, nodes[:1], 0, 0, 0, 0, 0, 0, given_bytes=None, known=True)

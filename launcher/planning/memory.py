@@ -6,7 +6,7 @@
 3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
    instance its overhead (demand.py). vLLM's worker binds strictly to the node of its first cpu (cpu_worker.py,
    0.32), so that is the node it is charged to, also where the instance spans nodes.
-4. An explicit KV cache is taken as given, per rank. "auto" divides the rest of the node evenly over
+4. An explicit KV cache is taken as given, per rank. "auto" divides the remaining memory of the node evenly over
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
 5. A KV cache below one request of max_model_len is a violation: vLLM would refuse to start.
@@ -43,7 +43,7 @@ def fill_memory(
 ) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
     """The slots with their KV cache sizes, the ledger by node, and findings.
 
-    Raises LauncherError for a size in [memory] that can't be read.
+    Raises LauncherError for a size in [memory] that cannot be read.
     """
     findings: list[Finding] = []
     demands = [
@@ -83,11 +83,11 @@ def fill_memory(
 
 def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
     """The memory node of each rank: that of its lowest OpenMP cpu, or the node that the slot is bound to instead."""
-    home = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
     membind = slot.placement.membind
     found: list[int] = []
     for cpus in slot.placement.omp_cpus:
-        node = home[cpus.first]
+        node = node_of[cpus.first]
         found.append(node if node in membind or not membind else membind.first)
     return tuple(found)
 
@@ -249,7 +249,7 @@ def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
 
 
 def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
-    """vLLM refuses a KV cache that can't hold one request of max_model_len (kv_cache_utils.py,
+    """vLLM refuses a KV cache that cannot hold one request of max_model_len (kv_cache_utils.py,
     _check_enough_kv_cache_memory)."""
     told: set[str] = set()
     for demand in demands:

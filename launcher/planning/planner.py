@@ -45,7 +45,7 @@ def make_plan(
     4. Slots are numbered by model, then socket, then node, then order within the zone.
     5. Memory is added (`memory`), and the plan is checked (`lint`).
 
-    Raises LauncherError for a size in [memory] that can't be read.
+    Raises LauncherError for a size in [memory] that cannot be read.
     """
     findings: list[Finding] = []
     if config.layout.cpus is not None:

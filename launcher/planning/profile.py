@@ -149,7 +149,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kv_cache_dtype(config: Mapping[str, Any]) -> str:
-    """What --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization says so, else "auto".
+    """What --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization sets it, else "auto".
 
     vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string.
     """

@@ -56,7 +56,7 @@ class Serving:
 def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo) -> Serving:
     """The operator's arguments replace the launcher's (engines/arguments.py).
 
-    Raises LauncherError for a number or size that can't be read.
+    Raises LauncherError for a number or size that cannot be read.
     """
     args = config.engine.args
     length = _number(args, "--max-model-len") or model.max_model_len

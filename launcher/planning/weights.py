@@ -21,7 +21,7 @@ class Weights:
     replicated_bytes: int = 0
     """The part that every rank holds whole."""
     head_bytes: int = 0
-    """The output projection. On CPU it is kept as loaded and once more packed for the matrix kernels
+    """The output projection. On CPU it is kept as loaded, and packed for the matrix kernels
     (vllm/model_executor/layers/vocab_parallel_embedding.py: dispatch_cpu_unquantized_gemm, remove_weight=False)."""
     file_bytes: int = 0
     """The largest file."""

@@ -18,16 +18,8 @@ from launcher.topology.files import Root
 _UNLIMITED: Final = 1 << 62
 
 # Per kind of hierarchy. v1 also has cpuset.effective_cpus, but does not update it on cpu hotplug.
-_CPUS: Final = {
-    "cgroup2": ("cpuset.cpus.effective",),
-    "cgroup": ("cpuset.cpus", "cpus"),
-    "cpuset": ("cpus",),
-}
-_MEMS: Final = {
-    "cgroup2": ("cpuset.mems.effective",),
-    "cgroup": ("cpuset.mems", "mems"),
-    "cpuset": ("mems",),
-}
+_CPUS: Final = {"cgroup2": ("cpuset.cpus.effective",), "cgroup": ("cpuset.cpus", "cpus"), "cpuset": ("cpus",)}
+_MEMS: Final = {"cgroup2": ("cpuset.mems.effective",), "cgroup": ("cpuset.mems", "mems"), "cpuset": ("mems",)}
 _MEMORY: Final = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
 
 

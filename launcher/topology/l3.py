@@ -25,11 +25,7 @@ def sockets_of(cores: tuple[Core, ...]) -> tuple[Socket, ...]:
 
 
 def l3_domains_of(
-    files: Root,
-    cores: tuple[Core, ...],
-    node_of: Mapping[int, int],
-    notes: list[str],
-    conflicts: list[str],
+    files: Root, cores: tuple[Core, ...], node_of: Mapping[int, int], notes: list[str], conflicts: list[str]
 ) -> tuple[L3Domain, ...]:
     """Sets of online cpus that share a level-3 cache; none for cpus that have no L3.
 

@@ -43,17 +43,17 @@ def node_cpus_of(files: Root, online: CpuSet, notes: list[str], conflicts: list[
         return {0: online}
     clash = CpuSet(cpu for cpu, nodes in claims.items() if len(nodes) > 1)
     if clash:
-        home = {cpu: _linked_node(files, cpu, claims[cpu]) for cpu in clash}
+        node_of = {cpu: _linked_node(files, cpu, claims[cpu]) for cpu in clash}
         result = {
-            node: CpuSet(cpu for cpu in its if home.get(cpu, node) == node) for node, its in result.items()
+            node: CpuSet(cpu for cpu in its if node_of.get(cpu, node) == node) for node, its in result.items()
         }
         conflicts.append(
             f"several NUMA nodes list cpus {clash}: each belongs to the node of its own link, cpuN/nodeM "
             f"({', '.join(f'node {node}: {its & clash}' for node, its in result.items() if its & clash)})"
         )
-    homeless = online - CpuSet(claims)
-    if homeless:
-        notes.append(f"cpus {homeless} are in no NUMA node: nothing is placed on them")
+    without = online - CpuSet(claims)
+    if without:
+        notes.append(f"cpus {without} are in no NUMA node: nothing is placed on them")
     return result
 
 

@@ -147,7 +147,7 @@ def _cpu_info(files: Root, notes: list[str]) -> CpuInfo:
 def _has_compute_units(files: Root, info: CpuInfo) -> bool:
     """AMD families 15h and 16h pair cores that share an FPU; old kernels list the pair as thread siblings.
 
-    The family number says so on x86 only. A captured root names its architecture in the file that
+    The family number has this meaning on x86 only. A captured root names its architecture in the file that
     hwloc-gather-topology writes; without it the kernel's siblings are used, as in hwloc.
     """
     if info.vendor != "AuthenticAMD" or info.family not in {0x15, 0x16}:
