@@ -29,7 +29,6 @@ class Failures:
         """Why the last try failed; empty after a success."""
 
     def add(self, error: BaseException) -> None:
-        """A try has failed."""
         self.last = error.message if isinstance(error, LauncherError) else str(error) or type(error).__name__
         self.count += 1
         if self.count > 1:
@@ -41,7 +40,6 @@ class Failures:
         )  # fmt: skip
 
     def end(self) -> None:
-        """A try has succeeded."""
         if self.count:
             self._log.info("%s works again, after %d failures", self.what, self.count, extra=self._fields)
         self.count, self.last = 0, ""
@@ -60,8 +58,7 @@ async def attempt(work: Work[object], failures: Failures) -> None:
 async def persist(work: Work[T], failures: Failures) -> T:
     """The result of `work`, which is tried again RETRY_S after each failure, until this task is cancelled.
 
-    Work that loops calls `failures.end` itself after each successful turn.
-    """
+    Work that loops calls `failures.end` itself after each successful turn."""
     while True:
         try:
             found = await work()
@@ -88,7 +85,6 @@ class Running:
         self.task: asyncio.Task[object] | None = None
 
     def begin(self) -> asyncio.Task[object]:
-        """Run `work` in a new task."""
         self.task = asyncio.create_task(persist(self.work, self.failures), name=self.failures.what)
         return self.task
 
@@ -128,7 +124,6 @@ class Background:
             self._running.discard(running)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for their end."""
         self._closed = True
         tasks = [running.task for running in self._running if running.task is not None]
         for task in tasks:

@@ -33,7 +33,6 @@ def digest(root: Path) -> str:
 
 
 def inspect(root: Path) -> Build:
-    """What the folder holds."""
     try:
         recorded = (root / RECORD).read_text(encoding="ascii").strip()
     except FileNotFoundError:

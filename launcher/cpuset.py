@@ -22,8 +22,7 @@ _RANGE: Final = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<used>\d+)/(?P<
 class CpuSet:
     """An immutable, ordered set of cpu ids. Also used for sets of NUMA node ids.
 
-    Supports ``| & - <= in len iter bool ==`` and hashing, as frozenset does.
-    """
+    Supports ``| & - <= in len iter bool ==`` and hashing, as frozenset does."""
 
     __slots__ = ("_ids", "_members")
 
@@ -38,8 +37,7 @@ class CpuSet:
     def parse(cls, text: str) -> Self:
         """Read the kernel's list format, e.g. ``0-3,8,16-31:1/2``. Empty text is the empty set.
 
-        Raises ValueError naming the part that cannot be read.
-        """
+        Raises ValueError naming the part that cannot be read."""
         text = text.strip()
         ids: set[int] = set()
         for part in text.split(",") if text else ():
@@ -109,7 +107,6 @@ class CpuSet:
         return self._members <= other._members
 
     def isdisjoint(self, other: CpuSet) -> bool:
-        """True when the two sets share no id."""
         return self._members.isdisjoint(other._members)
 
     @property

@@ -12,9 +12,8 @@ OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno
 class LauncherError(Exception):
     """An error a person can act on.
 
-    `message` reads "cannot X: why" with the value quoted; `remedy` is one line.
-    The CLI prints both and exits with `exit_code`; the control socket answers with both.
-    """
+    `message` reads "cannot X: why" with the value quoted; `remedy` is one line. The CLI prints both and exits with
+    `exit_code`; the control socket answers with both."""
 
     exit_code: ClassVar[int] = 2
 
@@ -45,7 +44,6 @@ class TimedOutError(LauncherError):
 
 
 def timed_out(program: str, within_s: float) -> TimedOutError:
-    """Of a program that was started and did not end in time."""
     return TimedOutError(
         f"cannot wait longer for '{program}': no answer within {within_s:g} s",
         "try again when the machine is less busy; run it by hand to see whether it hangs",

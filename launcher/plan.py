@@ -41,8 +41,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about a plan. A violation prevents the start; a warning does not."""
-
     severity: Literal["violation", "warning"]
     code: str
     """Stable name in kebab case."""
@@ -96,7 +94,6 @@ class LedgerRow:
 
     @property
     def planned_bytes(self) -> int:
-        """Memory planned for the instances."""
         return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.kv_bytes
 
 
@@ -115,27 +112,24 @@ class Plan:
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        """Findings that prevent the start."""
         return tuple(f for f in self.findings if f.severity == "violation")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """Findings that are only reported."""
         return tuple(f for f in self.findings if f.severity == "warning")
 
     @property
     def start_order(self) -> tuple[tuple[int, ...], ...]:
         """Groups of slots: those of one group may start together, the next group when all of them are ready.
 
-        vLLM looks at its node's free memory once when it starts and once before it takes its KV cache, and
-        refuses when another instance was faster (vllm/v1/worker/cpu_worker.py).
+        vLLM looks at its node's free memory once when it starts and once before it takes its KV cache, and refuses
+        when another instance was faster (vllm/v1/worker/cpu_worker.py).
 
         1. Where a node's free memory suffices for all its slots, their order does not matter: they
            start together.
         2. On any other node no two slots of a group take memory of it: the first ones get what is there, and
            the one that does not fit reports it.
-        3. Each slot, by id, joins the first group after which its nodes are free.
-        """
+        3. Each slot, by id, joins the first group after which its nodes are free."""
         nodes: dict[int, list[int]] = {}
         for index, row in enumerate(self.ledger):
             for slot_id in row.slots if row.is_tight else ():

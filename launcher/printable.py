@@ -32,8 +32,7 @@ def cut(text: str, most: int = MAX_QUOTED) -> str:
 def printable(text: str) -> str:
     """One line without control characters: invisible characters become \\n, \\r, \\xNN, \\uNNNN or \\UNNNNNNNN.
 
-    A backslash stays as it is, so that lines can be read; what was escaped twice is as what was escaped once.
-    """
+    A backslash stays as it is, so that lines can be read; what was escaped twice is as what was escaped once."""
     if text.isascii() and text.isprintable():
         return text
     return _ESCAPED.sub(_escape, text)

@@ -108,7 +108,6 @@ def _last(pattern: re.Pattern[str], name: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable of this name is secret."""
     return _SECRET_NAME.search(name) is not None and name not in _PLAIN
 
 
@@ -161,7 +160,6 @@ class Redactor:
         """Number of masked places so far."""
 
     def text(self, text: str) -> str:
-        """The text with masks."""
         if self._known is not None:
             text = self._sub(self._known, MASK, text)
         for pattern, mask in _PATTERNS:
@@ -190,7 +188,6 @@ class Redactor:
         return text
 
     def tree(self, value: Any) -> Any:
-        """A JSON value with masked texts, and masked values of secret names and options."""
         match value:
             case Mapping():
                 return {self._key(key): self._named(str(key), inner) for key, inner in value.items()}

@@ -13,8 +13,7 @@ def counted(count: int, noun: str) -> str:
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """One line per row, two spaces between columns, no trailing spaces.
 
-    All rows have the same length; the first is the head.
-    """
+    All rows have the same length; the first is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

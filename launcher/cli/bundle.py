@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Daemon and output file."""
     options.add_socket(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE",
@@ -80,7 +79,6 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def to_text(bundle: Bundle, name: str, size: int) -> str:
-    """The contents, for review before the archive is sent."""
     from launcher.sizes import format_size  # noqa: PLC0415
     from launcher.text_table import counted, table  # noqa: PLC0415
 

@@ -51,8 +51,6 @@ _DISTRIBUTIONS: Final = ("aiohttp", "dbus-fast", "msgspec", "numpy", "psutil", "
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of the archive."""
-
     name: str
     what: str
     data: bytes
@@ -151,7 +149,6 @@ def _config(bundle: Bundle, path: Path) -> Config | None:
 
 
 def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) -> dict[str, Any] | None:
-    """Add the daemon's answers. Returns its status, or None when it does not answer."""
     try:
         status = client.get("/status?redact=1", ANSWER_S)
     except LauncherError as error:

@@ -9,14 +9,10 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration and output format."""
     parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        metavar="FILE",
+        "-c", "--config", type=Path, metavar="FILE",
         help="check the engine of this configuration file (default: vllm)",
-    )
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

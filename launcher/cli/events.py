@@ -15,16 +15,11 @@ _ALL: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Filters and output format."""
     options.add_socket(parser)
     parser.add_argument(
-        "-n",
-        "--lines",
-        type=options.count,
-        default=50,
-        metavar="N",
+        "-n", "--lines", type=options.count, default=50, metavar="N",
         help="print the last N events (default: 50)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--slot", type=options.slot_number, metavar="SLOT", help="print only events of this slot"
     )
@@ -39,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print events, oldest first."""
     client = options.client_of(args)
     after, count = 0, args.lines
 

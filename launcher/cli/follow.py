@@ -17,8 +17,7 @@ T = TypeVar("T")
 def over_restarts(ask: Callable[[], Iterable[T]]) -> Iterator[T]:
     """The items of repeated answers, until Ctrl-C. While the daemon is away, prints one note and retries.
 
-    Raises LauncherError when the daemon refuses, or does not answer the first request.
-    """
+    Raises LauncherError when the daemon refuses, or does not answer the first request."""
     reached = said = False
     while True:
         try:

@@ -33,7 +33,6 @@ _LIMIT = options.Value("a number of 1 or more", _number)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Subcommands and file."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser(
         "add",
@@ -98,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file_of(args: argparse.Namespace) -> str:
-    """The file of --file, else that of the configuration."""
     if args.file is not None:
         return str(args.file)
     if args.config is None and not options.DEFAULT_CONFIG.exists():
@@ -194,7 +192,6 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
 
 
 def _shown(record: KeyRecord) -> dict[str, Any]:
-    """A record without hash and salt."""
     return {
         "id": record.id,
         "name": record.name,

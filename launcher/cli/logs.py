@@ -20,18 +20,14 @@ _ALL: Final = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Slot, filters and output format."""
     parser.add_argument(
         "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
     )
     options.add_socket(parser)
     parser.add_argument(
-        "-n",
-        "--lines",
-        type=options.count,
-        metavar="N",
+        "-n", "--lines", type=options.count, metavar="N",
         help="print the last N lines (default: 100; with --since: all)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--since",
         type=options.since,
@@ -48,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print log lines."""
     client = options.client_of(args)
     count = args.lines if args.lines is not None else _ALL if args.since is not None else _LAST
     after = 0.0 if args.since is None else time.time() - args.since

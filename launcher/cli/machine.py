@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """--root, --snapshot and --machine."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--root", type=Path, metavar="DIR", help="read /sys and /proc of another machine under DIR"

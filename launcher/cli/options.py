@@ -28,32 +28,24 @@ _SHORT_FOR: Final = {
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """-c, --set, and short forms for common keys."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        metavar="FILE",
+    add = parser.add_argument
+    add(
+        "-c", "--config", type=Path, metavar="FILE",
         help=f"use this configuration file (default: {DEFAULT_CONFIG})",
-    )
-    parser.add_argument(
+    )  # fmt: skip
+    add(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides",
         help="override one configuration key; can be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--model", metavar="DIR|NAME", help="serve this model; replaces the configuration file"
-    )
+    add("--model", metavar="DIR|NAME", help="serve this model; replaces the configuration file")
     for name, key in _SHORT_FOR.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", metavar="VALUE", help=f"set {key}; same as --set {key}=VALUE"
-        )
+        add(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"set {key}; same as --set {key}=VALUE")
 
 
 def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> Config:
     """The configuration that the options select; `base` when they name neither a file nor a model.
 
-    Raises LauncherError.
-    """
+    Raises LauncherError."""
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
     overrides = [
@@ -84,8 +76,7 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 def client_of(args: argparse.Namespace) -> ControlClient:
     """A client of the daemon at --socket, the socket of -c, $NUMA_LAUNCHER_SOCKET or the default path, in this order.
 
-    Control characters in its answers are escaped, except with --json.
-    """
+    Control characters in its answers are escaped, except with --json."""
     from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
 
     path = args.socket

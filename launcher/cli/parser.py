@@ -33,7 +33,6 @@ class Parser(argparse.ArgumentParser):
         )
 
     def refuse_word(self, word: str) -> NoReturn:
-        """Report an unknown argument."""
         option = word.partition("=")[0]
         known = list(self._option_string_actions)
         self._refuse(
@@ -41,7 +40,6 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse on an error."""
         branch = self._choice()
         if branch is not None and (choice := _CHOICE.match(message)) is not None:
             word = choice["word"]

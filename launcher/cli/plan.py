@@ -26,7 +26,6 @@ _WIDTH: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration, machine and output format."""
     options.add_config(parser)
     machine.add_machine(parser)
     form = parser.add_mutually_exclusive_group()
@@ -125,7 +124,6 @@ def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Raises LauncherError."""
     try:
         file.write_bytes(data)
     except OSError as error:

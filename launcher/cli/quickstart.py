@@ -37,7 +37,6 @@ QUESTION: Final = "Say hello to every core of this machine."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Model, endpoint and files."""
     parser.add_argument(
         "--model",
         required=True,
@@ -52,12 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start N instances per socket (default: depends on the number of cores)",
     )
     parser.add_argument(
-        "--port",
-        type=options.Value("a port from 1 to 65535", options.whole(1, 65535)),
-        default=8000,
-        metavar="P",
-        help="listen on this port of 127.0.0.1 (default: 8000)",
-    )
+        "--port", type=options.Value("a port from 1 to 65535", options.whole(1, 65535)), default=8000,
+        metavar="P", help="listen on this port of 127.0.0.1 (default: 8000)",
+    )  # fmt: skip
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -73,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all steps. Raises LauncherError."""
     state = args.state_dir.absolute()
     state.mkdir(parents=True, exist_ok=True)
     config = state / "config.toml"
@@ -155,7 +150,6 @@ def _demo_instances(args: argparse.Namespace) -> int | str:
 
 
 def _show_plan(config: Path) -> None:
-    """Runs `plan` in its own process, for the same output and errors as the user would get."""
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "plan", "-c", str(config)],
         check=False, capture_output=True, text=True,
@@ -216,7 +210,6 @@ def _die_with_parent() -> None:
 
 
 def _wait_ready(client: ControlClient, serve: _Serve, log: Path) -> dict[str, Any]:
-    """Print each slot's progress until all are ready."""
     began = time.monotonic()
     said: dict[int, str] = {}
     while True:
@@ -252,7 +245,6 @@ def _daemon_failed(log: Path) -> LauncherError:
 
 
 def _wait_verified(client: ControlClient) -> dict[str, Any]:
-    """Wait for the daemon's first check of each ready instance."""
     while True:
         status = client.get("/status")
         if all(slot["verified"] is not None for slot in status["slots"]):

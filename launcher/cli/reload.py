@@ -17,7 +17,6 @@ BEGIN_S: Final = 90.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Daemon, overrides and mode."""
     options.add_socket(parser)
     if parser.prog.endswith("scale"):
         parser.add_argument(
@@ -84,14 +83,12 @@ def _doing(now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def to_text(now: dict[str, Any]) -> str:
-    """The changes and their outcome."""
     if now["stage"] == "none":
         return "no reload since the daemon started"
     return "\n".join([*plan_lines(now), *outcome_lines(now)])
 
 
 def plan_lines(now: dict[str, Any]) -> list[str]:
-    """The change of each slot, with reasons."""
     changes, lines = now["changes"], []
     for change in changes["slots"]:
         word = "unchanged" if change["step"] == "nothing" else change["step"]
@@ -104,7 +101,6 @@ def plan_lines(now: dict[str, Any]) -> list[str]:
 
 
 def outcome_lines(now: dict[str, Any]) -> list[str]:
-    """Progress, and the error that stopped it."""
     doing = now.get("doing") or ""
     lines = [f"{now['stage']}: {doing}" if doing else now["stage"]]
     return [*lines, f"  {now['error']}", f"  {now['remedy']}"] if now.get("error") else lines

@@ -28,8 +28,6 @@ _SEEN: Final = (signal.SIGWINCH, signal.SIGTSTP)
 
 
 class Woken(StrEnum):
-    """Why a wait ended."""
-
     TIME = "time"
     QUIT = "quit"
     RESIZED = "resized"
@@ -64,12 +62,10 @@ class TerminalScreen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Current columns and lines."""
         size = os.get_terminal_size(sys.stdout.fileno())
         return max(1, size.columns), max(1, size.lines)
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Replace the screen's content."""
         width, height = self.size
         self._console.size = (width, height)
         for line in lines:
@@ -94,7 +90,6 @@ class TerminalScreen:
         return Woken.TIME
 
     def _stop(self) -> None:
-        """Restore the terminal for the shell, suspend, and redraw when the program continues."""
         self._drawing.close()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._drawing.enter_context(self._drawn())

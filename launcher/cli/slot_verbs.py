@@ -18,37 +18,30 @@ POLL_S: Final = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Slot, and how long to wait."""
-    parser.add_argument(
-        "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
-    )
+    add = parser.add_argument
+    add("slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number")
     options.add_socket(parser)
     verb = SlotCommand(parser.prog.rpartition(" ")[2])
     parser.set_defaults(force=False, deadline=None)
     if verb in DISRUPTIVE:
-        parser.add_argument(
+        add(
             "--force",
             action="store_true",
             help="proceed even when fewer ready instances than supervision.min_ready remain",
         )
     if verb is SlotCommand.DRAIN:
-        parser.add_argument(
+        add(
             "--deadline",
             type=options.seconds,
             metavar="S",
             help="abort requests still in flight after S seconds",
         )
-    parser.add_argument(
-        "--no-wait", action="store_true", help="return at once, without waiting for the result"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=options.seconds,
-        default=3600.0,
-        metavar="S",
+    add("--no-wait", action="store_true", help="return at once, without waiting for the result")
+    add(
+        "--timeout", type=options.seconds, default=3600.0, metavar="S",
         help="wait for at most S seconds (default: 3600)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the slot's status as JSON")
+    )  # fmt: skip
+    add("--json", action="store_true", help="print the slot's status as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +76,6 @@ def _standing(slot: dict[str, Any]) -> str:
 
 
 def _until(slot: dict[str, Any], now: float) -> str:
-    """The estimated end, or the deadline."""
     if slot["eta"] is not None and slot["eta"] > now:
         return f", estimated {slot['eta'] - now:.0f} s left"
     if slot["deadline"] is not None and slot["deadline"] > now:

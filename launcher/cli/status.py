@@ -21,7 +21,6 @@ MIN_WATCH_S: Final = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Daemon and output format."""
     options.add_socket(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -36,13 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wide", action="store_true", help="print every column, regardless of the terminal's width"
     )
     parser.add_argument(
-        "--watch",
-        type=options.seconds,
-        nargs="?",
-        const=2.0,
-        metavar="S",
+        "--watch", type=options.seconds, nargs="?", const=2.0, metavar="S",
         help="print again every S seconds (default: 2) until Ctrl-C",
-    )
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

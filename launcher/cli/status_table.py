@@ -56,7 +56,6 @@ def to_text(status: Status, now: float, width: int | None = WIDTH) -> str:
 
 
 def head(status: Status, now: float) -> list[str]:
-    """The lines about all slots."""
     versions = [
         f"{name} {version}" for name, version in status["stack"].items() if version and name != "tcmalloc"
     ]
@@ -159,7 +158,6 @@ def state_of(slot: Slot) -> str:
 
 
 def _where(slot: Slot, _now: float) -> str:
-    """Number of cpus and node: 63@0."""
     count = _count(slot["cpus"])
     return f"{count}" if slot["node"] is None else f"{count}@{slot['node']}"
 

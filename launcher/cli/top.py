@@ -25,20 +25,14 @@ _STAT: Final = Path("/proc/stat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Daemon and interval."""
     options.add_socket(parser)
     parser.add_argument(
-        "-d",
-        "--interval",
-        type=options.seconds,
-        default=2.0,
-        metavar="S",
+        "-d", "--interval", type=options.seconds, default=2.0, metavar="S",
         help="refresh every S seconds (default: 2)",
-    )
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Refresh until q or Ctrl-C."""
     from launcher.cli.screen import TerminalScreen, refuse_unless_terminal  # noqa: PLC0415  heavy
 
     refuse_unless_terminal()
@@ -90,7 +84,6 @@ class Watcher:
 
     @property
     def view(self) -> View:
-        """The latest state."""
         from launcher.cli.top_frame import View  # noqa: PLC0415  heavy
 
         return View(self._status, time.time(), self._topology, self._reserved, self._busy, self._trouble)

@@ -36,8 +36,6 @@ _INDENT: Final = "  "
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Input of a frame."""
-
     status: dict[str, Any]
     now: float
     topology: Topology | None = None
@@ -130,7 +128,6 @@ def _rows(box: NodeBox, cells: _Cells, prefix: str, width: int) -> Iterator[Text
 
 
 def _next(line: Text, prefix: str) -> Generator[Text, None, Text]:
-    """Yield a full line; return a new one."""
     line.rstrip()
     if line.plain.strip():
         yield line

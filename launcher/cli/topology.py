@@ -15,21 +15,17 @@ from launcher.errors import LauncherError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Machine and output format."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "action",
         nargs="?",
         choices=("snapshot",),
         help="save the files that describe the machine to the file of -o, for use with --snapshot",
     )
     machine.add_machine(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the snapshot to this file (tar.gz)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="also write a drawing of the machine to FILE"
-    )
+    add("-o", "--output", type=Path, metavar="FILE", help="write the snapshot to this file (tar.gz)")
+    add("--json", action="store_true", help="print JSON")
+    add("--svg", type=Path, metavar="FILE", help="also write a drawing of the machine to FILE")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,14 +15,10 @@ _PATIENCE_S: Final = VERIFY_S + 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Slot and output format."""
     parser.add_argument(
-        "slot",
-        type=options.slot_number,
-        nargs="?",
-        metavar="SLOT",
+        "slot", type=options.slot_number, nargs="?", metavar="SLOT",
         help="check only this slot (default: all slots)",
-    )
+    )  # fmt: skip
     options.add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -31,8 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Print planned and actual placement.
 
     Exit code 1 when they differ, when other processes are pinned to the slot's cpus, or when no instance runs; 3 when
-    the daemon does not answer in time.
-    """
+    the daemon does not answer in time."""
     client = options.client_of(args)
     slots = (
         [args.slot] if args.slot is not None else [slot["slot"] for slot in client.get("/status")["slots"]]
@@ -50,7 +45,6 @@ def _as_planned(found: dict[str, Any] | None) -> bool:
 
 
 def lines_of(slot: dict[str, Any]) -> list[str]:
-    """Planned and actual placement as text."""
     found = slot["verified"]
     if found is None:
         return [f"slot {slot['slot']}: no running instance ({slot['state']})"]

@@ -16,19 +16,14 @@ _TAIL: Final = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Slot, number of lines and output format."""
     parser.add_argument(
         "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
     )
     options.add_socket(parser)
     parser.add_argument(
-        "-n",
-        "--lines",
-        type=options.count,
-        default=20,
-        metavar="N",
+        "-n", "--lines", type=options.count, default=20, metavar="N",
         help="print the last N log lines (default: 20)",
-    )
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -16,7 +16,6 @@ _BASE_URL: Final = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
 
 
 def check_proxy(config: Config, origin_of: Callable[[str], str]) -> None:
-    """Raises LauncherError. `origin_of` says where a key was set."""
     _check_names(config, origin_of)
     proxy = config.proxy
     if proxy.tls_key is not None and proxy.tls_certificate is None:

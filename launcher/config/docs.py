@@ -62,13 +62,11 @@ def _table(title: str, section: type[Section]) -> str:
 
 
 def _table_type(kind: Any) -> type[Section] | None:
-    """The section of a key that is a table of its own."""
     inner = unwrap(kind)
     return inner if isinstance(inner, type) and issubclass(inner, Section) else None
 
 
 def _type(kind: Any) -> str:
-    """A type in TOML's words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _type(inner[0])

@@ -34,8 +34,6 @@ _SOME: Final = "..."
 
 
 class _Place(NamedTuple):
-    """A rejected key of the tree."""
-
     at: str
     """Its path, such as `models[0].path`; empty for the whole file."""
     name: str
@@ -160,7 +158,6 @@ def _wrong(place: _Place) -> tuple[str, str]:
 
 
 def _kinds(kind: Any) -> list[inspect.Type]:
-    """The types that a value may have, without None."""
     found: inspect.Type = inspect.type_info(kind)
     while isinstance(found, inspect.Metadata):
         found = found.type
@@ -285,7 +282,6 @@ def _text(value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value in TOML syntax, on one line."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key, ensure_ascii=False)} = {_toml(its)}" for key, its in value.items())
         return f"{{ {', '.join(pairs)} }}"

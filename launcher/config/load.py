@@ -33,8 +33,7 @@ def load_config(
 ) -> Config:
     """Read and check the configuration. Raises LauncherError with secrets masked.
 
-    `base` replaces the file's content when `path` is None.
-    """
+    `base` replaces the file's content when `path` is None."""
     try:
         return _load(path, environ, overrides, base)
     except LauncherError as error:  # the message quotes values and may be logged
@@ -67,8 +66,7 @@ def _load(
 def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = MappingProxyType({})) -> Config:
     """Check a tree of plain values against the schema.
 
-    `origin` names the tree in errors; `origins` the sources of keys that were set elsewhere.
-    """
+    `origin` names the tree in errors; `origins` the sources of keys that were set elsewhere."""
     try:
         config = msgspec.convert(tree, Config, strict=True)
     except msgspec.ValidationError as error:
@@ -136,7 +134,6 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
 
 
 def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
-    """Rules that types cannot express."""
     for key, text in (
         ("memory.kv_cache", config.memory.kv_cache),
         ("memory.reserve", config.memory.reserve),

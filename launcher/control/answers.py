@@ -40,7 +40,6 @@ class Answers:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """By Endpoint.name."""
         return {
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
@@ -96,7 +95,6 @@ class Answers:
         return json_answer(begun)
 
     async def act(self, request: web.Request) -> web.Response:
-        """A command for a slot."""
         slot = slot_of(request)
         word = command_of(request)
         try:
@@ -144,14 +142,12 @@ class Answers:
 
 
 def _redacted(redactor: Redactor, body: bytes, content_type: str) -> bytes:
-    """JSON stays JSON."""
     if content_type != "application/json":
         return redactor.text(body.decode()).encode()
     return msgspec.json.encode(redactor.tree(msgspec.json.decode(body))) + b"\n"
 
 
 def json_answer(value: Any, status: int = 200) -> web.Response:
-    """`value` as JSON."""
     return web.Response(
         body=msgspec.json.encode(value) + b"\n", status=status, content_type="application/json"
     )

@@ -16,12 +16,10 @@ MAX_SHOWN: Final = 80
 
 
 def command_of(request: web.Request) -> str:
-    """The last part of the path."""
     return request.path.rpartition("/")[2]
 
 
 def slot_of(request: web.Request) -> int:
-    """The slot in the path. Raises LauncherError."""
     text = request.match_info["slot"]
     if not (text.isascii() and text.isdecimal()) or len(text) > 6:
         raise LauncherError(
@@ -51,14 +49,12 @@ def flag(request: web.Request, name: str) -> bool:
     text = request.query.get(name, "0")
     if text not in {"0", "1", "false", "true"}:
         raise LauncherError(
-            f"cannot use {name}='{quoted(text, MAX_SHOWN)}': it is a switch",
-            f"give {name}=1, or omit it",
+            f"cannot use {name}='{quoted(text, MAX_SHOWN)}': it is a switch", f"give {name}=1, or omit it"
         )
     return text in {"1", "true"}
 
 
 def follows(request: web.Request) -> bool:
-    """Whether the reply continues until the client closes."""
     return request.method == "GET" and flag(request, "follow")
 
 

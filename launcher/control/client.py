@@ -40,8 +40,7 @@ class ControlClient:
     """Talks to the daemon behind one control socket.
 
     The texts of its answers are printable, as is what its errors say: they hold what instances and clients wrote. For
-    JSON, which escapes by itself, `exact` leaves them as they came.
-    """
+    JSON, which escapes by itself, `exact` leaves them as they came."""
 
     def __init__(self, path: str, *, exact: bool = False) -> None:
         self._path = path

@@ -25,8 +25,6 @@ Connection: close\r
 
 
 class Counts:
-    """The connections that are open."""
-
     def __init__(self) -> None:
         self._of_user: Counter[int] = Counter()
 
@@ -38,7 +36,6 @@ class Counts:
         return True
 
     def give(self, uid: int) -> None:
-        """One of his is closed."""
         self._of_user[uid] -= 1
 
 
@@ -54,7 +51,6 @@ class Gate(asyncio.Protocol):
         self._uid = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept or reject a connection."""
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
         peer = peer_of(transport)
         if peer is None or not self._counts.take(peer.uid):
@@ -73,23 +69,19 @@ class Gate(asyncio.Protocol):
             self._transport.close()
 
     def eof_received(self) -> bool | None:
-        """Passed on."""
         return None if self._inner is None else self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """The peer does not read."""
         if self._inner is not None and self._transport is not None:
             self._stalled = asyncio.get_running_loop().call_later(self._stall_s, self._transport.abort)
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
         self._forget()
         if self._inner is not None:
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Passed on, and counted."""
         self._forget()
         if self._inner is not None:
             self._counts.give(self._uid)

@@ -77,7 +77,6 @@ def _name(endpoint: Endpoint) -> str:
 
 
 def _or_all(names: list[str]) -> str:
-    """Every change of a slot answers alike."""
     return names[0] if len(names) == 1 else f"`POST {PREFIX}/slots/N/...`"
 
 
@@ -122,7 +121,6 @@ def fields_of(kind: type) -> Iterator[tuple[str, str, str]]:
 
 
 def _said(node: ast.stmt | None) -> str:
-    """What a string that stands alone says."""
     value = node.value if isinstance(node, ast.Expr) else None
     return " ".join(str(value.value).split()) if isinstance(value, ast.Constant) else ""
 

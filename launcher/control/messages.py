@@ -99,7 +99,6 @@ class Endpoint:
 
     @property
     def role(self) -> Role:
-        """What its asker must be."""
         return Role.READ if self.method == "GET" else Role.CHANGE
 
 

@@ -14,50 +14,38 @@ class Operations(Protocol):
 
     def status(self) -> Any:
         """The whole state."""
-        ...
 
     def act(self, slot: int, request: Request) -> None:
         """Ask for a change. Returns at once; raises NotFoundError for an unknown slot, RefusedError."""
-        ...
 
     async def reload(
         self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
     ) -> dict[str, Any]:
         """Re-read the configuration and begin to go there. Raises LauncherError; nothing has changed then."""
-        ...
 
     def reloading(self) -> dict[str, Any]:
         """How far the last reload has come."""
-        ...
 
     def events(self, count: int, after: int) -> list[dict[str, Any]]:
         """The last events with a number above `after`, oldest first."""
-        ...
 
     def plan(self) -> dict[str, Any]:
         """The plan that is running, as `plan --json` prints it."""
-        ...
 
     def config(self) -> dict[str, Any]:
         """The configuration that is in force, secrets masked."""
-        ...
 
     async def metrics(self) -> str:
         """The metrics page. Raises LauncherError."""
-        ...
 
     async def redactor(self) -> Redactor:
         """What masks every secret that the daemon knows."""
-        ...
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot, oldest first. Raises LauncherError for an unknown slot."""
-        ...
 
     def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
         """The last lines and then those that come, none lost between. Raises LauncherError for an unknown slot."""
-        ...
 
     async def verify(self, slot: int) -> None:
         """Compare a slot's threads and pages with the plan now; the result is in `status`."""
-        ...

@@ -71,8 +71,7 @@ class ControlServer:
     async def start(self, ready: Sequence[socket.socket] = ()) -> None:
         """Serve on `ready` listening sockets, which are systemd's and stay; else bind.
 
-        Raises LauncherError when the path can't be used or another daemon answers there.
-        """
+        Raises LauncherError when the path can't be used or another daemon answers there."""
         if not ready:
             await self._check_free()
         self._runner = web.AppRunner(
@@ -101,7 +100,6 @@ class ControlServer:
             os.umask(mask)
 
     def _application(self) -> web.Application:
-        """Routes by the protocol's table."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         handlers = self._answers.handlers
         for endpoint in ENDPOINTS:

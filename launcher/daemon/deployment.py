@@ -43,7 +43,6 @@ class Deployment:
 
     @property
     def run_dir(self) -> Path:
-        """Where the instances' sockets are."""
         return run_dir(self.config)
 
     @property
@@ -56,20 +55,17 @@ class Deployment:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the plan, the engine and the machine."""
         found = [f"{finding.message} ({finding.remedy})" for finding in self.plan.warnings]
         found += [self.binding.warning] if self.binding.warning else []
         return (*found, *self.config.proxy.outdated, *self.stack.warnings, *self.topology.notes)
 
     @property
     def headline(self) -> str:
-        """The plan in one line, for a picture."""
         layout, count = self.config.layout, len(self.plan.slots)
         text = f"{layout.strategy.value}: {count} instance{'' if count == 1 else 's'}"
         return f"{text}, {len(self.plan.reserved)} cpus reserved" if self.plan.reserved else text
 
     def picture(self) -> Picture:
-        """The machine with the instances on it."""
         return make_picture(
             self.topology, [_drawn_slot(slot, self.config) for slot in self.plan.slots], self.plan.reserved
         )
@@ -94,10 +90,8 @@ def build_deployment(
 ) -> Deployment:
     """Read this host, the models and the engine's stack, and plan.
 
-    With another `machine` nothing of this host is probed: the plan is that machine's, as it would be
-    with numactl and the engine in its PATH. `cpus_only` plans no memory, and reads no models.
-    Raises LauncherError.
-    """
+    With another `machine` nothing of this host is probed: the plan is that machine's, as it would be with numactl and
+    the engine in its PATH. `cpus_only` plans no memory, and reads no models. Raises LauncherError."""
     profiles = {} if cpus_only else read_profiles(config)
     if machine is None:
         from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
@@ -127,7 +121,6 @@ def _binding_elsewhere(engine: EngineConfig) -> Binding:
 
 
 def _facts(stack: Stack, config: Config) -> Facts:
-    """Facts of this host and of the engine's software, for the plan's rules."""
     kernel = read_settings()
     return Facts(
         transparent_hugepages=kernel.transparent_hugepages,
@@ -154,7 +147,6 @@ def compare_strategies(
 
 
 def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:
-    """An instance in the legend of a picture."""
     placement, facts = slot.placement, []
     if len(config.models) > 1:
         facts.append(slot.model.name)

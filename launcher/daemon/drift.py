@@ -21,8 +21,6 @@ _EVERY_CPU: Final = CpuSet(range(8192))
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """The machine at one moment."""
-
     topology: Topology
     """With the affinity of the planned one."""
     cpuset: CpuSet
@@ -48,8 +46,7 @@ def drift(
 ) -> tuple[str, ...]:
     """The differences, one line each, with the slots that they affect. `more`: the result of `added`.
 
-    Running instances stay: the kernel moves the threads of an offline cpu, and memory is not moved.
-    """
+    Running instances stay: the kernel moves the threads of an offline cpu, and memory is not moved."""
     lines = tuple(_lines(planned, now, plan))
     if more:
         lines += (

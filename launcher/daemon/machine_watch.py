@@ -34,7 +34,6 @@ class MachineWatch:
         """The differences, one line each."""
 
     async def run(self) -> None:
-        """Until cancelled."""
         failures = Failures(log, "read the machine")
         while True:
             await asyncio.sleep(MACHINE_INTERVAL_S)

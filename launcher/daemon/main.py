@@ -52,8 +52,6 @@ STATUS_INTERVAL_S: Final = 5.0
 
 
 class Daemon:
-    """Proxy, supervisor and control socket of one machine."""
-
     def __init__(self, deployment: Deployment, reread: Reread | None = None) -> None:
         config = deployment.config
         self.prober = HttpProber(deployment.engine.health_path)
@@ -221,7 +219,6 @@ class Daemon:
             self._kill_asked.set()
 
     def _on_hangup(self) -> None:
-        """As `numa-launcher reload`; errors go to the log."""
         log.info("got SIGHUP: reload", extra={"audit": "done", "verb": "reload"})
         self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
 
@@ -243,17 +240,12 @@ class Daemon:
                 config = self.operations.config_of(event.slot)
                 place = self._placement_of(event.slot)
                 self.proxy.add_upstream(
-                    event.slot,
-                    event.generation,
-                    event.model,
-                    event.address,
-                    event.max_num_seqs,
+                    event.slot, event.generation, event.model, event.address, event.max_num_seqs,
                     numa_node="" if place is None else str(place.membind),
-                    adapters=lora_adapters(config, event.model),
-                    ask_template=True,
+                    adapters=lora_adapters(config, event.model), ask_template=True,
                     token_ids=config.engine.kind is EngineKind.VLLM,
                     sampling_defaults=sampling_defaults(config, event.model),
-                )
+                )  # fmt: skip
             case InstanceDraining():
                 self.proxy.drain_upstream(event.slot, event.generation)
             case InstanceGone():
@@ -273,11 +265,9 @@ class Daemon:
         return self.proxy.awaited(slot, generation)
 
     def relayed(self, slot: int, generation: int) -> int:
-        """Events relayed from an instance."""
         return self.proxy.progress(slot, generation)
 
     def _watched(self) -> metrics.Values:
-        """Values of the supervisor's metrics."""
         controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]
         return {
             metrics.SLOT_WATCHED: {
@@ -341,7 +331,6 @@ def _pin_to(reserved: Any) -> None:
 async def serve(deployment: Deployment, reread: Reread | None = None) -> None:
     """Run the daemon of a deployment. Raises LauncherError for violations, before anything starts.
 
-    `reread` builds the deployment again from the current configuration and `section.key=value` overrides.
-    """
+    `reread` builds the deployment again from the current configuration and `section.key=value` overrides."""
     refuse_violations(deployment)
     await Daemon(deployment, reread).run()

@@ -58,7 +58,6 @@ class Operations:
 
     @property
     def ready(self) -> int:
-        """Slots in rotation."""
         return sum(
             controller.slot_state.state is State.READY for controller in self._supervisor.controllers.values()
         )
@@ -74,11 +73,9 @@ class Operations:
         self.deployment = deployment
 
     async def end(self) -> None:
-        """Cancel a running rollout."""
         await self._reloader.end()
 
     def status(self) -> Status:
-        """The state of the daemon, its slots and its requests."""
         slots = tuple(
             slot_status(
                 controller,
@@ -112,7 +109,6 @@ class Operations:
         )
 
     def act(self, slot: int, request: Request) -> None:
-        """Post a command to a slot. Raises NotFoundError, RefusedError."""
         command = request.command
         if self._stopping():
             raise RefusedError(
@@ -127,33 +123,26 @@ class Operations:
     async def reload(
         self, overrides: Sequence[str], *, dry_run: bool = False, force: bool = False
     ) -> dict[str, Any]:
-        """Start a reload. Raises LauncherError; nothing has changed then."""
         if self._stopping():
             raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
         return await self._reloader.reload(self.deployment, overrides, dry_run=dry_run, force=force)
 
     def reloading(self) -> dict[str, Any]:
-        """How far the last reload has come."""
         return self._reloader.show()
 
     def events(self, count: int, after: int) -> list[dict[str, Any]]:
-        """The last events."""
         return self._ring.last(count, after)
 
     def plan(self) -> dict[str, Any]:
-        """The running plan."""
         return self.deployment.to_json()
 
     def config(self) -> dict[str, Any]:
-        """The configuration in force, secrets masked."""
         return shown(self.deployment.config, Redactor())
 
     async def metrics(self) -> str:
-        """The metrics page."""
         return await self._proxy.metrics_page()
 
     async def redactor(self) -> Redactor:
-        """Masks every secret that the daemon knows."""
         values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)
         # Earlier secrets stay known: a file may be unreadable for want of descriptors, and log lines outlive a reload.
         self._secrets = dict.fromkeys((*values, *self._secrets))
@@ -162,16 +151,13 @@ class Operations:
         return Redactor(self._secrets)
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
-        """The last lines of a slot."""
         return [_shown(line) for line in self._supervisor.controller(slot).log.last(lines)]
 
     def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
-        """The last lines and then those that come."""
         feed = self._supervisor.controller(slot).log.follow(lines)
         return (_shown(line) async for line in feed)
 
     async def verify(self, slot: int) -> None:
-        """Compare a slot's threads and pages with the plan now."""
         await self._supervisor.controller(slot).verify()
 
 

@@ -42,7 +42,6 @@ _WITH_INSTANCE: Final = frozenset({State.STARTING, State.READY, State.DRAINING})
 
 
 def event_of(request: Request) -> Event:
-    """The event for the slot controller."""
     return (
         DrainRequested(request.deadline_s)
         if request.command is SlotCommand.DRAIN
@@ -60,7 +59,6 @@ def check_request(
 
 
 def availability(controllers: Mapping[int, SlotController]) -> dict[int, Availability]:
-    """By slot."""
     return {
         number: Availability(controller.slot.model.name, controller.in_rotation)
         for number, controller in controllers.items()
@@ -68,7 +66,6 @@ def availability(controllers: Mapping[int, SlotController]) -> dict[int, Availab
 
 
 def _check_intent(controller: SlotController, command: SlotCommand) -> None:
-    """Raises RefusedError where the command has no effect."""
     slot_state, slot = controller.slot_state, controller.slot.id
     kept = {Intent.HOLD: "held", Intent.QUARANTINE: "in quarantine"}.get(slot_state.intent)
     if kept is not None and command in _NEEDS_RELEASE:

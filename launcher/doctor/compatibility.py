@@ -22,8 +22,6 @@ class VersionSet:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The content of compatibility.toml."""
-
     sets: tuple[VersionSet, ...]
     plugin_from: Version
     plugin_to: Version
@@ -49,7 +47,6 @@ class Matrix:
 
 
 def versions_row(matrix: Matrix, vllm: str, torch: str | None, zentorch: str | None) -> Row:
-    """Whether the installed versions match."""
     installed = ", ".join(
         f"{name} {version}"
         for name, version in (("vLLM", vllm), ("torch", torch), ("zentorch", zentorch))

@@ -20,8 +20,6 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler."""
-
     command: str
     version: str
 
@@ -45,8 +43,6 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Software of the engine."""
-
     is_vllm: bool = True
     """False for a custom command."""
     command: str | None = None

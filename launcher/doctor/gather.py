@@ -42,15 +42,11 @@ def gather(engine: Engine, root: Path = Path("/")) -> Facts:
         topology = sysfs.read(root)
         binding = _binding(engine, topology)
         return Facts(
-            host=host.result(),
-            topology=topology,
+            host=host.result(), topology=topology,
             binding=binding if isinstance(binding, Binding) else None,
-            binding_trouble=binding if isinstance(binding, Trouble) else None,
-            software=software.result(),
-            compiler=compiler.result(),
-            kernel=read_kernel(root),
-            build=build(),
-        )
+            binding_trouble=binding if isinstance(binding, Trouble) else None, software=software.result(),
+            compiler=compiler.result(), kernel=read_kernel(root), build=build(),
+        )  # fmt: skip
 
 
 def read_matrix() -> Matrix:
@@ -84,15 +80,10 @@ def find_software(engine: Engine) -> Software:
             tcmalloc_off=engine.tcmalloc == "off",
         )  # fmt: skip
     return Software(
-        is_vllm=is_vllm,
-        command=" ".join(stack.command),
-        vllm=stack.vllm,
-        torch=stack.torch,
-        zentorch=stack.zentorch,
-        tcmalloc=stack.tcmalloc,
-        tcmalloc_off=engine.tcmalloc == "off",
+        is_vllm=is_vllm, command=" ".join(stack.command), vllm=stack.vllm, torch=stack.torch,
+        zentorch=stack.zentorch, tcmalloc=stack.tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
         openmp=(*_own_openmp(stack), *_system_openmp()),
-    )
+    )  # fmt: skip
 
 
 def _own_openmp(stack: Stack) -> tuple[str, ...]:
@@ -116,7 +107,6 @@ def _openmp_in(base: Path, places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def find_compiler(names: tuple[str, ...]) -> Compiler | None:
-    """The first that prints its version. Raises TimedOutError when one does not end."""
     for name in names:
         path = shutil.which(name)
         if path is None:

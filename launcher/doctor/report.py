@@ -33,8 +33,6 @@ EXPECTATION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one check."""
-
     check: str
     """Stable name in kebab case."""
     verdict: Verdict
@@ -59,13 +57,10 @@ def fail(check: str, fact: str, remedy: str) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All rows."""
-
     rows: tuple[Row, ...]
 
     @property
     def tier(self) -> Tier:
-        """The worst row's tier."""
         return max((row.tier for row in self.rows), key=_TIERS.index, default=Tier.OPTIMISED)
 
     @property

@@ -46,7 +46,6 @@ def openmp(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 
 def engine(facts: Facts, matrix: Matrix) -> Iterator[Row]:
-    """The engine, and whether the versions of its parts match."""
     software = facts.software
     check = "vllm" if software.is_vllm else "engine"
     if software.trouble is not None:

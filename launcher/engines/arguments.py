@@ -39,8 +39,7 @@ def flag_of(argument: str) -> str | None:
 def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
     """The launcher's options (flag and values each) without those that `theirs` sets, then `theirs` unchanged.
 
-    Raises LauncherError for an argument that is not a flag, is reserved, or has flag and value in one string.
-    """
+    Raises LauncherError for an argument that is not a flag, is reserved, or has flag and value in one string."""
     replaced: set[str] = set()
     for argument in theirs:
         flag = flag_of(argument)
@@ -90,10 +89,9 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
 def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
     """Names of a model's LoRA adapters: --lora-modules in engine.args.
 
-    An adapter without a base model belongs to the only model; with several models, to none. Entries that vLLM
-    cannot read are skipped: vLLM reports them when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
-    0.32).
-    """
+    An adapter without a base model belongs to the only model; with several models, to none. Entries that vLLM cannot
+    read are skipped: vLLM reports them when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
+    0.32)."""
     if config.engine.kind is not EngineKind.VLLM:
         return ()
     names = {name, *(alias for model in config.models if model.name == name for alias in model.aliases)}

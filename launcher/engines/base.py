@@ -59,18 +59,13 @@ class Launch:
 
 
 class Engine(Protocol):
-    """One kind of engine, configured."""
-
     @property
     def wants_completion_probe(self) -> bool:
         """Whether readiness needs one real completion after the health path answers 200."""
-        ...
 
     @property
     def health_path(self) -> str:
         """Path that answers 200 while the engine is healthy."""
-        ...
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         """What to start for a generation of a slot. Creates no files."""
-        ...

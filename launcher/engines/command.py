@@ -68,7 +68,6 @@ class CommandEngine:
         check_template(self.template)
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for a generation of a slot. Creates no files."""
         address = self._address(slot.id, generation)
         values = {
             "uds": address.path if isinstance(address, UnixAddress) else "",

@@ -50,7 +50,6 @@ class Volume:
 
     @property
     def option(self) -> str:
-        """The option of `run`."""
         return f"--volume={self.path}:{self.path}" + ("" if self.writable else ":ro")
 
 
@@ -144,5 +143,4 @@ class ContainedEngine:
         return self.inner.health_path
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for a generation of a slot."""
         return self.wrapping.wrap(self.inner.launch(slot, generation), slot)

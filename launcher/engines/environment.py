@@ -18,8 +18,7 @@ def shell_lines(launch: Launch, token_file: str | None = None) -> str:
     """Shell commands with the environment and command line of one instance.
 
     They first create its folder for sockets. The shell reads HF_TOKEN from `token_file`; other secrets must be in the
-    shell's environment, those of arguments as SECRET_1, SECRET_2, ... Values of secrets never appear.
-    """
+    shell's environment, those of arguments as SECRET_1, SECRET_2, ... Values of secrets never appear."""
     words = [] if launch.scratch is None else [f"mkdir -p {shlex.quote(launch.scratch)} &&"]
     for name, value in launch.own_env.items():
         if name not in launch.secrets:

@@ -22,9 +22,8 @@ Run = Callable[[tuple[str, ...]], str | None]
 def probe_binding(engine: Engine, cpus: CpuSet, nodes: CpuSet) -> Binding:
     """How instances can be bound to `cpus` and memory `nodes` (empty without NUMA).
 
-    Containers often deny memory policies (no CAP_SYS_NICE): then membind falls back to
-    preferred, then to none, with a warning. Raises LauncherError when numactl is missing or does not answer.
-    """
+    Containers often deny memory policies (no CAP_SYS_NICE): then membind falls back to preferred, then to none, with
+    a warning. Raises LauncherError when numactl is missing or does not answer."""
     if engine.runtime is not Runtime.HOST:
         return Binding.of_container(binds_memory=bool(nodes) and engine.numactl != "off")
     if engine.numactl == "off":
@@ -60,8 +59,7 @@ def choose_binding(numactl: str, taskset: str | None, cpus: CpuSet, nodes: CpuSe
 def run_probe(command: tuple[str, ...]) -> str | None:
     """Runs one probe. Returns the first line of its error output, or None on success.
 
-    Raises TimedOutError: treating a time-out as a refusal would drop the memory binding for the daemon's lifetime.
-    """
+    Raises TimedOutError: treating a time-out as a refusal would drop the memory binding for the daemon's lifetime."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -22,12 +22,8 @@ PROBE_TIMEOUT_S: Final = 60.0
 
 TCMALLOC: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (
-    "/usr/lib/*-linux-gnu",
-    "/lib/*-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-)
+    "/usr/lib/*-linux-gnu", "/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
+)  # fmt: skip
 _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]', or set engine.command"
 
 
@@ -51,14 +47,10 @@ def probe_stack(engine: Engine) -> Stack:
         )
     tcmalloc = find_tcmalloc(engine.tcmalloc)
     return Stack(
-        command=command,
-        python=python,
-        vllm=vllm,
-        torch=versions.get("torch"),
-        zentorch=versions.get("zentorch"),
-        tcmalloc=tcmalloc,
+        command=command, python=python, vllm=vllm, torch=versions.get("torch"),
+        zentorch=versions.get("zentorch"), tcmalloc=tcmalloc,
         warnings=tuple(_warnings(engine, versions, tcmalloc)),
-    )
+    )  # fmt: skip
 
 
 def _probe_image(engine: Engine) -> Stack:

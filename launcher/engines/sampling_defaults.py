@@ -33,8 +33,7 @@ _OVERRIDE: Final = "--override-generation-config"
 def sampling_defaults(config: Config, model: str) -> dict[str, float]:
     """vLLM's names (`max_tokens` for `max_new_tokens`) and values; MOST_TOKENS where requests are capped.
 
-    Reads the model's folder. A missing or unreadable file counts as empty: vLLM reports it, or refuses to start.
-    """
+    Reads the model's folder. A missing or unreadable file counts as empty: vLLM reports it, or refuses to start."""
     if config.engine.kind is not EngineKind.VLLM:
         return {}
     arguments = config.engine.args

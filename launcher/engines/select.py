@@ -27,9 +27,8 @@ def make_engine(
 ) -> Engine:
     """The configured engine, with instances' sockets in `run_dir`.
 
-    Raises LauncherError for an unreadable token file, an invalid command template, and a
-    `run_dir` too long for UNIX sockets.
-    """
+    Raises LauncherError for an unreadable token file, an invalid command template, and a `run_dir` too long for UNIX
+    sockets."""
     socket_dir = str(run_dir.absolute())
     _check_socket_dir(socket_dir)
     engine = _make_bare(config, stack, binding, socket_dir, free_port)
@@ -47,31 +46,18 @@ def _make_bare(
     match engine.kind:
         case EngineKind.VLLM:
             return VllmEngine(
-                stack=stack,
-                binding=binding,
-                socket_dir=socket_dir,
-                cache_dir=str(cache_dir(engine.cache_dir)),
-                args=engine.args,
-                user_env=engine.env,
-                ld_preload=preload,
-                hf_token=hf_token,
-                local_models=local_models,
-                health_path=engine.health_path,
-                stop_timeout_s=config.supervision.stop_timeout_s,
+                stack=stack, binding=binding, socket_dir=socket_dir,
+                cache_dir=str(cache_dir(engine.cache_dir)), args=engine.args, user_env=engine.env,
+                ld_preload=preload, hf_token=hf_token, local_models=local_models,
+                health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
                 ready_timeout_s=config.supervision.ready_timeout_s,
-            )
+            )  # fmt: skip
         case EngineKind.COMMAND:
             return CommandEngine(
-                template=(*stack.command, *engine.args),
-                binding=binding,
-                socket_dir=socket_dir,
-                free_port=free_port or free_loopback_port,
-                user_env=engine.env,
-                ld_preload=preload,
-                hf_token=hf_token,
-                local_models=local_models,
-                health_path=engine.health_path,
-            )
+                template=(*stack.command, *engine.args), binding=binding, socket_dir=socket_dir,
+                free_port=free_port or free_loopback_port, user_env=engine.env, ld_preload=preload,
+                hf_token=hf_token, local_models=local_models, health_path=engine.health_path,
+            )  # fmt: skip
         case _:
             assert_never(engine.kind)
 
@@ -86,15 +72,10 @@ def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -
             env["HF_HOME"] = engine.env.get("HF_HOME") or _hf_home()
             volumes.append(Volume(env["HF_HOME"], writable=True))
     return Wrapping(
-        runtime=engine.runtime,
-        client=stack.client or engine.runtime.value,
-        image=engine.image or "",
-        socket_dir=socket_dir,
-        binds_memory=binding.policy is MemPolicy.MEMBIND,
-        args=engine.runtime_args,
-        volumes=tuple(volumes),
-        env=env,
-    )
+        runtime=engine.runtime, client=stack.client or engine.runtime.value, image=engine.image or "",
+        socket_dir=socket_dir, binds_memory=binding.policy is MemPolicy.MEMBIND, args=engine.runtime_args,
+        volumes=tuple(volumes), env=env,
+    )  # fmt: skip
 
 
 def _hf_home() -> str:

@@ -66,8 +66,7 @@ def is_foreign(folder: Path) -> bool:
 def make(folder: Path, *, tied: bool = False) -> None:
     """Writes the model to `folder` atomically: it is built in another folder and renamed.
 
-    `tied`: the output projection is the embedding, as in most small models.
-    """
+    `tied`: the output projection is the embedding, as in most small models."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -135,9 +134,8 @@ def _save_weights(tokenizer: Tokenizer, folder: Path, *, tied: bool) -> None:
         tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(shape)
-    # Unprintable tokens get a zero row, which scores 0, where the others score far on both sides of it:
-    # they never win greedily and hardly ever by chance. Wide scores also keep the greedy choice the
-    # same whatever the rounding.
+    # Unprintable tokens get a zero row, which scores 0, where the others score far on both sides of it: they never
+    # win greedily and hardly ever by chance. Wide scores also keep the greedy choice the same whatever the rounding.
     dull = [i for i in range(size) if not _printable(tokenizer, i)]
     with torch.no_grad():
         model.lm_head.weight *= HEAD_SCALE

@@ -63,7 +63,6 @@ class VllmEngine:
         return value_of(self.args, "--runner") != "pooling"
 
     def launch(self, slot: Slot, generation: int) -> Launch:
-        """What to start for a generation of a slot. Creates no files."""
         # Unique per generation: vLLM exits with EADDRINUSE at a stale socket.
         address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
         scratch = self._scratch(slot)

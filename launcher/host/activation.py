@@ -21,9 +21,8 @@ _handed_over: dict[str, list[socket.socket]] | None = None
 def sockets() -> dict[str, list[socket.socket]]:
     """Listening sockets by their FileDescriptorName=, non-blocking and not inherited by children; {} without systemd.
 
-    They can be taken once; later calls return the same. Their paths are systemd's: whoever serves on one
-    closes it in the end and unlinks nothing.
-    """
+    They can be taken once; later calls return the same. Their paths are systemd's: whoever serves on one closes it in
+    the end and unlinks nothing."""
     global _handed_over  # noqa: PLW0603  descriptors can be taken only once
     if _handed_over is None:
         _handed_over = _take()

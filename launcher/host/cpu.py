@@ -51,13 +51,8 @@ def read_host() -> HostFacts:
     info: dict[str, Any] = cpuinfo.get_cpu_info()
     memory = psutil.virtual_memory()
     return HostFacts(
-        vendor=info.get("vendor_id_raw", ""),
-        brand=info.get("brand_raw", ""),
-        family=info.get("family"),
-        model=info.get("model"),
-        flags=frozenset(info.get("flags", ())),
-        physical_cores=psutil.cpu_count(logical=False),
-        logical_cpus=psutil.cpu_count() or 1,
-        memory_total_bytes=memory.total,
-        memory_available_bytes=memory.available,
-    )
+        vendor=info.get("vendor_id_raw", ""), brand=info.get("brand_raw", ""), family=info.get("family"),
+        model=info.get("model"), flags=frozenset(info.get("flags", ())),
+        physical_cores=psutil.cpu_count(logical=False), logical_cpus=psutil.cpu_count() or 1,
+        memory_total_bytes=memory.total, memory_available_bytes=memory.available,
+    )  # fmt: skip

@@ -14,8 +14,7 @@ def settle() -> None:
     """Exclude all present objects from collection. Call it once everything is loaded.
 
     Modules, classes and configuration are most of the heap; each full collection would walk them, a pause of tens of
-    milliseconds. https://docs.python.org/3/library/gc.html#gc.freeze
-    """
+    milliseconds. https://docs.python.org/3/library/gc.html#gc.freeze"""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNGEST, *gc.get_threshold()[1:])

@@ -11,21 +11,15 @@ from typing import Final
 
 # What a container's engine or a person sends; the daemon knows what each means.
 FORWARDED: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 
 
 def become_child_of_init() -> int | None:
     """As process 1: fork. The child returns None; process 1 stays here until the child has ended.
 
-    Returns its exit status, 128 + the signal's number where one ended it. Any other process: None, at once.
-    The child may not hold threads or an event loop yet.
-    """
+    Returns its exit status, 128 + the signal's number where one ended it. Any other process: None, at once. The child
+    may not hold threads or an event loop yet."""
     if os.getpid() != 1:
         return None
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})

@@ -120,7 +120,6 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)-7s %(message)s", _TIME))
 
     def write_lines(self, logger: str, lines: Sequence[tuple[int, str, Mapping[str, object]]]) -> None:
-        """Write events of one logger with one system call: their levels and messages. Never raises."""
         now = time.strftime(_TIME)
         try:
             text = "".join(
@@ -141,14 +140,12 @@ class LineFormatter(logging.Formatter):
     _text = ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  logging's
-        """The time of the record."""
         second = int(record.created)
         if second != self._second:
             self._second, self._text = second, super().formatTime(record, datefmt)
         return self._text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's
-        """The line."""
         record.message = message_of(record)
         return super().formatMessage(record)
 

@@ -36,8 +36,6 @@ MAX_LINE_BYTES: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a unit."""
-
     unit: str
     time: float
     """Seconds since the epoch."""
@@ -60,13 +58,11 @@ class Follower:
         """Older lines are `history`."""
 
     def start(self) -> None:
-        """Begin to read; a second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="journal", daemon=True)
             self._thread.start()
 
     async def close(self) -> None:
-        """End the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop.set()
@@ -140,7 +136,6 @@ class _Feed:
         self._lines = _Lines()
 
     def new(self, units: frozenset[str]) -> Iterator[Line]:
-        """What these units have printed since the last call."""
         if units != self._units:
             self._match(units)
         if not units:
@@ -161,12 +156,10 @@ class _Feed:
             self._reader.seek_cursor(self._cursor)
 
     def wait(self, seconds: float) -> None:
-        """Until something is logged, or time is over."""
         self._reader.wait(seconds)
         self._reader.process()
 
     def close(self) -> None:
-        """Let go of the journal's files."""
         self._reader.close()
 
 

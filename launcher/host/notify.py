@@ -23,7 +23,6 @@ def ready(status: str) -> None:
 
 
 def status(text: str) -> None:
-    """One line for `systemctl status`."""
     _tell(f"STATUS={_line(text)}")
 
 
@@ -40,8 +39,7 @@ def alive() -> None:
 class Watchdog:
     """Kicks systemd's watchdog only when every part has made progress since the last kick.
 
-    `parts` are the names of what must: a part that hangs stops the kicks, and systemd restarts the daemon.
-    """
+    `parts` are the names of what must: a part that hangs stops the kicks, and systemd restarts the daemon."""
 
     def __init__(self, *parts: str) -> None:
         self._parts = frozenset(parts)
@@ -55,7 +53,6 @@ class Watchdog:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Parts that have not moved since the last kick."""
         return self._parts - self._beaten
 
     def kick(self) -> bool:

@@ -73,7 +73,6 @@ class OomWatch:
         )
 
     def close(self) -> None:
-        """Forget the kernel's log."""
         if self._log is not None:
             os.close(self._log)
             self._log = None

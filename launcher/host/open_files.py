@@ -12,8 +12,7 @@ SPARE: Final = 1024  # for connections to instances, logs and sockets of our own
 def raise_limit() -> int:
     """As many as we need, where the hard limit lets us: what is allowed then.
 
-    A login's soft limit is 1,024, because select() can't count further (systemd.exec(5), LimitNOFILE); we poll.
-    """
+    A login's soft limit is 1,024, because select() can't count further (systemd.exec(5), LimitNOFILE); we poll."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -14,9 +14,8 @@ OF_SYSTEMD: Final = "name=systemd"
 def unit_of(proc: Path = Path("/proc/self"), hierarchies: tuple[str, ...] = (UNIFIED,)) -> str | None:
     """The system service of a process, "numa-launcher.service"; None where it is in none.
 
-    One line "0::/system.slice/NAME.service" under the unified hierarchy. A user's own services lie below
-    user.slice, and a container's path ends in whatever its engine called it.
-    """
+    One line "0::/system.slice/NAME.service" under the unified hierarchy. A user's own services lie below user.slice,
+    and a container's path ends in whatever its engine called it."""
     try:
         lines = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

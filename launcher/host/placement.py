@@ -37,7 +37,6 @@ class ThreadGroup:
 
     @property
     def threads(self) -> int:
-        """How many there are."""
         return sum(count for _, count in self.names)
 
 
@@ -60,7 +59,6 @@ class ProcessFacts:
 
     @property
     def threads(self) -> int:
-        """How many it has."""
         return sum(group.threads for group in self.groups)
 
     @property
@@ -95,8 +93,7 @@ def observe(pid: int) -> tuple[ProcessFacts, ...]:
 def bystanders() -> tuple[Bystander, ...]:
     """Every process that is neither this one nor below it, nor in an instance's unit of this daemon.
 
-    Kernel threads are left out: they are pinned by design.
-    """
+    Kernel threads are left out: they are pinned by design."""
     here, unit = psutil.Process(), unit_of()
     ours = {here.pid, *(child.pid for child in here.children(recursive=True))}
     found = []

@@ -131,7 +131,6 @@ class Systemd:
     # --- questions ------------------------------------------------------------------------
 
     async def list_units(self, pattern: str) -> list[str]:
-        """Names of loaded units that match a glob. Raises BusError."""
         (found,) = await self._manager("ListUnitsByPatterns", "asas", [], [pattern])
         return [row[0] for row in found]
 
@@ -141,17 +140,12 @@ class Systemd:
         of_unit = await self._properties(path, f"{_SYSTEMD}.Unit")
         of_service = await self._properties(path, f"{_SYSTEMD}.Service")
         return UnitFacts(
-            active=of_unit["ActiveState"],
-            has_job=of_unit["Job"][0] != 0,
-            main_pid=of_service["MainPID"],
-            invocation=bytes(of_unit["InvocationID"]).hex(),
-            code=of_service["ExecMainCode"],
-            status=of_service["ExecMainStatus"],
-            result=of_service["Result"],
-            cgroup=of_service["ControlGroup"],
-            environment=tuple(of_service["Environment"]),
+            active=of_unit["ActiveState"], has_job=of_unit["Job"][0] != 0, main_pid=of_service["MainPID"],
+            invocation=bytes(of_unit["InvocationID"]).hex(), code=of_service["ExecMainCode"],
+            status=of_service["ExecMainStatus"], result=of_service["Result"],
+            cgroup=of_service["ControlGroup"], environment=tuple(of_service["Environment"]),
             started_s=of_service["ExecMainStartTimestamp"] / 1e6,
-        )
+        )  # fmt: skip
 
     async def job_type(self, unit: str) -> str | None:
         """What systemd is doing to a unit: "stop", "restart", "start", ...; None for nothing. Raises BusError."""
@@ -233,18 +227,13 @@ class Systemd:
         self, to: str, path: str, interface: str, member: str, signature: str, *body: Any
     ) -> list[Any]:
         message = Message(
-            destination=to,
-            path=path,
-            interface=interface,
-            member=member,
-            signature=signature,
+            destination=to, path=path, interface=interface, member=member, signature=signature,
             body=list(body),
-        )
+        )  # fmt: skip
         return await _ask(await self._connected(), message)
 
 
 async def _ask(bus: MessageBus, message: Message) -> list[Any]:
-    """The body of the answer. Raises BusError."""
     try:
         async with asyncio.timeout(CALL_S):
             reply = await bus.call(message)
@@ -259,7 +248,6 @@ async def _ask(bus: MessageBus, message: Message) -> list[Any]:
 
 
 def cannot_reach(error: BusError) -> LauncherError:
-    """systemd's refusal, for a person."""
     return LauncherError(
         f"cannot use systemd: {error.text}",
         'see `systemctl status dbus`; supervision.spawner = "direct" works without systemd',

@@ -22,16 +22,10 @@ class Limits:
 
     @classmethod
     def of(cls, config: Supervision) -> Limits:
-        """The limits of a configuration."""
         return cls(
-            config.ready_timeout_s,
-            config.drain_timeout_s,
-            config.stop_timeout_s,
-            config.backoff_initial_s,
-            config.backoff_max_s,
-            config.crash_window_s,
-            config.crash_limit,
-        )
+            config.ready_timeout_s, config.drain_timeout_s, config.stop_timeout_s, config.backoff_initial_s,
+            config.backoff_max_s, config.crash_window_s, config.crash_limit,
+        )  # fmt: skip
 
 
 # Between two tries of a start for which the daemon itself lacks descriptors, memory or threads.
@@ -44,7 +38,6 @@ JITTER: Final = 0.2
 def restart_delay(crash_count: int, jitter: float, limits: Limits) -> float:
     """Seconds before the start after the `crash_count`-th crash (1, 2, …) in the window.
 
-    Doubles from `backoff_initial_s` to `backoff_max_s`; `jitter` in [0, 1) shortens it by up to 20 %.
-    """
+    Doubles from `backoff_initial_s` to `backoff_max_s`; `jitter` in [0, 1) shortens it by up to 20 %."""
     delay = min(limits.backoff_max_s, limits.backoff_initial_s * 2.0 ** min(crash_count - 1, 30))
     return delay * (1 - JITTER * jitter)

@@ -76,10 +76,7 @@ def _prepare(order: Order, compiled: Path, say: Say) -> None:
     if found == order.kind:
         return
     if found is not None:
-        say(
-            logging.INFO,
-            f"slot {order.slot}: compile cache of another model or other settings emptied",
-        )
+        say(logging.INFO, f"slot {order.slot}: compile cache of another model or other settings emptied")
         shutil.rmtree(folder, ignore_errors=True)
     source = next(_siblings(folder, order.kind), None)
     if source is not None:
@@ -130,7 +127,6 @@ def _stamped(folder: Path) -> str | None:
 
 
 def _siblings(folder: Path, wanted: str) -> Iterator[Path]:
-    """Folders of other slots with the wanted kind."""
     for other in sorted(folder.parent.glob("slot*")) if folder.parent.is_dir() else ():
         if other != folder and not other.is_symlink() and _stamped(other) == wanted:
             yield other
@@ -154,8 +150,7 @@ def _copy_tree(
     """Folders, files and links as they are, links never followed; neither sockets nor pipes nor devices.
 
     Of a mode the permissions alone (& 0777): under RestrictSUIDSGID= nothing gets a set-group-ID bit by chmod, and in
-    a folder that has one the kernel gives it to new folders by itself (inode(7)).
-    """
+    a folder that has one the kernel gives it to new folders by itself (inode(7))."""
     if depth > MAX_DEPTH:
         raise RecursionError
     target.mkdir(mode=0o700 | stat.S_IMODE(source.lstat().st_mode) & 0o777)
@@ -210,7 +205,6 @@ def _leave_shared(compiled: Path) -> None:
 
 
 def _remove_unused_shared(compiled: Path) -> None:
-    """Remove shared folders without a slot's link."""
     stack = compiled.parent.parent
     used = {link.readlink().name for link in stack.glob(f"slot*/{compiled.name}") if link.is_symlink()}
     for shared in stack.glob(f"{SHARED}-*"):

@@ -16,8 +16,6 @@ from launcher.redaction import Redactor
 
 
 class Retry(StrEnum):
-    """Whether a restart can help."""
-
     NOW = "now"
     """At once, the first time; after that as `BACKOFF`."""
     SOON = "soon"
@@ -284,13 +282,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "read `numa-launcher logs SLOT`; it is being restarted",
         Retry.BACKOFF,
     ),
-    _rule(
-        "unknown",
-        None,
-        "ended by itself",
-        "read `numa-launcher logs SLOT`",
-        Retry.BACKOFF,
-    ),
+    _rule("unknown", None, "ended by itself", "read `numa-launcher logs SLOT`", Retry.BACKOFF),
 )
 
 

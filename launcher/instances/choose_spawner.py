@@ -44,12 +44,11 @@ def choose_spawner(
     *,
     root: Path = Path("/"),
 ) -> Spawner:
-    """The spawner of `[supervision] spawner`. `state`: a folder for what only root may read, made when needed.
-    `root`: where this host's files are.
+    """The spawner of `[supervision] spawner`. `state`: a folder for what only root may read, made when needed. `root`:
+    where this host's files are.
 
     Raises LauncherError where systemd is asked for and can't be had, and where "auto" would have to fall back to
-    children of a daemon that is a system service: engines would run as root, in a sandbox made for the daemon.
-    """
+    children of a daemon that is a system service: engines would run as root, in a sandbox made for the daemon."""
     why = why_not_systemd(config, root)
     kind = config.supervision.spawner
     if kind is SpawnerKind.AUTO:
@@ -119,7 +118,6 @@ def as_instances_user(spawner: Spawner, config: Config) -> tuple[str, ...]:
 
 
 def frame_of(config: Config) -> Frame:
-    """What all units have in common."""
     systemd = config.systemd
     return Frame(
         daemon_unit=unit_of() or "numa-launcher.service",

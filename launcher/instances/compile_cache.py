@@ -55,8 +55,7 @@ _OWN: Final = frozenset(
 class CompileCaches:
     """Implements ports.Caches for engines that compile into TORCHINDUCTOR_CACHE_DIR and VLLM_CACHE_ROOT.
 
-    `become` is a command that runs the command after it as the instances' user; empty where they are our children.
-    """
+    `become` is a command that runs the command after it as the instances' user; empty where they are our children."""
 
     def __init__(self, wall: Callable[[], float] = time.time, become: tuple[str, ...] = ()) -> None:
         self._wall = wall
@@ -65,15 +64,12 @@ class CompileCaches:
         """One thread at a time changes links and shared folders."""
 
     def prepare(self, slot: int, launch: Launch) -> None:
-        """Remove what was compiled for other versions or settings; copy a sibling's cache, or join its shared folder."""
         self._do("prepare", slot, launch)
 
     def purge(self, slot: int, launch: Launch) -> None:
-        """Empty the cache of a slot. Others that compile in its shared folder continue; none joins them."""
         self._do("purge", slot, launch)
 
     def keep(self, slot: int, launch: Launch) -> None:
-        """An engine is ready with it: it becomes the slot's own, and siblings may copy it."""
         self._do("keep", slot, launch)
 
     def _do(self, action: str, slot: int, launch: Launch) -> None:
@@ -94,8 +90,7 @@ class CompileCaches:
 def _elsewhere(become: tuple[str, ...], order: Order, say: cache_files.Say) -> None:
     """Execute an order in a process of the instances' user; a failure is a warning.
 
-    The module's text is passed by a pipe: that user may not be able to read the folder of this program.
-    """
+    The module's text is passed by a pipe: that user may not be able to read the folder of this program."""
     python = str(Path(sys.executable).resolve())
     try:
         done = subprocess.run(

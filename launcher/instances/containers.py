@@ -29,7 +29,6 @@ _SIGNALS: Final = range(129, 193)
 
 
 def for_shim(container: Container | None) -> str:
-    """The argument of shim.py."""
     return "" if container is None else json.dumps([container.last_word, container.remove])
 
 
@@ -53,9 +52,8 @@ def ended_inside(ended: Exit, launch: Launch) -> tuple[Exit, str | None]:
 def main_pid(mark: bytes) -> int | None:
     """The first process of a container that was started with `mark` (NAME=value) in its environment.
 
-    It is number 1 of a pid namespace below ours (proc(5), NSpid), and a small init that keeps its environment.
-    None while there is none, or where another user's may not be read.
-    """
+    It is number 1 of a pid namespace below ours (proc(5), NSpid), and a small init that keeps its environment. None
+    while there is none, or where another user's may not be read."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -90,12 +88,9 @@ async def _ask(argv: tuple[str, ...]) -> str:
     name = Path(argv[0]).name
     try:
         client = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         raise LauncherError(f"cannot run {name}: {reason(error)}", f"install {name}") from error
     try:

@@ -16,16 +16,8 @@ from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, R
 from launcher.instances.ports import Exit
 
 __all__ = [
-    "RULES",
-    "Cause",
-    "Retry",
-    "Rule",
-    "cannot_start",
-    "diagnose",
-    "failed_start",
-    "hung",
-    "hung_or_dead",
-]
+    "RULES", "Cause", "Retry", "Rule", "cannot_start", "diagnose", "failed_start", "hung", "hung_or_dead",
+]  # fmt: skip
 
 # EAGAIN: fork(2) and clone(2), where a limit on processes or threads is reached.
 START_SHORTAGE: Final = OWN_SHORTAGE | {errno.EAGAIN}
@@ -40,12 +32,8 @@ _SENT: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.S
 _NATIVE: Final = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
 # Messages of vLLM and uvicorn after SIGTERM or SIGINT; the process then exits with 0.
 _FAREWELL: Final = (
-    "Shutting down",
-    "Received signal",
-    "KeyboardInterrupt",
-    "SIGTERM",
-    "Application shutdown complete",
-)
+    "Shutting down", "Received signal", "KeyboardInterrupt", "SIGTERM", "Application shutdown complete",
+)  # fmt: skip
 
 
 _ERROR: Final = re.compile(
@@ -58,15 +46,14 @@ def diagnose(
 ) -> Cause:
     """The cause of an unrequested exit. `tail`: the last log lines, oldest first.
 
-    `served`: it was ready once, so its configuration is good, whatever it has printed since:
-    one client's bad request can make vLLM log "Value error", and must not forbid a restart.
+    `served`: it was ready once, so its configuration is good, whatever it has printed since: one client's bad request
+    can make vLLM log "Value error", and must not forbid a restart.
 
     1. A kill by the kernel for lack of memory is proved by the kernel, and outweighs the log.
     2. The first rule with a line in the log.
     3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
        memory where the node was short of it or the kernel's log can't be read, else by a user. By a signal that
-       a fault raises: a crash in native code.
-    """
+       a fault raises: a crash in native code."""
     cause = _of_kernel(ended, tail, kernel) or _of_log(str(ended), tail, served=served)
     return cause or _of_signal(ended, tail, kernel, served=served)
 
@@ -141,8 +128,7 @@ def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
     """The cause when an engine has printed that its start failed, and does not exit."""
     failed = f"it reported so and had not exited {waited_s:.0f} s later"
     return _of_log(failed, tail, served=False) or replace(
-        rule("unknown").cause("", _telling(tail)),
-        message=f"the engine's start failed: {failed}",
+        rule("unknown").cause("", _telling(tail)), message=f"the engine's start failed: {failed}"
     )
 
 

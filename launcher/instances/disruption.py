@@ -10,8 +10,6 @@ from launcher.errors import RefusedError
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Of one slot."""
-
     model: str
     ready: bool
     """In rotation, and no request is waiting that will change that."""
@@ -25,8 +23,7 @@ def min_ready_of(min_ready: int | None, slots: int) -> int:
 def check(command: str, slot: int, slots: Mapping[int, Availability], min_ready: int | None) -> None:
     """Raise RefusedError where `command` on `slot` would leave fewer than `min_ready` of its model.
 
-    A slot that is not in rotation may always be changed.
-    """
+    A slot that is not in rotation may always be changed."""
     target = slots[slot]
     same = {number: other for number, other in slots.items() if other.model == target.model}
     minimum = min_ready_of(min_ready, len(same))

@@ -8,9 +8,8 @@ from launcher.instances.slot_state import Intent, SlotState, State
 def eta(slot: SlotState, *, in_flight: int, start_s: float | None) -> float | None:
     """The time, on the slot's clock; None without a transition, or where it is unknown.
 
-    `start_s`: duration of the slot's last start, None before the first. A drain with requests in flight is assumed to last
-    until its deadline: the duration of requests is unknown.
-    """
+    `start_s`: duration of the slot's last start, None before the first. A drain with requests in flight is assumed to
+    last until its deadline: the duration of requests is unknown."""
     match slot.state:
         case State.STARTING:
             return None if start_s is None else slot.since + start_s

@@ -21,7 +21,6 @@ class HeldFile:
 
     @property
     def slots(self) -> frozenset[int]:
-        """The held slots."""
         return self._slots
 
     def note(self, slot: int, *, held: bool) -> None:

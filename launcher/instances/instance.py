@@ -48,29 +48,23 @@ class Instance:
 
     @property
     def address(self) -> Address | None:
-        """Where it listens."""
         return None if self.launch is None else self.launch.address
 
     @property
     def start_s(self) -> float | None:
-        """Duration of its start, until ready; None before, and for an adopted instance."""
         return None if self.ready_at is None or self.adopted else self.ready_at - self.started_at
 
     def launched(self, launch: Launch) -> None:
-        """Its command and address are decided."""
         self.launch = launch
 
     def spawned(self, process: Process, oom: OomWatch, now: float, unwatched_s: float) -> None:
-        """Its process exists."""
         self.process, self.oom, self.pids = process, oom, frozenset({process.pid})
         self.started_at, self.watched_until = now, now + unwatched_s
 
     def reached(self, phase: str) -> None:
-        """A line of its output says how far its start is."""
         self.phase = phase
 
     def start_failed(self, now: float) -> None:
-        """The engine printed that its start has failed."""
         if self.start_failed_at is None and not self.served:
             self.start_failed_at = now
 
@@ -88,7 +82,6 @@ class Instance:
         self.responsive = responsive
 
     def progressed(self, progress: Progress) -> None:
-        """A probe read its counters."""
         self.progress = progress
 
     def sampled(self, nodes: tuple[NodeMemory, ...], pids: frozenset[int]) -> None:
@@ -97,7 +90,6 @@ class Instance:
         self.pids |= pids
 
     def verified(self, verification: Verification, pids: frozenset[int], *, zentorch: bool | None) -> None:
-        """Its threads and pages were compared with the plan."""
         self.verification, self.zentorch = verification, zentorch
         self.pids |= pids
 
@@ -106,5 +98,4 @@ class Instance:
         self.cache_kept = True
 
     def exited(self) -> None:
-        """Its process has ended."""
         self.process = None

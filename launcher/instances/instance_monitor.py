@@ -72,18 +72,10 @@ class InstanceMonitor:
         self._exit: Running | None = None
         self._probes: Running | None = None
         self._watcher = Watcher(
-            slot,
-            instance,
-            engine=engine,
-            prober=surroundings.prober,
-            traffic=surroundings.traffic,
-            settings=surroundings.settings,
-            clock=surroundings.clock,
-            is_current=is_current,
-            suspected=suspected,
-            output=self._last_lines,
-            on_probed=self._on_probed,
-        )
+            slot, instance, engine=engine, prober=surroundings.prober, traffic=surroundings.traffic,
+            settings=surroundings.settings, clock=surroundings.clock, is_current=is_current,
+            suspected=suspected, output=self._last_lines, on_probed=self._on_probed,
+        )  # fmt: skip
 
     # --- output -----------------------------------------------------------------------------
 
@@ -193,6 +185,5 @@ class InstanceMonitor:
             await asyncio.sleep(self._on.settings().verify_interval_s)
 
     async def verify(self) -> None:
-        """Compare the instance's threads and pages with the plan now."""
         lines: Sequence[LogLine] = self._on.log.last(self._on.settings().tail_lines, self.instance.generation)
         await self._on.placement.verify(self._slot, self.instance, [line.text for line in lines])

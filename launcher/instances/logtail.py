@@ -14,8 +14,6 @@ FOLLOWER_LINES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that an instance printed."""
-
     time: float
     """Seconds since the epoch."""
     generation: int
@@ -23,14 +21,11 @@ class LogLine:
 
 
 class LogTail:
-    """A bounded tail with followers."""
-
     def __init__(self, lines: int) -> None:
         self._lines: deque[LogLine] = deque(maxlen=lines)
         self._followers: set[asyncio.Queue[LogLine]] = set()
 
     def add(self, line: LogLine) -> None:
-        """Keep a line and hand it to the followers."""
         self._lines.append(line)
         for queue in self._followers:
             if queue.full():

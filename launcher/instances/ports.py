@@ -28,23 +28,18 @@ class Process(Protocol):
     @property
     def pid(self) -> int:
         """The engine's main process (numactl has exec'ed into it)."""
-        ...
 
     async def wait(self) -> Exit:
         """Return when the main process has ended and its process tree is gone."""
-        ...
 
     def terminate(self) -> None:
         """SIGTERM to the main process; no error when it has ended."""
-        ...
 
     def kill(self) -> None:
         """SIGKILL to the process tree; no error when it has ended."""
-        ...
 
     def leave(self) -> None:
         """The daemon exits: a child process is killed with its tree, a systemd unit keeps running."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +63,36 @@ class Spawner(Protocol):
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> Process:
         """Start `launch`; `on_line` gets each line of its output. Raises LauncherError."""
-        ...
 
     async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         """The running instances of an earlier daemon, by slot; called once, before the first spawn.
 
-        `slots`: for each slot, the launch of a generation. An instance with the same launch is adopted; every other one
-        is stopped, and no spawn begins before it has ended. Raises LauncherError.
-        """
-        ...
+        `slots`: for each slot, the launch of a generation. An instance with the same launch is adopted; every other
+        one is stopped, and no spawn begins before it has ended. Raises LauncherError."""
 
     async def keeps_instances(self) -> bool:
         """Whether the instances keep running when the daemon exits now, because another daemon will follow."""
-        ...
 
     async def close(self, *, for_good: bool) -> None:
         """The last call. `for_good`: only an operator may start the daemon again."""
-        ...
 
 
 class Prober(Protocol):
     """Probes an instance. Each call has a deadline.
 
-    `healthy` and `counters` raise OSError where the daemon itself is short of descriptors, memory or threads.
-    """
+    `healthy` and `counters` raise OSError where the daemon itself is short of descriptors, memory or threads."""
 
     async def healthy(self, address: Address, timeout_s: float) -> bool | None:
         """True: the health path answers 200. False: another status, or connection refused. None: no answer in time."""
-        ...
 
     async def completes(self, address: Address, model: str) -> bool:
         """True when one real completion of one token succeeds."""
-        ...
 
     async def canary(self, address: Address, model: str, timeout_s: float) -> bool | None:
         """As `completes`, with a time limit; None: no answer in time."""
-        ...
 
     async def counters(self, address: Address, timeout_s: float) -> EngineMetrics | None:
         """The engine's own counters; None where it has none, or does not answer in time."""
-        ...
 
 
 class Traffic(Protocol):
@@ -115,15 +100,12 @@ class Traffic(Protocol):
 
     def in_flight(self, slot: int, generation: int) -> int:
         """Its requests now, without those whose clients do not read: these make no progress on any instance."""
-        ...
 
     def relayed(self, slot: int, generation: int) -> int:
         """Events, or pieces of answers, relayed from it so far."""
-        ...
 
     def silent(self, slot: int, generation: int) -> bool:
         """Its requests got no answers for proxy.hung_timeout_s, and it is below its concurrency limit."""
-        ...
 
 
 class Caches(Protocol):
@@ -131,15 +113,12 @@ class Caches(Protocol):
 
     def prepare(self, slot: int, launch: Launch) -> None:
         """Before a start: provide what a sibling has compiled, remove what was compiled for other versions or settings."""
-        ...
 
     def purge(self, slot: int, launch: Launch) -> None:
         """Empty the cache of a slot."""
-        ...
 
     def keep(self, slot: int, launch: Launch) -> None:
         """A start with it has succeeded: siblings may copy it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,16 +31,12 @@ class ProbeSettings:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The settings of a configuration."""
         supervision = config.supervision
         return cls(
-            supervision.probe_interval_s,
-            config.logging.tail_lines,
-            stall_timeout_s=supervision.stall_timeout_s,
-            canary_interval_s=supervision.canary_interval_s,
-            verify_interval_s=supervision.verify_interval_s,
-            probe_timeout_s=supervision.probe_timeout_s,
-        )
+            supervision.probe_interval_s, config.logging.tail_lines,
+            stall_timeout_s=supervision.stall_timeout_s, canary_interval_s=supervision.canary_interval_s,
+            verify_interval_s=supervision.verify_interval_s, probe_timeout_s=supervision.probe_timeout_s,
+        )  # fmt: skip
 
     @property
     def unwatched_s(self) -> float:

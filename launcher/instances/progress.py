@@ -33,15 +33,12 @@ class Observation:
 
     @property
     def busy(self) -> bool:
-        """It has requests."""
         engine = self.counters.running + self.counters.waiting if self.counters else 0
         return self.in_flight > 0 or engine > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The observations of one instance, in short."""
-
     last: Observation | None = None
     counted: EngineMetrics | None = None
     """The last counters; None before the first."""
@@ -70,8 +67,7 @@ def observe(before: Progress, seen: Observation) -> Progress:
     2. For an instance without counters an answer of its health path is progress. So it is for rounded counters:
        llama-server's metrics page is written by the loop that computes (server-context.cpp, get_metrics).
     3. An idle instance does not stall. One that stalled with work and then stops answering is not taken for idle: the
-       proxy has moved its requests to other instances meanwhile (proxy.hung_timeout_s).
-    """
+       proxy has moved its requests to other instances meanwhile (proxy.hung_timeout_s)."""
     old, new = before.counted, seen.counters
     stepped = new is not None and (old is None or (new.generated, new.steps) != (old.generated, old.steps))
     relayed = before.last is None or seen.relayed != before.last.relayed
@@ -130,7 +126,6 @@ def stall(progress: Progress, now: float, stall_timeout_s: float, pressure: floa
 
 
 def pressure_line(pressure: float | None) -> str:
-    """The cpu pressure in words."""
     if pressure is None:
         return "cpu pressure: unknown (no /proc/pressure/cpu)"
     word = "starved" if pressure >= STARVED_PERCENT else "not starved"

@@ -114,7 +114,6 @@ class SlotController:
 
     @property
     def instance(self) -> Instance:
-        """The current instance; an empty one where none runs."""
         return self._monitor.instance
 
     @property
@@ -134,7 +133,6 @@ class SlotController:
 
     @property
     def backlog(self) -> int:
-        """Events in the queue."""
         return self._events.qsize()
 
     @property
@@ -143,13 +141,11 @@ class SlotController:
         return self.slot_state.state is State.READY and self._events.empty()
 
     async def until(self, reached: Callable[[SlotState], bool]) -> None:
-        """Return once `reached` is true of the slot's state."""
         while not reached(self.slot_state):
             self._changed.clear()
             await self._changed.wait()
 
     async def until_stopped(self) -> None:
-        """Return once `stopped`."""
         await self.until(lambda _slot: self.stopped)
 
     async def until_stopped_or_called_off(self) -> None:
@@ -161,7 +157,6 @@ class SlotController:
     # --- requests ---------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Add an event to the queue."""
         if isinstance(event, ProcessExited | ProbeFailed):  # its evidence is shown to everybody who may read
             launch = self.instance.launch
             known = () if launch is None else [launch.env.get(name, "") for name in launch.secrets]
@@ -298,10 +293,6 @@ class SlotController:
             return instance.generation == self.slot_state.generation and self.slot_state.state in _RUNNING
 
         return InstanceMonitor(
-            self.slot,
-            instance,
-            self._engine,
-            self._surroundings,
-            is_current=is_current,
+            self.slot, instance, self._engine, self._surroundings, is_current=is_current,
             suspected=self._suspected,
-        )
+        )  # fmt: skip

@@ -9,8 +9,6 @@ from launcher.instances.causes import Cause
 
 
 class State(StrEnum):
-    """State of a slot."""
-
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -68,8 +66,7 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True)
-class StartRequested:
-    """`start`."""
+class StartRequested: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,7 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
-    """`stop`: drain, stop, stay stopped."""
+class StopRequested: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +151,14 @@ class ProcessExited:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """`SlotState.deadline` is over."""
+class DeadlinePassed: ...
 
 
 Event = (
-    StartRequested
-    | RestartRequested
-    | DrainRequested
-    | ResumeRequested
-    | StopRequested
-    | HoldRequested
-    | QuarantineRequested
-    | ReleaseRequested
-    | KillRequested
-    | ProcessAdopted
-    | ProbeSucceeded
-    | ProbeFailed
-    | WentIdle
-    | ProcessExited
-    | DeadlinePassed
-)
+    StartRequested | RestartRequested | DrainRequested | ResumeRequested | StopRequested | HoldRequested
+    | QuarantineRequested | ReleaseRequested | KillRequested | ProcessAdopted | ProbeSucceeded | ProbeFailed
+    | WentIdle | ProcessExited | DeadlinePassed
+)  # fmt: skip
 InstanceReport = ProbeSucceeded | ProbeFailed | WentIdle | ProcessExited
 """Events about one generation: out of date as soon as the slot has a later one."""
 

@@ -49,13 +49,8 @@ SWEEP_POLL_S: Final = 0.02
 
 # Meant for the daemon only (sd_notify(3), sd_listen_fds(3)): children must not inherit it.
 DAEMON_ONLY: Final = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "LISTEN_FDNAMES",
-)
+    "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES",
+)  # fmt: skip
 
 
 # Characters that a socket's name within TMPDIR may take: of the 107 of its path (unix(7)), multiprocessing's
@@ -78,22 +73,18 @@ class DirectProcess:
 
     @property
     def pid(self) -> int:
-        """The engine's main process; the container's client until the container runs."""
         with contextlib.suppress(OSError):  # no descriptor to read /proc with
             if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
                 self._pid, self._inside = found, None
         return self._pid
 
     async def wait(self) -> Exit:
-        """Return when the process tree has ended."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
-        """SIGTERM to the main process."""
         self._order(b"T")
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree."""
         self._order(b"K")
 
     def leave(self) -> None:
@@ -122,7 +113,6 @@ class DirectSpawner:
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> DirectProcess:
-        """Start `launch`. Raises LauncherError when its shim can't be started."""
         try:
             return await self._spawn(slot, generation, launch, on_line)
         except OSError as error:  # no folder for the socket, no process, no file descriptor, ...
@@ -140,11 +130,9 @@ class DirectSpawner:
         return {}
 
     async def keeps_instances(self) -> bool:
-        """Never."""
         return False
 
-    async def close(self, *, for_good: bool) -> None:
-        """Does nothing."""
+    async def close(self, *, for_good: bool) -> None: ...
 
     async def _spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
@@ -200,15 +188,12 @@ class _Pipe:
         self.writing = os.fdopen(writing, "wb", buffering=0)
 
     def close(self) -> None:
-        """Close both ends; closing twice is no error."""
         self.reading.close()
         self.writing.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """One instance and its shim."""
-
     slot: int
     shim: asyncio.subprocess.Process
     reports: asyncio.StreamReader
@@ -235,8 +220,7 @@ class _Child:
             )
             if last is None:  # the shim itself was killed, and processes of the instance may be left
                 await persist(
-                    lambda: _sweep(self.shim.pid, self.mark),
-                    self._failures("kill the rest of its processes"),
+                    lambda: _sweep(self.shim.pid, self.mark), self._failures("kill the rest of its processes")
                 )
                 if self.launch.container is not None:
                     await containers.remove(self.launch.container)
@@ -277,12 +261,11 @@ def _empty(folder: Path) -> None:
 
 
 def _temporary_folder(slot: int, launch: Launch) -> dict[str, str]:
-    """TMPDIR for an engine that leaves files there when it is killed, in the usual folder: vLLM's
-    `vllm_dist_*` (vllm/utils/network_utils.py, get_file_store_init_method, 0.32). systemd's units have PrivateTmp=.
+    """TMPDIR for an engine that leaves files there when it is killed, in the usual folder: vLLM's `vllm_dist_*`
+    (vllm/utils/network_utils.py, get_file_store_init_method, 0.32). systemd's units have PrivateTmp=.
 
-    Empty where the operator sets TMPDIR, where socket names would be too long, and where the folder can't be made. Folders
-    of an earlier daemon with the same run folder are removed first.
-    """
+    Empty where the operator sets TMPDIR, where socket names would be too long, and where the folder can't be made.
+    Folders of an earlier daemon with the same run folder are removed first."""
     if launch.scratch is None or launch.container is not None or TMPDIR in launch.env:
         return {}
     owner = hashlib.sha256(launch.scratch.encode()).hexdigest()[:8]
@@ -371,9 +354,8 @@ async def _sweep(session: int, mark: str) -> None:
 def _left_behind(session: int, mark: bytes) -> list[int]:
     """Processes in the shim's session, or with its mark in their environment.
 
-    Both are needed: vLLM's processes overwrite their environment (setproctitle) but stay in the
-    session, others may leave the session but keep the environment they were started with.
-    """
+    Both are needed: vLLM's processes overwrite their environment (setproctitle) but stay in the session, others may
+    leave the session but keep the environment they were started with."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -35,8 +35,7 @@ log = logging.getLogger("launcher.instances")
 class SystemdSpawner:
     """Starts instances as units. `environ` is what they inherit; `state` a folder that only root may read.
 
-    `placement_of` returns the placement of a slot, for `Frame.allowed_cpus`.
-    """
+    `placement_of` returns the placement of a slot, for `Frame.allowed_cpus`."""
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class SystemdSpawner:
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> SystemdProcess:
-        """Start `launch`. Raises LauncherError when systemd can't be reached or refuses."""
         await self._adoption.others_stopped()
         try:
             return await self._spawn(slot, generation, launch, on_line)
@@ -80,16 +78,14 @@ class SystemdSpawner:
     async def adopt(self, slots: Mapping[int, Callable[[int], Launch]]) -> Mapping[int, Adopted]:
         """Running units that the plan would start the same way; the others are stopped before any spawn.
 
-        Raises LauncherError.
-        """
+        Raises LauncherError."""
         return await self._adoption.adopt(slots)
 
     async def keeps_instances(self) -> bool:
         """False where systemd stops the daemon for good: `systemctl stop`, or a shutdown of the host.
 
         A restart has a job of another type, and a signal from anybody else has none: the instances keep running. They
-        also do when systemd does not answer.
-        """
+        also do when systemd does not answer."""
         try:
             return await self._units.systemd.job_type(self._frame.daemon_unit) != "stop"
         except BusError as error:

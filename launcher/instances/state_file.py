@@ -28,8 +28,6 @@ VERSION: Final = 1
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One running instance."""
-
     slot: int
     generation: int
     unit: str
@@ -57,7 +55,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
         if self.socket is not None:
             return UnixAddress(self.socket)
         return TcpAddress("127.0.0.1", self.port or 0)
@@ -77,16 +74,13 @@ class StateFile:
 
     @property
     def records(self) -> Mapping[int, Record]:
-        """By slot."""
         return self._records
 
     def put(self, record: Record) -> None:
-        """Record an instance. Raises OSError."""
         self._records[record.slot] = record
         self._save()
 
     def remove(self, slot: int) -> None:
-        """Remove a slot's record. Raises OSError."""
         if self._records.pop(slot, None) is not None:
             self._save()
 
@@ -145,9 +139,8 @@ def _load(path: Path) -> dict[int, Record]:
 def digest(launch: Launch, prefix: str = sys.prefix) -> str:
     """Identifies a launch: command, environment without secrets, kind of address.
 
-    Left out, so that they restart no instance: the number of a loopback port, which each launch chooses, the values of
-    secrets, and the folder of this release (scripts/releases.sh; `prefix` is this environment).
-    """
+    Left out, so that they restart no instance: the number of a loopback port, which each launch chooses, the values
+    of secrets, and the folder of this release (scripts/releases.sh; `prefix` is this environment)."""
     port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
     argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]
     env = {name: value for name, value in sorted(launch.env.items()) if name not in launch.secrets}

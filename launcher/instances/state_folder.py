@@ -23,7 +23,6 @@ class StateFolder:
 
     @property
     def records(self) -> Mapping[int, Record]:
-        """By slot."""
         return self._file.records
 
     def remember(self, record: Record) -> None:
@@ -37,7 +36,6 @@ class StateFolder:
             )  # fmt: skip
 
     def forget(self, slot: int) -> None:
-        """Remove the record of a slot."""
         try:
             self._file.remove(slot)
         except OSError as error:  # harmless: a record is compared with its unit before an adoption

@@ -89,11 +89,9 @@ class Supervisor:
 
     @property
     def controllers(self) -> Mapping[int, SlotController]:
-        """By slot."""
         return self._controllers
 
     def controller(self, slot: int) -> SlotController:
-        """The controller of a slot. Raises NotFoundError."""
         try:
             return self._controllers[slot]
         except KeyError:
@@ -142,7 +140,6 @@ class Supervisor:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     def add(self, slot: Slot, engine: Engine, limits: Limits, probing: ProbeSettings) -> SlotController:
-        """Add a slot, stopped."""
         assert self._group is not None  # noqa: S101  the supervisor runs
         controller = self._controllers[slot.id] = self._make(slot, engine, limits, probing)
         self._tasks[slot.id] = self._group.create_task(controller.run(), name=f"slot {slot.id}")
@@ -177,7 +174,6 @@ class Supervisor:
                     await _until_loaded(self._controllers[slot])
 
     def post(self, slot: int, event: Event) -> None:
-        """Post an event to a slot. Raises NotFoundError."""
         self.controller(slot).post(event)
         if not isinstance(event, ResumeRequested | ReleaseRequested):
             self._pending.discard(slot)

@@ -43,19 +43,15 @@ class SystemdProcess:
 
     @property
     def pid(self) -> int:
-        """The engine's main process."""
         return self._pid
 
     async def wait(self) -> Exit:
-        """Return when the unit has ended and its cgroup is empty."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
-        """SIGTERM to the main process."""
         self._signal(signal.SIGTERM, whole=False)
 
     def kill(self) -> None:
-        """SIGKILL to the whole cgroup."""
         self._signal(signal.SIGKILL, whole=True)
 
     def leave(self) -> None:
@@ -146,7 +142,6 @@ class Units:
         return exit_of(facts)
 
     async def forget(self, slot: int, unit: str) -> None:
-        """Remove an ended unit from systemd and from the state file."""
         await self.systemd.forget(unit)
         self._state.forget(slot)
 
@@ -161,7 +156,6 @@ class Units:
         await self.forget(slot, unit)
 
     def send(self, unit: str, number: signal.Signals, *, whole: bool) -> None:
-        """Send a signal to a unit, in a task."""
         _ = self.background(self._send(unit, number, whole=whole), f"{number.name} to {unit}")
 
     async def _send(self, unit: str, number: signal.Signals, *, whole: bool) -> None:
@@ -179,12 +173,10 @@ class Units:
         return self._follower
 
     def unlisten(self, unit: str) -> None:
-        """End `listen`."""
         if self._follower is not None:
             self._follower.ignore(unit)
 
     def background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task that `close` cancels."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -56,13 +56,9 @@ def _with_cause(slot: SlotState, cause: Cause, now: float) -> SlotState:
 
 def _spawn(slot: SlotState, now: float, limits: Limits) -> Step:
     slot = replace(
-        slot,
-        generation=slot.generation + 1,
-        restarts=slot.restarts + (slot.generation > 0),
-        restarting=False,
-        cut=False,
-        crash=None,
-    )
+        slot, generation=slot.generation + 1, restarts=slot.restarts + (slot.generation > 0),
+        restarting=False, cut=False, crash=None,
+    )  # fmt: skip
     return _enter(slot, State.STARTING, now, now + limits.ready_timeout_s), (Action.SPAWN,)
 
 
@@ -79,12 +75,10 @@ def adopt(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
 
 
 def retry(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    """The back-off has ended."""
     return _spawn(slot, now, limits)
 
 
 def _stop(slot: SlotState, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
-    """SIGTERM; no request is in flight."""
     return _enter(replace(slot, crash=crash), State.STOPPING, now, deadline), (Action.TERMINATE,)
 
 
@@ -246,7 +240,6 @@ def crashed(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
 
 
 def stopped(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
-    """The requested exit."""
     if slot.crash is not None:
         return crashed(slot, event, now, limits)
     if slot.intent in _WITHOUT_PROCESS:

@@ -35,21 +35,12 @@ USERS_OWN: Final = frozenset({"HOME", "USER", "LOGNAME", "SHELL"})
 # What an instance does not need and code that comes with a model should not have. It runs as a user of its own;
 # files and network stay as that user's rights are.
 SANDBOX: Final[tuple[Property, ...]] = (
-    ("NoNewPrivileges", "b", True),
-    ("CapabilityBoundingSet", "t", 0),
-    ("PrivateTmp", "b", True),
-    ("ProtectSystem", "s", "full"),
-    ("ProtectHome", "s", "read-only"),
-    ("ProtectControlGroups", "b", True),
-    ("ProtectKernelTunables", "b", True),
-    ("ProtectKernelModules", "b", True),
-    ("ProtectKernelLogs", "b", True),
-    ("ProtectClock", "b", True),
-    ("ProtectHostname", "b", True),
-    ("RestrictSUIDSGID", "b", True),
-    ("RestrictRealtime", "b", True),
-    ("LockPersonality", "b", True),
-)
+    ("NoNewPrivileges", "b", True), ("CapabilityBoundingSet", "t", 0), ("PrivateTmp", "b", True),
+    ("ProtectSystem", "s", "full"), ("ProtectHome", "s", "read-only"), ("ProtectControlGroups", "b", True),
+    ("ProtectKernelTunables", "b", True), ("ProtectKernelModules", "b", True),
+    ("ProtectKernelLogs", "b", True), ("ProtectClock", "b", True), ("ProtectHostname", "b", True),
+    ("RestrictSUIDSGID", "b", True), ("RestrictRealtime", "b", True), ("LockPersonality", "b", True),
+)  # fmt: skip
 
 
 _EXECUTE: Final = """import os, sys
@@ -76,17 +67,14 @@ class Frame:
 
     @property
     def prefix(self) -> str:
-        """Of the units' names."""
         return self.daemon_unit.removesuffix(".service")
 
     @property
     def sockets(self) -> tuple[str, ...]:
-        """The daemon's socket units."""
         return (f"{self.prefix}.socket", f"{self.prefix}-control.socket")
 
     @property
     def pattern(self) -> str:
-        """A glob that all units of this daemon match."""
         return f"{self.prefix}-slot*.service"
 
     def unit(self, slot: int) -> str:

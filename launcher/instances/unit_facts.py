@@ -41,8 +41,7 @@ def fitting(
 
     1. the plan has the slot, and the state file a record of the unit,
     2. the unit is active, and the generation that the record names,
-    3. the plan would start it with the same command and environment now.
-    """
+    3. the plan would start it with the same command and environment now."""
     if slot not in slots:
         return "the plan has no such slot"
     if record is None:

@@ -105,8 +105,7 @@ def verify(
        MIN_BOUND_SHARE of the anonymous memory lies there.
     3. On every cpu of each rank's OpenMP list a thread is bound, to it or to the list.
     4. The libraries that were asked for are mapped.
-    5. Other processes pinned to the slot's cpus are reported, but are no difference.
-    """
+    5. Other processes pinned to the slot's cpus are reported, but are no difference."""
     node_bytes: Counter[int] = Counter()
     for process in facts:
         node_bytes.update(dict(process.node_bytes))
@@ -190,8 +189,7 @@ def _memory(
 def _binds_inside(policy: str, nodes: CpuSet) -> bool:
     """Whether a policy as numa_maps words it ("bind:0-1", "bind=static:0", "default") binds to nothing but `nodes`.
 
-    vLLM's worker binds itself once more, to its own node alone, so a part of `nodes` is right too.
-    """
+    vLLM's worker binds itself once more, to its own node alone, so a part of `nodes` is right too."""
     mode, _, bound = policy.partition(":")
     return mode.partition("=")[0] == "bind" and CpuSet.parse(bound) <= nodes
 

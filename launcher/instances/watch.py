@@ -164,7 +164,6 @@ class Watcher:
         return hung((silent, canary, pressure_line(pressure)))
 
     async def _canary(self, address: Address) -> Cause | None:
-        """One token from an idle instance."""
         answer, limit_s, pressure = await self._one_token(address)
         if not self._is_current():
             return None
@@ -203,7 +202,6 @@ class Watcher:
         self._instance.sampled(*await asyncio.to_thread(_memory_of, nodes, process.pid if process else None))
 
     async def _pause(self, seconds: float) -> None:
-        """Until the time is over or the proxy reports the instance."""
         try:
             async with asyncio.timeout(seconds):
                 await self._suspected.wait()

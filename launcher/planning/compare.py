@@ -44,8 +44,6 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One strategy's plan in figures."""
-
     plan: Plan
     reaches: tuple[Reach, ...]
     sharing: int
@@ -107,13 +105,9 @@ def _reach(
     channels = [topology.node(node).memory_channels for node in nodes]
     known = [count for count in channels if count is not None]
     return Reach(
-        slot=slot.id,
-        cores=len(firsts),
-        l3_cores=dict(sorted(l3_cores.items())),
-        nodes=nodes,
-        channels=sum(known) if len(known) == len(channels) else None,
-        kv_cache_bytes=slot.kv_cache_bytes,
-    )
+        slot=slot.id, cores=len(firsts), l3_cores=dict(sorted(l3_cores.items())), nodes=nodes,
+        channels=sum(known) if len(known) == len(channels) else None, kv_cache_bytes=slot.kv_cache_bytes,
+    )  # fmt: skip
 
 
 def to_json(columns: Sequence[Column]) -> dict[str, Any]:

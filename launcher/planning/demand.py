@@ -73,8 +73,7 @@ def demand_of(
     3. Overhead: the processes as measured, and the activations of one step.
     4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
 
-    Raises LauncherError for a size that cannot be read.
-    """
+    Raises LauncherError for a size that cannot be read."""
     if config.engine.kind is EngineKind.COMMAND:
         return Demand(slot, nodes[:1], 0, 0, 0, 0, 0, 0, given_bytes=None, known=True)
     ranks = len(nodes)
@@ -115,12 +114,9 @@ def demand_of(
 def pool_for(profile: ModelProfile, serving: Serving, ranks: int) -> Pool:
     """The KV pool of one rank. `kv_cache_dtype` scales the profile's figures, which are in the model's type."""
     pool = pool_of(
-        profile.kv_layers,
-        ranks=ranks,
-        block_size=serving.block_size,
-        step_tokens=serving.step_tokens,
+        profile.kv_layers, ranks=ranks, block_size=serving.block_size, step_tokens=serving.step_tokens,
         hybrid=serving.hybrid,
-    )
+    )  # fmt: skip
     block = pool.block_bytes * serving.kv_element_bytes // profile.kv_element_bytes
     return Pool(block, pool.groups, pool.step_tokens)
 

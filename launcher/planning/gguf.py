@@ -70,8 +70,6 @@ def read_gguf(file: Path) -> Gguf:
 
 
 class _Reader:
-    """Little-endian values from a stream."""
-
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._left = _MAX_HEADER_BYTES

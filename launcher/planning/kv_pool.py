@@ -72,8 +72,6 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Layers of one kind with their page."""
-
     kind: LayerKind
     count: int
     block_size: int

@@ -67,8 +67,7 @@ def layers_of(config: Json, text: Json, element_bytes: int) -> tuple[KvLayers, .
     2. `kv_lora_rank` means latent attention: kv_lora_rank + qk_rope_head_dim elements a token.
     3. Else 2 x KV heads x head size; layer_types tells sliding, linear and full layers apart.
 
-    Raises ValueError naming the key that is missing.
-    """
+    Raises ValueError naming the key that is missing."""
     if is_encoder(config):
         return ()
     if config.get("is_encoder_decoder"):
@@ -118,12 +117,10 @@ def attention_shape(text: Json, element_bytes: int) -> tuple[int, int]:
 
 
 def attention_heads(text: Json) -> int | None:
-    """Query heads."""
     return first(text, "num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads")
 
 
 def hidden_size(text: Json) -> int | None:
-    """Width of a token between layers."""
     return first(text, "hidden_size", "n_embd", "d_model")
 
 
@@ -132,17 +129,12 @@ def kv_heads(text: Json, heads: int) -> int:
     if text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1  # Falcon, GPT-BigCode: one KV head whatever num_kv_heads says
     names = (
-        "num_key_value_heads",
-        "n_head_kv",
-        "num_kv_heads",
-        "multi_query_group_num",
-        "num_attention_groups",
-    )
+        "num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num", "num_attention_groups",
+    )  # fmt: skip
     return first(text, *names) or heads
 
 
 def layer_count(text: Json) -> int | None:
-    """All layers of the language model."""
     names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
     count = first(text, *names)
     if count is not None and count > MAX_LAYERS:
@@ -153,8 +145,7 @@ def layer_count(text: Json) -> int | None:
 def first(config: Json, *keys: str) -> int | None:
     """The first of the keys that holds a number; some configurations say "none" with -1.
 
-    Raises ValueError for a value that is not a size.
-    """
+    Raises ValueError for a value that is not a size."""
     for key in keys:
         value = config.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -179,7 +170,6 @@ def _decoder(text: Json, element_bytes: int) -> tuple[KvLayers, ...]:
 
 
 def _kinds(text: Json) -> list[LayerKind]:
-    """The kind of each layer that keeps something."""
     named = text.get("layer_types") or text.get("layers_block_type")
     if isinstance(named, list) and named:
         return [kind for name in named if (kind := _kind(str(name), text)) is not None]

@@ -43,8 +43,7 @@ def fill_memory(
 ) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
     """The slots with their KV cache sizes, the ledger by node, and findings.
 
-    Raises LauncherError for a size in [memory] that cannot be read.
-    """
+    Raises LauncherError for a size in [memory] that cannot be read."""
     findings: list[Finding] = []
     demands = [
         demand_of(
@@ -111,9 +110,8 @@ def _reserve(config: Config, total: int) -> int:
 def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[int, int]:
     """KV bytes of one rank of each slot.
 
-    Ranks with the smallest demand come first, so that their unused share goes to the others. A slot whose ranks
-    are on several nodes gets the smallest of the shares, because vLLM takes one size for all ranks.
-    """
+    Ranks with the smallest demand come first, so that their unused share goes to the others. A slot whose ranks are
+    on several nodes gets the smallest of the shares, because vLLM takes one size for all ranks."""
     left = dict(budgets)
     waiting: dict[int, int] = defaultdict(int)
     for demand in demands:
@@ -155,22 +153,15 @@ def _row(
     for line in lines:
         sums[line.what] += line.size_bytes
     return LedgerRow(
-        node=node,
-        total_bytes=total_bytes,
-        available_bytes=available if limit is None else min(available, limit),
-        reserve_bytes=reserve_bytes,
-        weights_bytes=sums["weights"],
-        overhead_bytes=sums["overhead"],
-        kv_bytes=sums["KV"],
-        slots=tuple(demand.slot.id for demand in here),
-        peak_bytes=sums["peak"],
-        page_cache_bytes=cache,
+        node=node, total_bytes=total_bytes,
+        available_bytes=available if limit is None else min(available, limit), reserve_bytes=reserve_bytes,
+        weights_bytes=sums["weights"], overhead_bytes=sums["overhead"], kv_bytes=sums["KV"],
+        slots=tuple(demand.slot.id for demand in here), peak_bytes=sums["peak"], page_cache_bytes=cache,
         lines=tuple(line for line in lines if line.size_bytes),
-    )
+    )  # fmt: skip
 
 
 def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
-    """Memory that one slot uses of one node."""
     ranks, sources = demand.nodes.count(node), dict(demand.sources)
     sizes = {
         "weights": demand.weights_bytes * ranks,

@@ -25,8 +25,7 @@ _REMEDY: Final = (
 def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
     """The memory profile of a model directory, or of a repository id in the local Hugging Face cache.
 
-    A repository id that is not cached gives `UNKNOWN`. Raises LauncherError `cannot read model …`.
-    """
+    A repository id that is not cached gives `UNKNOWN`. Raises LauncherError `cannot read model …`."""
     folder = find_model(path)
     if folder is None:
         return UNKNOWN
@@ -50,14 +49,10 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
 
 def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
     return replace(
-        profile,
-        replicated_bytes=weights.replicated_bytes,
-        head_bytes=weights.head_bytes,
-        tied_embeddings=weights.tied,
-        file_bytes=weights.file_bytes,
-        unmapped_bytes=weights.unmapped_bytes,
+        profile, replicated_bytes=weights.replicated_bytes, head_bytes=weights.head_bytes,
+        tied_embeddings=weights.tied, file_bytes=weights.file_bytes, unmapped_bytes=weights.unmapped_bytes,
         file_format=weights.file_format,
-    )
+    )  # fmt: skip
 
 
 def find_model(path: str) -> Path | None:

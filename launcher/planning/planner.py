@@ -32,8 +32,8 @@ def make_plan(
     *,
     cpus_only: bool = False,
 ) -> Plan:
-    """The plan. `profiles` by model name: the memory of a model without one cannot be checked.
-    `facts` describes the host and the engine's software; unknown facts are not judged.
+    """The plan. `profiles` by model name: the memory of a model without one cannot be checked. `facts` describes the
+    host and the engine's software; unknown facts are not judged.
 
     `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model.
 
@@ -45,8 +45,7 @@ def make_plan(
     4. Slots are numbered by model, then socket, then node, then order within the zone.
     5. Memory is added (`memory`), and the plan is checked (`lint`).
 
-    Raises LauncherError for a size in [memory] that cannot be read.
-    """
+    Raises LauncherError for a size in [memory] that cannot be read."""
     findings: list[Finding] = []
     if config.layout.cpus is not None:
         topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
@@ -74,13 +73,9 @@ def make_plan(
         findings.append(_MEMORY_NOT_PLANNED)
     reserved_cpus = _union(core.cpus for core in reserved)
     plan = Plan(
-        strategy=config.layout.strategy,
-        slots=slots,
-        reserved=reserved_cpus,
-        usable=topology.allowed - reserved_cpus,
-        ledger=ledger,
-        findings=(*findings, *memory_findings),
-    )
+        strategy=config.layout.strategy, slots=slots, reserved=reserved_cpus,
+        usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
+    )  # fmt: skip
     return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
 
 
@@ -100,7 +95,6 @@ def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topo
 
 
 def _without_memory(config: Config) -> Config:
-    """A configuration without planned memory: that of engine.kind "command" is not planned."""
     return msgspec.structs.replace(
         config, engine=msgspec.structs.replace(config.engine, kind=EngineKind.COMMAND)
     )
@@ -117,7 +111,6 @@ _MEMORY_NOT_PLANNED: Final = Finding(
 def _place(
     zone: Zone, topology: Topology, config: Config, findings: list[Finding]
 ) -> list[tuple[int, Placement]]:
-    """The placements of one zone, each with the index of its model."""
     cut = _cut(zone, topology, config.layout.strategy, findings)
     placements: list[tuple[int, Placement]] = []
     for model, cores in zip(zone.models, cut, strict=False):
@@ -177,8 +170,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
 def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
     """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores.
 
-    With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it.
-    """
+    With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it."""
     spare = len(_cpus(cores, use_smt=use_smt)) > _CPUS_TO_SPARE_ONE
     workers = cores[:-1] if spare and len(cores) > 1 else cores
     if ranks > len(workers):

@@ -82,7 +82,6 @@ class ModelProfile:
 
     @property
     def known(self) -> bool:
-        """Whether memory can be planned."""
         return self.weights_bytes is not None and self.kv_bytes_per_token is not None
 
     @property
@@ -108,8 +107,7 @@ def profile_of(
 ) -> ModelProfile:
     """The profile in a parsed config.json; multimodal models keep the language model in `text_config`.
 
-    Raises ValueError naming what is missing.
-    """
+    Raises ValueError naming what is missing."""
     text = text_of(config)
     layers = layers_of(config, text, dtype_bytes(dtype))
     heads = attention_heads(text)
@@ -142,7 +140,6 @@ def profile_of(
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of config.json."""
     return next(
         (part for key in ("text_config", "llm_config") if isinstance(part := config.get(key), dict)), config
     )
@@ -151,8 +148,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def kv_cache_dtype(config: Mapping[str, Any]) -> str:
     """What --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization sets it, else "auto".
 
-    vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string.
-    """
+    vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string."""
     quantization = config.get("quantization_config") or {}
     scheme = quantization.get("kv_cache_scheme") or {}
     eight_bits = scheme.get("type") == "float" and scheme.get("num_bits") == 8
@@ -167,7 +163,6 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def _kv_source(layers: tuple[KvLayers, ...], *, latent: bool) -> str:
-    """The calculation of the sum, in config.json's terms."""
     said = []
     for its in layers:
         kept = f"{its.count} {its.kind} layers"

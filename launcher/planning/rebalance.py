@@ -21,8 +21,7 @@ def even_out(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> Groups:
     2. The pair with the largest difference comes first; ties go to the lower instance.
     3. Each exchange lowers the sum of squares, so the process ends.
 
-    No instance gives its last piece away: that would not reduce the difference.
-    """
+    No instance gives its last piece away: that would not reduce the difference."""
     array = np.array([*sizes, 0], dtype=np.intp)  # the last index stands for no piece
     found = [sorted(group) for group in groups]
     while (best := _best(found, array)) is not None:

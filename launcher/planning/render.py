@@ -16,7 +16,6 @@ _WIDTH: Final = 116
 
 
 def slot_json(slot: Slot) -> dict[str, Any]:
-    """One slot's JSON, without the engine's argv and env."""
     placement = slot.placement
     return {
         "slot": slot.id,
@@ -142,15 +141,9 @@ def short_list(cpulist: str, width: int = 28) -> str:
 
 def _ledger_row(row: LedgerRow) -> list[str]:
     sizes = (
-        row.total_bytes,
-        row.reserve_bytes,
-        row.page_cache_bytes,
-        row.weights_bytes,
-        row.peak_bytes,
-        row.overhead_bytes,
-        row.kv_bytes,
-        row.left_bytes,
-    )
+        row.total_bytes, row.reserve_bytes, row.page_cache_bytes, row.weights_bytes, row.peak_bytes,
+        row.overhead_bytes, row.kv_bytes, row.left_bytes,
+    )  # fmt: skip
     return [
         "-" if row.node is None else str(row.node),
         *map(format_size, sizes),

@@ -24,12 +24,10 @@ class Subject:
     facts: Facts = NO_FACTS
 
     def models(self) -> Iterator[tuple[Model, ModelProfile]]:
-        """Each configured model with its profile."""
         for model in self.config.models:
             yield model, self.profiles.get(model.name, UNKNOWN)
 
     def served(self) -> Iterator[tuple[Model, ModelProfile, Serving]]:
-        """Each configured model, and how it will be served."""
         for model, profile in self.models():
             yield model, profile, serving_of(model, self.config, profile, self.topology.cpu)
 
@@ -38,10 +36,8 @@ Rule = Callable[[Subject], Iterator[Finding]]
 
 
 def violation(code: str, message: str, remedy: str) -> Finding:
-    """A finding that prevents the start."""
     return Finding("violation", code, message, remedy)
 
 
 def warning(code: str, message: str, remedy: str) -> Finding:
-    """A finding that is only reported."""
     return Finding("warning", code, message, remedy)

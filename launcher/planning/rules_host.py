@@ -77,9 +77,8 @@ def no_zentorch(subject: Subject) -> Iterator[Finding]:
 
 
 def transparent_hugepages(subject: Subject) -> Iterator[Finding]:
-    """Weights and KV are gigabytes; with 4 KiB pages most accesses miss the TLB. "madvise" gives huge
-    pages on request only, and torch's allocator requests them only with
-    THP_MEM_ALLOC_ENABLE (c10/core/impl/alloc_cpu.cpp)."""
+    """Weights and KV are gigabytes; with 4 KiB pages most accesses miss the TLB. "madvise" gives huge pages on request
+    only, and torch's allocator requests them only with THP_MEM_ALLOC_ENABLE (c10/core/impl/alloc_cpu.cpp)."""
     mode = subject.facts.transparent_hugepages
     if mode not in {None, "always"}:
         yield warning(
@@ -218,17 +217,6 @@ def type_by_argument(subject: Subject) -> Iterator[Finding]:
 
 
 HOST_RULES: Final[tuple[Rule, ...]] = (
-    instruction_sets,
-    amx,
-    no_zentorch,
-    transparent_hugepages,
-    numa_balancing,
-    governor,
-    openmp_environment,
-    binding_overridden,
-    openmp_runtimes,
-    freezing,
-    kv_cache_space,
-    ranks_by_argument,
-    type_by_argument,
-)
+    instruction_sets, amx, no_zentorch, transparent_hugepages, numa_balancing, governor, openmp_environment,
+    binding_overridden, openmp_runtimes, freezing, kv_cache_space, ranks_by_argument, type_by_argument,
+)  # fmt: skip

@@ -199,15 +199,6 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
 
 
 MODEL_RULES: Final[tuple[Rule, ...]] = (
-    block_size,
-    latent_attention,
-    head_size,
-    float16_on_zen,
-    tensor_parallel,
-    context_length,
-    quantization,
-    kv_cache_type,
-    kv_whole_gib,
-    sliding_window,
-    unknown_state,
-)
+    block_size, latent_attention, head_size, float16_on_zen, tensor_parallel, context_length, quantization,
+    kv_cache_type, kv_whole_gib, sliding_window, unknown_state,
+)  # fmt: skip

@@ -128,10 +128,6 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
 
 
 PLACEMENT_RULES: Final[tuple[Rule, ...]] = (
-    contradictory_firmware,
-    duplicate_names,
-    use_smt,
-    no_numa,
-    narrow_cpuset,
-)
+    contradictory_firmware, duplicate_names, use_smt, no_numa, narrow_cpuset,
+)  # fmt: skip
 BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)

@@ -25,8 +25,7 @@ _FLOATS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 def files_in(folder: Path) -> list[Path]:
     """The files in the index, else all; consolidated*.safetensors has the same tensors in another layout.
 
-    Raises ValueError when a file of the index is missing.
-    """
+    Raises ValueError when a file of the index is missing."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -63,7 +62,6 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The header, and the offset of the data."""
     with open_model_file(file) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:

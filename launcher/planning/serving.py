@@ -56,8 +56,7 @@ class Serving:
 def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo) -> Serving:
     """The operator's arguments replace the launcher's (engines/arguments.py).
 
-    Raises LauncherError for a number or size that cannot be read.
-    """
+    Raises LauncherError for a number or size that cannot be read."""
     args = config.engine.args
     length = _number(args, "--max-model-len") or model.max_model_len
     length = length or profile.max_model_len or DEFAULT_MAX_MODEL_LEN
@@ -83,7 +82,6 @@ def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo
 
 
 def kinds_of(profile: ModelProfile) -> frozenset[LayerKind]:
-    """The kinds of layers a model has."""
     return frozenset(its.kind for its in profile.kv_layers)
 
 

@@ -31,16 +31,14 @@ def interleaved(cores: Sequence[Core], _l3: Sequence[L3Domain], n: int) -> Cut:
     """AMD's published pattern.
 
     1. Core k of the ordered cores goes to instance k mod n.
-    2. So every instance has cores in every L3 domain, and sizes differ by one at most.
-    """
+    2. So every instance has cores in every L3 domain, and sizes differ by one at most."""
     return tuple(tuple(cores[k::n]) for k in range(n))
 
 
 def contiguous(cores: Sequence[Core], _l3: Sequence[L3Domain], n: int) -> Cut:
     """Blocks of neighbouring cores.
 
-    1. The ordered cores are cut into n runs; the first len mod n runs have one core more.
-    """
+    1. The ordered cores are cut into n runs; the first len mod n runs have one core more."""
     return runs(cores, n)
 
 
@@ -50,8 +48,7 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     1. Cores of one L3 domain stay together; of an L3 that extends beyond the zone, the part inside counts.
     2. Where all domains have the same number of cores, they are assigned in runs of neighbours (as contiguous).
     3. Else domains go, largest first, to the smallest instance; then whole domains are swapped or moved
-       while that reduces the difference of two instances (`rebalance`). Ties go to the lower instance.
-    """
+       while that reduces the difference of two instances (`rebalance`). Ties go to the lower instance."""
     domains = _domains(cores, l3)
     if len(domains) < n:
         raise CutError(
@@ -78,13 +75,11 @@ def per_node(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     """One instance per node.
 
     1. With one model on the node, its instance gets all cores.
-    2. Models that share a node get runs of neighbouring cores of equal size.
-    """
+    2. Models that share a node get runs of neighbouring cores of equal size."""
     return contiguous(cores, l3, n)
 
 
 def cutter(strategy: Strategy) -> Cutter:
-    """The function of a strategy."""
     match strategy:
         case Strategy.INTERLEAVED:
             return interleaved

@@ -25,7 +25,6 @@ class Tensor:
 
     @property
     def is_embedding(self) -> bool:
-        """The embedding of the vocabulary."""
         ends = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "token_embd.weight")
         return self.name.endswith(ends)
 

@@ -41,8 +41,7 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
     2. *.bin: sizes of the storages in the archive (of old files: file sizes), scaled from config.json's type.
     3. GGUF: as they are.
 
-    Raises ValueError without weights or for a broken file.
-    """
+    Raises ValueError without weights or for a broken file."""
     tied = _tied(config)
     if files := safetensors.files_in(folder):
         tensors = [tensor for file in files for tensor in safetensors.tensors_of(file)]
@@ -56,7 +55,6 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
 
 
 def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
-    """The weights of one model in GGUF files."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     source = f"headers of {_count(files)}, {len(tensors)} tensors as stored"
     return _sum(tensors, "auto", tied=False, files=files, source=source)

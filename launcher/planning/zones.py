@@ -48,8 +48,7 @@ def reserve(cores: Sequence[Core], wanted: int | str) -> tuple[Core, ...] | None
 
     1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16.
     2. The last cores of the nodes are taken in turn, starting with the lowest node.
-    3. A node's last usable core is never taken; such a node is skipped.
-    """
+    3. A node's last usable core is never taken; such a node is skipped."""
     count = wanted if isinstance(wanted, int) else 0
     if not isinstance(wanted, int) and len(cores) >= MIN_CORES_TO_RESERVE:
         count = -(-len(cores) // CORES_PER_RESERVED)
@@ -90,8 +89,7 @@ def zones_of(
        more, with a finding. Fewer than one per part needs span_nodes; the parts are then joined into N zones.
     4. per-node: one instance of each model on each part, instead of "auto".
     5. A zone shared by models is divided once, in the order of the file: n is the sum of their
-       instances. Zones that overlap without being equal are a violation.
-    """
+       instances. Zones that overlap without being equal are a violation."""
     chosen = [_select(model, parts, topology, findings) for model in models]
     sharers = {part: sum(part in its for its in chosen) for part in parts}
     members: dict[tuple[Part, ...], list[int]] = defaultdict(list)
@@ -143,7 +141,6 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
 def _count(
     model: Model, parts: list[Part], layout: Layout, sharers: Mapping[Part, int], findings: list[Finding]
 ) -> Iterator[tuple[tuple[Part, ...], int]]:
-    """Zones of one model on one socket, with the number of its instances in each."""
     wanted, socket = layout.instances_per_socket, parts[0].socket
     if layout.strategy is Strategy.PER_NODE:
         if isinstance(wanted, int) and wanted != len(parts):

@@ -29,8 +29,6 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """One slot, and why."""
-
     slot: int
     step: Step
     reasons: tuple[str, ...] = ()
@@ -38,8 +36,6 @@ class SlotChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The difference."""
-
     slots: tuple[SlotChange, ...]
     live: tuple[str, ...]
     """Keys that apply at once, without a restart."""
@@ -63,7 +59,6 @@ _BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supe
 
 
 def compare(before: Deployment, after: Deployment) -> Changes:
-    """The difference between two deployments."""
     keys = tuple(_differing(before.config, after.config))
     once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
     if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
@@ -116,7 +111,6 @@ def _launch(was: Launch, will: Launch) -> Iterator[str]:
 
 
 def _shown(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Each argument, and how it may be shown."""
     return zip(launch.argv, masked_arguments(launch.argv), strict=True)
 
 

@@ -54,9 +54,8 @@ class Reloader:
     ) -> dict[str, Any]:
         """Start a rollout to the configuration as it is now; `dry_run` only returns the difference.
 
-        Raises LauncherError for an unusable configuration, and RefusedError where a restart of the daemon is needed, while
-        another reload runs, or where too few instances would stay ready. Nothing has changed then.
-        """
+        Raises LauncherError for an unusable configuration, and RefusedError where a restart of the daemon is needed,
+        while another reload runs, or where too few instances would stay ready. Nothing has changed then."""
         if self._reread is None:
             raise RefusedError(
                 "cannot reload: the daemon was started without a file", "start it with serve -c FILE"
@@ -91,7 +90,6 @@ class Reloader:
             ) from None
 
     def _check(self, before: Deployment, after: Deployment, changes: Changes, *, force: bool) -> None:
-        """Raise RefusedError where a restart of the daemon is needed, or a step would leave too few instances."""
         if changes.needs_restart:
             keys = ", ".join(changes.needs_restart)
             raise RefusedError(
@@ -128,7 +126,6 @@ class Reloader:
             self._rolling = None
 
     def show(self) -> dict[str, Any]:
-        """The progress of the last reload."""
         if self._rollout is None:
             return {"stage": "none"}
         progress = self._rollout.progress
@@ -139,7 +136,6 @@ class Reloader:
 
     @property
     def target(self) -> Deployment | None:
-        """The new deployment while a rollout is running."""
         return self._rollout.after if self._rollout is not None and self._rolling is not None else None
 
     async def end(self) -> None:
@@ -165,12 +161,10 @@ def _reread_with_all_cpus(reread: Reread, overrides: Sequence[str], allowed: Cpu
 
 
 def refuse_violations(deployment: Deployment) -> None:
-    """Raise LauncherError where the plan has violations."""
     if violations := deployment.plan.violations:
         more = f" (and {len(violations) - 1} more, see `numa-launcher plan`)" if len(violations) > 1 else ""
         raise LauncherError(violations[0].message + more, violations[0].remedy)
 
 
 def settings_of(deployment: Deployment) -> tuple[Limits, ProbeSettings]:
-    """What a slot controller works with."""
     return Limits.of(deployment.config.supervision), ProbeSettings.of(deployment.config)

@@ -48,8 +48,6 @@ _OPPOSITE: Final = {Step.START: Step.STOP, Step.STOP: Step.START, Step.RESTART: 
 
 
 class Stage(StrEnum):
-    """How far a rollout is."""
-
     RUNNING = "running"
     DONE = "done"
     ROLLING_BACK = "rolling back"
@@ -60,8 +58,6 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What `reload` shows."""
-
     stage: Stage
     changes: Changes
     done: tuple[str, ...] = ()
@@ -234,7 +230,6 @@ class Rollout:
         return [other for other in others if other is not controller and other.slot.model.name == model]
 
     async def _becomes_ready(self, controller: SlotController, generation: int) -> None:
-        """Until its new instance is ready and as fast as its siblings. Raises CheckError."""
         number = controller.slot.id
         await controller.until(lambda slot: not controller.backlog and _has_ended(slot, generation))
         slot_state = controller.slot_state
@@ -305,7 +300,6 @@ def _is_out_of_rotation(slot: SlotState) -> bool:
 
 
 def _has_ended(slot: SlotState, generation: int) -> bool:
-    """A restart into `generation` has ended, with success or not."""
     if _is_out_of_rotation(slot) or slot.state is State.FAILED:
         return True
     if slot.generation < generation:

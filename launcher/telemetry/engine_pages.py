@@ -19,8 +19,7 @@ MAX_PAGE_BYTES: Final = 16 << 20
 async def fetch(address: Address, path: str, timeout_s: float) -> bytes | None:
     """The page; None unless the engine answers 200 within `timeout_s` with at most MAX_PAGE_BYTES.
 
-    Raises OSError when this process lacks file descriptors or memory for the request.
-    """
+    Raises OSError when this process lacks file descriptors or memory for the request."""
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -62,7 +61,6 @@ def session_to(address: Address) -> aiohttp.ClientSession:
 
 
 def url_of(address: Address, path: str) -> str:
-    """The URL of `path` there."""
     match address:
         case UnixAddress():
             return f"http://localhost{path}"

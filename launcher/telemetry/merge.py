@@ -46,8 +46,6 @@ class _Family:
 
 @dataclass(slots=True)
 class _Series:
-    """One series of one source."""
-
     family: _Family
     head: str  # name and labels as they go out, and a space
     grows: bool
@@ -96,11 +94,10 @@ class Merger:
     def merge(self, pages: Iterable[Page]) -> str:
         """One page: each family once, its HELP and TYPE from the first page that had them.
 
-        A source that was in an earlier call and is not in this one keeps its counters and histograms, so that
-        sums over all never fall while an instance restarts; its gauges go. A sample that has one of the added
-        labels already keeps its own as `exported_<label>`, as Prometheus does. Timestamps, and lines that are
-        no samples, are left out.
-        """
+        A source that was in an earlier call and is not in this one keeps its counters and histograms, so that sums
+        over all never fall while an instance restarts; its gauges go. A sample that has one of the added labels
+        already keeps its own as `exported_<label>`, as Prometheus does. Timestamps, and lines that are no samples,
+        are left out."""
         self.begin()
         for page in pages:
             self.add(page)
@@ -119,7 +116,6 @@ class Merger:
         self._place += 1
 
     def end(self) -> str:
-        """The page."""
         for source in self._sources.values():
             for series in source.series.values():
                 if series.seen != self._round and series.grows:

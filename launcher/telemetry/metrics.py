@@ -21,16 +21,12 @@ from launcher.telemetry.rolling_quantiles import RollingQuantiles
 
 
 class MetricKind(StrEnum):
-    """Prometheus' type of a metric."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One row of the table."""
-
     name: str
     kind: MetricKind
     help: str
@@ -125,10 +121,7 @@ TABLE: tuple[Spec, ...] = (
         ("reason",),
     ),
     Spec(
-        PARKED,
-        MetricKind.GAUGE,
-        "Requests that wait while no instance of their model is ready.",
-        ("model",),
+        PARKED, MetricKind.GAUGE, "Requests that wait while no instance of their model is ready.", ("model",)
     ),
     Spec(
         CONTINUED,
@@ -175,11 +168,7 @@ TABLE: tuple[Spec, ...] = (
     ),
     Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the overflow endpoint."),
     Spec(CONNECTIONS, MetricKind.GAUGE, "Client connections."),
-    Spec(
-        UPLOAD_BYTES,
-        MetricKind.GAUGE,
-        "Memory for request bodies over 64 KiB that are being received.",
-    ),
+    Spec(UPLOAD_BYTES, MetricKind.GAUGE, "Memory for request bodies over 64 KiB that are being received."),
     Spec(UPLOADS_WAITING, MetricKind.GAUGE, "Request bodies that wait for this memory."),
     Spec(
         UPLOADS_REFUSED,
@@ -252,13 +241,10 @@ class Timings:
         return (self.queued, self.first_byte, self.duration)
 
     def collect(self) -> Iterator[Metric]:
-        """The histograms as families."""
         return map(_histogram_family, self.all())
 
 
 class _Snapshot:
-    """The part of a registry that `generate_latest` uses."""
-
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
@@ -292,7 +278,6 @@ def _family(spec: Spec, values: Mapping[tuple[str, ...], float]) -> Metric:
 
 
 def _histogram_family(histogram: Histogram) -> Metric:
-    """As prometheus_client.Histogram.collect makes it."""
     names = [*map(floatToGoString, histogram.bounds), "+Inf"]
     sums = accumulate(map(float, histogram.counts))
     family = HistogramMetricFamily(

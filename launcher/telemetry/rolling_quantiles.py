@@ -30,8 +30,6 @@ class Quantiles:
 
 
 class RollingQuantiles:
-    """The last values of each key."""
-
     def __init__(self) -> None:
         self._values: dict[Hashable, deque[tuple[float, float]]] = {}
 

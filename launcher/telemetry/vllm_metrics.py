@@ -64,15 +64,12 @@ def _vllm(page: str) -> EngineMetrics | None:
     if running is None or generated is None:
         return None
     return EngineMetrics(
-        running=running,
-        waiting=_sum(page, "vllm:num_requests_waiting") or 0,
-        generated=generated,
+        running=running, waiting=_sum(page, "vllm:num_requests_waiting") or 0, generated=generated,
         steps=_sum(page, "vllm:iteration_tokens_total_count") or 0,
         kv_usage=max(_values(page, "vllm:kv_cache_usage_perc"), default=None),
         prefix_queries=_sum(page, "vllm:prefix_cache_queries_total") or 0,
-        prefix_hits=_sum(page, "vllm:prefix_cache_hits_total") or 0,
-        kv_tokens=_kv_tokens(page),
-    )
+        prefix_hits=_sum(page, "vllm:prefix_cache_hits_total") or 0, kv_tokens=_kv_tokens(page),
+    )  # fmt: skip
 
 
 def _llama_server(page: str) -> EngineMetrics | None:
@@ -84,14 +81,10 @@ def _llama_server(page: str) -> EngineMetrics | None:
     decoded = _sum(page, "llamacpp:n_decode_total")
     steps = fresh if decoded is None else decoded
     return EngineMetrics(
-        running=running,
-        waiting=_sum(page, "llamacpp:requests_deferred") or 0,
-        generated=_sum(page, "llamacpp:tokens_predicted_total") or 0,
-        steps=steps,
-        prefix_queries=fresh + cached,
-        prefix_hits=cached,
-        rounded=steps >= _ROUNDED_FROM,
-    )
+        running=running, waiting=_sum(page, "llamacpp:requests_deferred") or 0,
+        generated=_sum(page, "llamacpp:tokens_predicted_total") or 0, steps=steps,
+        prefix_queries=fresh + cached, prefix_hits=cached, rounded=steps >= _ROUNDED_FROM,
+    )  # fmt: skip
 
 
 def _sum(page: str, name: str) -> int | None:

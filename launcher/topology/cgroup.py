@@ -68,8 +68,7 @@ def _cpuset(
 def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | None:
     """The lowest limit of the cgroup and its ancestors.
 
-    memory.high counts, too: above it the kernel reclaims and throttles.
-    """
+    memory.high counts, too: above it the kernel reclaims and throttles."""
     limits: list[int] = []
     for folder, mount in _folders(mounts, places, "memory"):
         for name in _MEMORY.get(mount.kind, ()):
@@ -86,8 +85,7 @@ def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | N
 def _folders(mounts: list[_Mount], places: dict[str, str], controller: str) -> Iterator[tuple[str, _Mount]]:
     """Folders of the own cgroup and its ancestors, innermost first, in each hierarchy with that controller.
 
-    A v1 hierarchy with the controller has precedence; v2 counts only without one (hybrid mode mounts both).
-    """
+    A v1 hierarchy with the controller has precedence; v2 counts only without one (hybrid mode mounts both)."""
     v1 = [mount for mount in mounts if controller in mount.controllers]
     for mount in v1 or [mount for mount in mounts if mount.kind == "cgroup2"]:
         place = places.get(controller if mount.kind != "cgroup2" else "", "/")

@@ -17,9 +17,8 @@ from launcher.cpuset import CpuSet
 def disputed(maps: Mapping[int, CpuSet]) -> CpuSet:
     """The cpus of all sets that do not form a partition. `maps`: each cpu's set, as that cpu reports it.
 
-    A set is disputed when it overlaps another one, and when a cpu in it reports another set. A cpu outside of its
-    own set is disputed, too.
-    """
+    A set is disputed when it overlaps another one, and when a cpu in it reports another set. A cpu outside of its own
+    set is disputed, too."""
     owner: dict[int, CpuSet] = {}
     bad: set[CpuSet] = set()
     for told in dict.fromkeys(maps.values()):
@@ -40,8 +39,7 @@ def by_identity(
     """Each of the disputed `cpus` with those that share its identity; None if that is not conclusive:
 
     1. an undisputed cpu has the same identity,
-    2. no map contains such a group: repeated identities could join separate cores.
-    """
+    2. no map contains such a group: repeated identities could join separate cores."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for cpu in cpus:
         groups[identity[cpu]].append(cpu)
@@ -58,8 +56,7 @@ def by_identity(
 def first_come(maps: Mapping[int, CpuSet]) -> tuple[dict[int, CpuSet], CpuSet]:
     """A partition of the cpus of `maps`, and the cpus whose own set is not in it.
 
-    As in hwloc: in the order of the cpus, a set is kept unless it overlaps one kept before.
-    """
+    As in hwloc: in the order of the cpus, a set is kept unless it overlaps one kept before."""
     taken: dict[int, CpuSet] = {}
     dropped: list[int] = []
     for cpu, told in maps.items():

@@ -34,8 +34,7 @@ def read_cpu(files: Root, folder: str, cpu: int, online: CpuSet, socket: int) ->
 
     1. core_id missing or -1: the lowest of the core's cpus.
     2. die_id is missing before 5.2, and -1 where the architecture has no dies.
-    3. The core's cpus: core_cpus (5.2+), else thread_siblings.
-    """
+    3. The core's cpus: core_cpus (5.2+), else thread_siblings."""
     core_id = files.number(f"{folder}/core_id")
     siblings = files.cpus(f"{folder}/core_cpus", f"{folder}/core_cpus_list", online)
     if siblings is None:
@@ -63,8 +62,7 @@ def settle_cpus(
     2. Where siblings have several dies, the lowest cpu's is used. hwloc, too, identifies a core by its siblings.
 
     Raises LauncherError where core_id is not conclusive; where one cpu has a core_id or a map and another has none;
-    and for a core in two NUMA nodes, as either map may be wrong.
-    """
+    and for a core in two NUMA nodes, as either map may be wrong."""
     _check_alike(files, base, cpus)
     cpus = _settle_siblings(files, base, cpus, conflicts)
     by_id = {cpu.id: cpu for cpu in cpus}
@@ -134,8 +132,7 @@ def group_cores(
     2. With AMD compute units, siblings with different core_ids are separate cores.
     3. The key is (socket, die or 0, core_id). Old kernels repeat core_ids on each die of a socket and
        have no die_id: then the die is the rank of the core's NUMA node within the socket.
-    4. If keys still repeat, core_id is the core's lowest cpu.
-    """
+    4. If keys still repeat, core_id is the core's lowest cpu."""
     odd = CpuSet(cpu.id for cpu in cpus if not cpu.has_core_id)
     if odd:
         notes.append(f"core_id of cpus {odd} is missing or -1: the core's lowest cpu is used")

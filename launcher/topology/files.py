@@ -142,9 +142,8 @@ class Root:
     def cpus(self, path: str, list_path: str, online: CpuSet) -> CpuSet | None:
         """The online cpus of a mask file and of its list twin; None when both are absent.
 
-        The kernel prints one bitmap twice, so either is sufficient (the mask is older), and a
-        difference is an error, except in offline cpus: old kernels truncate one of the two.
-        """
+        The kernel prints one bitmap twice, so either is sufficient (the mask is older), and a difference is an error,
+        except in offline cpus: old kernels truncate one of the two."""
         mask, listed = self.twins(path, list_path, online)
         if mask is not None and listed is not None and mask != listed:
             raise self.broken(
@@ -215,8 +214,7 @@ class Root:
 def parse_cpumap(text: str) -> CpuSet:
     """Read the kernel's bitmap format (``%*pb``): 32-bit hex words, most significant first, joined by commas.
 
-    Raises ValueError.
-    """
+    Raises ValueError."""
     mask = 0
     for word in text.split(","):
         if not _WORD.fullmatch(word):

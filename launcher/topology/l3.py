@@ -29,10 +29,9 @@ def l3_domains_of(
 ) -> tuple[L3Domain, ...]:
     """Sets of online cpus that share a level-3 cache; none for cpus that have no L3.
 
-    An empty mask (ia64) means that the core shares the cache with no other, as in hwloc. Of overlapping
-    masks the lowest cpu's is used and the other ignored, as in hwloc; a mask that splits a core or socket is ignored,
-    too. Cpus that are only in ignored masks are in no L3 domain.
-    """
+    An empty mask (ia64) means that the core shares the cache with no other, as in hwloc. Of overlapping masks the
+    lowest cpu's is used and the other ignored, as in hwloc; a mask that splits a core or socket is ignored, too. Cpus
+    that are only in ignored masks are in no L3 domain."""
     core_of = {cpu: core.cpus for core in cores for cpu in core.cpus}
     online = CpuSet(core_of)
     folders: dict[int, str] = {}

@@ -83,7 +83,6 @@ class Machine:
 
     @property
     def core_count(self) -> int:
-        """Cores of the machine."""
         return self.cpu_nodes * self.cores
 
     def split(self, nodes: int) -> Machine:
@@ -94,13 +93,10 @@ class Machine:
                 f"its L3 caches and memory channels cannot be split into {nodes} nodes per socket"
             )
         return replace(
-            self,
-            nodes=nodes,
-            l3=self.l3 // nodes,
-            cores=self.cores // nodes,
+            self, nodes=nodes, l3=self.l3 // nodes, cores=self.cores // nodes,
             memory_bytes=self.memory_bytes // nodes,
             channels=None if channels is None else channels // nodes,
-        )
+        )  # fmt: skip
 
     def topology(self) -> Topology:
         """The result of `sysfs.read` on it: everything online and allowed, all memory available."""
@@ -171,7 +167,6 @@ class Machine:
 
 
 def parse_machine(line: str, cpu: CpuInfo = UNNAMED) -> Machine:
-    """Parses a description. Raises ValueError that quotes the invalid part."""
     words = [_word(text) for text in line.split()]
     kinds = tuple(kind for kind, _, _ in words)
     order = tuple(kind for kind in kinds if kind not in {"smt", "cxl"})
@@ -183,23 +178,14 @@ def parse_machine(line: str, cpu: CpuInfo = UNNAMED) -> Machine:
     if spans and counts["l3"] > 1:
         counts["node"] *= counts["l3"]
     machine = Machine(
-        sockets=counts["socket"],
-        nodes=counts["node"],
-        l3=counts.get("l3"),
-        cores=counts["core"] * (1 if spans else counts.get("l3", 1)),
-        smt=counts.get("smt", 1),
-        memory_bytes=_size(facts, "node.memory") or 0,
-        channels=_number(facts, "node.channels"),
-        l3_bytes=_size(facts, "l3.size"),
-        l3_spans=spans,
-        adjacent=_numbering(facts) == "adjacent",
-        near=_number(facts, "node.near") or 12,
-        far=_number(facts, "node.far") or 32,
-        cxl=counts.get("cxl", 0),
-        cxl_bytes=_size(facts, "cxl.memory") or 0,
-        cxl_distance=_number(facts, "cxl.distance") or 50,
-        cpu=cpu,
-    )
+        sockets=counts["socket"], nodes=counts["node"], l3=counts.get("l3"),
+        cores=counts["core"] * (1 if spans else counts.get("l3", 1)), smt=counts.get("smt", 1),
+        memory_bytes=_size(facts, "node.memory") or 0, channels=_number(facts, "node.channels"),
+        l3_bytes=_size(facts, "l3.size"), l3_spans=spans, adjacent=_numbering(facts) == "adjacent",
+        near=_number(facts, "node.near") or 12, far=_number(facts, "node.far") or 32,
+        cxl=counts.get("cxl", 0), cxl_bytes=_size(facts, "cxl.memory") or 0,
+        cxl_distance=_number(facts, "cxl.distance") or 50, cpu=cpu,
+    )  # fmt: skip
     cpus = machine.core_count * machine.smt
     if cpus > MAX_ID + 1 or machine.cpu_nodes + machine.cxl > MAX_ID:
         raise ValueError(f"{cpus} cpus on {machine.cpu_nodes + machine.cxl} nodes exceed {MAX_ID + 1}")

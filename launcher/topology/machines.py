@@ -23,7 +23,6 @@ _CPU_KEYS: Final[dict[str, type]] = {"vendor": str, "model": str, "family": int,
 
 
 def names() -> list[str]:
-    """Names of the built-in machines, without suffixes."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 

@@ -88,8 +88,6 @@ class CpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A whole machine, with this process's limits."""
-
     online: CpuSet
     offline: CpuSet
     allowed: CpuSet

@@ -20,9 +20,8 @@ _POOL: Final = re.compile(r"hugepages-(?P<kib>[0-9]{1,12})kB")
 def node_cpus_of(files: Root, online: CpuSet, notes: list[str], conflicts: list[str]) -> dict[int, CpuSet]:
     """Online cpus of each online NUMA node; empty without NUMA.
 
-    A cpu listed by several nodes belongs to the one of its cpuN/nodeM link. Raises LauncherError without such a
-    link: hwloc would drop the later node, and with it memory that instances are bound to.
-    """
+    A cpu listed by several nodes belongs to the one of its cpuN/nodeM link. Raises LauncherError without such a link:
+    hwloc would drop the later node, and with it memory that instances are bound to."""
     folders = files.ids(NODE_FOLDER, "node") or CpuSet()
     listed = files.cpulist(f"{NODE_FOLDER}/online")
     if listed is not None and not listed <= folders and folders:
@@ -75,8 +74,7 @@ def _linked_node(files: Root, cpu: int, claims: list[int]) -> int:
 def _gpu_nodes(files: Root) -> CpuSet:
     """Nodes that NVIDIA's driver makes of GPU memory (POWER9, Grace), which are not for programs.
 
-    Its file reads "Node:  255", -1 without one; hwloc leaves them out too (topology-linux.c, numa_status).
-    """
+    Its file reads "Node:  255", -1 without one; hwloc leaves them out too (topology-linux.c, numa_status)."""
     found: list[int] = []
     for name in files.names(_NVIDIA):
         for line in (files.text(f"{_NVIDIA}/{name}/numa_status") or "").splitlines():
@@ -129,10 +127,9 @@ def _without_gpus(nodes: list[NumaNode], gpus: CpuSet, notes: list[str]) -> tupl
 def _meminfo(files: Root, path: str, *, words: int) -> tuple[int, int] | None:
     """Total and available bytes; None when the file is absent.
 
-    Lines read "Node 0 MemTotal: 97421888 kB" (`words` = 2 come before the key) or "MemTotal: …".
-    Available is MemFree + Active(file) + Inactive(file) + SReclaimable, the sum that vLLM compares
-    its KV cache with (vllm/utils/cpu_resource_utils.py, get_memory_node_info, 0.32).
-    """
+    Lines read "Node 0 MemTotal: 97421888 kB" (`words` = 2 come before the key) or "MemTotal: …". Available is MemFree
+    + Active(file) + Inactive(file) + SReclaimable, the sum that vLLM compares its KV cache with
+    (vllm/utils/cpu_resource_utils.py, get_memory_node_info, 0.32)."""
     text = files.text(path)
     if text is None:
         return None
@@ -160,9 +157,8 @@ def _hugepages(files: Root, folder: str) -> int:
 def _distances(files: Root, node: int, nodes: list[int]) -> dict[int, int]:
     """Distances to each online node; empty when the file is absent.
 
-    The kernel prints one per online node, in the order of ids (drivers/base/node.c), or one per possible
-    node. No node is nearer than the node itself (ACPI, SLIT).
-    """
+    The kernel prints one per online node, in the order of ids (drivers/base/node.c), or one per possible node. No
+    node is nearer than the node itself (ACPI, SLIT)."""
     path = f"{NODE_FOLDER}/node{node}/distance"
     text = files.text(path)
     if text is None:

@@ -30,8 +30,7 @@ def read_sockets(files: Root, online: CpuSet, notes: list[str], conflicts: list[
     6. Where maps contradict each other, physical_package_id decides; where a map has two ids, its lowest
        cpu's id is used, as in hwloc.
 
-    Rules 3 to 5 add to `notes`, rule 6 to `conflicts`. Raises LauncherError for maps that the ids do not
-    distinguish.
+    Rules 3 to 5 add to `notes`, rule 6 to `conflicts`. Raises LauncherError for maps that the ids do not distinguish.
     """
     ids = {cpu: _known(files.number(_file(cpu, _ID))) for cpu in online}
     without = CpuSet(cpu for cpu, its in ids.items() if its is None)
@@ -57,7 +56,6 @@ def read_sockets(files: Root, online: CpuSet, notes: list[str], conflicts: list[
 def _groups(
     files: Root, online: CpuSet, ids: dict[int, int | None], notes: list[str], conflicts: list[str]
 ) -> list[CpuSet]:
-    """The cpus of each socket."""
     odd: list[int] = []
     maps = {cpu: _package(files, cpu, online, odd) for cpu in online}
     if odd:
@@ -76,7 +74,6 @@ def _groups(
 def _settled(
     files: Root, told: dict[int, CpuSet], ids: dict[int, int | None], conflicts: list[str]
 ) -> dict[int, CpuSet]:
-    """The packages of cpus with contradictory maps."""
     odd = disputed(told)
     if not odd:
         return {}
@@ -105,7 +102,6 @@ def _package(files: Root, cpu: int, online: CpuSet, odd: list[int]) -> CpuSet | 
 
 
 def _id_of(group: CpuSet, ids: dict[int, int | None], conflicts: list[str]) -> int | None:
-    """The id that the cpus of one socket share."""
     found = ids[group.first]
     others = CpuSet(cpu for cpu in group if ids[cpu] != found)
     if others:

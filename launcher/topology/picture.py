@@ -35,8 +35,6 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrawnSlot:
-    """One instance in the drawing."""
-
     label: str
     cpus: CpuSet
     facts: tuple[str, ...] = ()
@@ -115,7 +113,6 @@ class Picture:
 def make_picture(
     topology: Topology, slots: Sequence[DrawnSlot] = (), reserved: CpuSet | None = None
 ) -> Picture:
-    """A machine with the instances on it."""
     smt = max((len(core.cpus) for core in topology.cores), default=1)
     counts = (
         (len(topology.sockets), "socket"),

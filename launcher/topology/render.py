@@ -53,7 +53,6 @@ def _node_json(node: NumaNode) -> dict[str, Any]:
 
 
 def to_text(topology: Topology) -> str:
-    """The machine on one screen."""
     cpu = topology.cpu
     smt = max((len(core.cpus) for core in topology.cores), default=1)
     counts = (

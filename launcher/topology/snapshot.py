@@ -82,7 +82,6 @@ class Recording:
         return self.architecture
 
     def entries(self) -> list[str]:
-        """Every file and folder, folders above them included, sorted."""
         every = {*self.files, *self.folders}
         for path in tuple(every):
             parts = path.split("/")
@@ -154,8 +153,7 @@ class Capture:
 def capture(source: Source | Path, *, date: str, version: str) -> Capture:
     """Reads a machine and packs the files; equal files, date and version give equal bytes.
 
-    A machine that cannot be read is packed as far as it was read; reading the snapshot gives the same error.
-    """
+    A machine that cannot be read is packed as far as it was read; reading the snapshot gives the same error."""
     recorder = Recorder(Folder(source) if isinstance(source, Path) else source)
     recorder.affinity()
     recorder.machine()
@@ -271,8 +269,7 @@ def _add(tar: tarfile.TarFile, path: str, data: bytes | None) -> None:
     tar.addfile(info, None if data is None else io.BytesIO(data))
 
 
-class _BadSnapshotError(Exception):
-    """Why a file is not a snapshot; completes "cannot read snapshot FILE: "."""
+class _BadSnapshotError(Exception): ...
 
 
 def _inflate(packed: bytes) -> bytes:

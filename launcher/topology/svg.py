@@ -57,7 +57,6 @@ class _Box:
 
 
 def to_svg(picture: Picture, subtitle: str = "") -> str:
-    """The whole document. `subtitle` describes the slots, such as the strategy."""
     body = _flow(_sockets(picture))
     legend = _legend(picture)
     width = (

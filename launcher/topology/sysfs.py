@@ -32,9 +32,8 @@ HWLOC_INFO: Final = "proc/hwloc-nofile-info"
 def read(root: Path = Path("/"), *, affinity: CpuSet | None = None) -> Topology:
     """The machine under `root`, with this process's limits.
 
-    `affinity` replaces the affinity mask; without it a live root ("/") asks the kernel, and another
-    root uses its proc/self/status, else all online cpus. Raises LauncherError.
-    """
+    `affinity` replaces the affinity mask; without it a live root ("/") asks the kernel, and another root uses its
+    proc/self/status, else all online cpus. Raises LauncherError."""
     return read_source(Root(root), affinity=affinity)
 
 
@@ -56,20 +55,13 @@ def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
     limits = cgroup.read_limits(files)
     allowed = online & (affinity if affinity is not None else _affinity(files, status, online))
     return Topology(
-        online=online,
-        offline=present - online,
-        allowed=allowed if limits.cpus is None else allowed & limits.cpus,
-        sockets=sockets_of(cores),
-        numa_nodes=nodes,
-        l3_domains=l3_domains,
-        cores=cores,
-        cpu=info,
-        allowed_nodes=_allowed_nodes(nodes, status, limits.mems),
-        notes=tuple(notes),
-        conflicts=tuple(conflicts),
-        memory_limit_bytes=limits.memory_bytes,
+        online=online, offline=present - online,
+        allowed=allowed if limits.cpus is None else allowed & limits.cpus, sockets=sockets_of(cores),
+        numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
+        allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
+        conflicts=tuple(conflicts), memory_limit_bytes=limits.memory_bytes,
         has_numa=bool(files.ids(NODE_FOLDER, "node")),
-    )
+    )  # fmt: skip
 
 
 def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
@@ -77,8 +69,7 @@ def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
 
     1. Present is cpu/present; kernels before 2.6.28 lack it: the cpuN folders.
     2. Online is cpu/online; without it, every cpu whose own `online` file is not 0. A cpu without
-       that file cannot be unplugged, so it is online (cpu 0 on x86).
-    """
+       that file cannot be unplugged, so it is online (cpu 0 on x86)."""
     folders = files.ids(CPU_FOLDER, "cpu")
     if not folders:
         raise files.broken(CPU_FOLDER, "there is no cpuN folder")
@@ -109,8 +100,7 @@ def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
 def _status(files: Root) -> dict[str, CpuSet]:
     """Cpus_allowed and Mems_allowed of proc/self/status, if present.
 
-    Their lists came with 2.6.26; the masks, which have more words than the machine has cpus, are older.
-    """
+    Their lists came with 2.6.26; the masks, which have more words than the machine has cpus, are older."""
     text = files.text("proc/self/status")
     result: dict[str, CpuSet] = {}
     for line in (text or "").splitlines():
@@ -148,8 +138,7 @@ def _has_compute_units(files: Root, info: CpuInfo) -> bool:
     """AMD families 15h and 16h pair cores that share an FPU; old kernels list the pair as thread siblings.
 
     The family number has this meaning on x86 only. A captured root names its architecture in the file that
-    hwloc-gather-topology writes; without it the kernel's siblings are used, as in hwloc.
-    """
+    hwloc-gather-topology writes; without it the kernel's siblings are used, as in hwloc."""
     if info.vendor != "AuthenticAMD" or info.family not in {0x15, 0x16}:
         return False
     machine = files.source.machine()
