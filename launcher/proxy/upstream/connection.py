@@ -21,6 +21,7 @@ from launcher.proxy.http1 import (
 from launcher.proxy.sse.fast_path import FastPath
 
 WRITE_HIGH_BYTES = 262_144
+RESEND_S = 1.0  # a kept-alive connection that its upstream closed as we wrote ends sooner than this
 _FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; of two it is more than that
 
 
@@ -70,7 +71,7 @@ class UpstreamConnection(FastPath):
 
     __slots__ = (
         "_body", "_bytes_in", "_connecting", "_decoder", "_fresh", "_head", "_head_bytes", "_left", "_method", "_pause",
-        "_pool", "_request_head", "_sink", "_transport",
+        "_pool", "_request_head", "_resent", "_sent_at", "_sink", "_transport",
     )  # fmt: skip
 
     def __init__(self, pool: Owner) -> None:
@@ -80,6 +81,8 @@ class UpstreamConnection(FastPath):
         self._sink: Sink | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._fresh = True  # the transport was made for the present request
+        self._resent = False  # it went out on an older one, too
+        self._sent_at = 0.0  # loop time
         self._method = ""
         self._request_head = b""
         self._body: bytes | bytearray = b""  # both until the response begins
@@ -93,12 +96,14 @@ class UpstreamConnection(FastPath):
         self._decoder: ChunkedDecoder | None = None
         self._left: int | None = None  # of a body with a length
 
-    def send(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray) -> None:
+    def send(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray, now: float) -> None:
         """Send a request, on a new transport where there is none; `head` is whole, with its blank line."""
         self._sink = sink
         self._method = method
         self._request_head = head
         self._body = body
+        self._resent = False
+        self._sent_at = now
         self.events = self.bytes = 0
         transport = self._transport
         if transport is None:
@@ -135,7 +140,7 @@ class UpstreamConnection(FastPath):
         sink = self._sink
         self.abort()
         if sink is not None:
-            sink.broken(reason, sent=False)
+            sink.broken(reason, sent=self._resent)
 
     def abort(self) -> None:
         """Close at once; nothing is told to anybody."""
@@ -205,14 +210,22 @@ class UpstreamConnection(FastPath):
         sink = self._sink
         if sink is None:
             return
-        if not self._fresh and self._bytes_in == 0 and self._pool.resend and not self._pool.closed:
-            self._connect()  # it closed an idle connection as we wrote: it has read nothing
+        if self._may_resend():
+            self._resent = True
+            self._connect()
             return
         self._sink = None
         if exc is not None and not isinstance(exc, OSError):
             sink.faulted(exc)
         else:
             sink.broken("it closed the connection" if exc is None else "the connection was reset", sent=True)
+
+    def _may_resend(self) -> bool:
+        """The upstream may have closed an idle connection as the request was written. Later than that the request itself
+        may have killed it: such an attempt must fail, and count."""
+        if self._fresh or self._bytes_in or not self._pool.resend or self._pool.closed:
+            return False
+        return asyncio.get_running_loop().time() - self._sent_at < RESEND_S
 
     # --- the response ------------------------------------------------------------------------------
 

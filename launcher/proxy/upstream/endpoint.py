@@ -51,7 +51,7 @@ class Endpoint:
     policy: HeaderPolicy | None = None
     """None: all fields pass but those of one hop (RFC 9110 section 7.6.1)."""
     resend: bool = True
-    """Send again what was sent on a kept-alive connection that closed without a byte: an instance has not read it."""
+    """Send a request again whose kept-alive connection closed at once, without a byte. An instance may have read it."""
 
     def head(self, head: RequestHead, request_id: str, path: str, length: int, own_lines: bytes) -> bytes:
         """The request's head under this endpoint's header policy; `own_lines` are added, each ended by CRLF."""

@@ -36,7 +36,7 @@ class ConnectionPool:
                 connection = idle
         if connection is None:
             connection = UpstreamConnection(self)
-        connection.send(sink, method, head, body)
+        connection.send(sink, method, head, body, now)
         return connection
 
     def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]:

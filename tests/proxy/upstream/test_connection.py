@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.upstream.recording_sink import HEAD, NoPool, NoTransport, Peer, Play, RecordingSink, Server
 
 from launcher.proxy.http1 import MAX_HEAD_BYTES
-from launcher.proxy.upstream.connection import WRITE_HIGH_BYTES, UpstreamConnection
+from launcher.proxy.upstream.connection import RESEND_S, WRITE_HIGH_BYTES, UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
 
@@ -30,10 +30,10 @@ class Upstream:
         self.server = server
         self.pool = ConnectionPool(Endpoint(server.address, resend=resend), SOON_S)
 
-    def send(self, body: bytes = b"{}", *, method: str = "POST") -> RecordingSink:
+    def send(self, body: bytes = b"{}", *, method: str = "POST", ago_s: float = 0.0) -> RecordingSink:
         sink = RecordingSink()
         head = HEAD.replace(b"Length: 2", b"Length: %d" % len(body))
-        sink.connection = self.pool.send(sink, method, head, body, asyncio.get_running_loop().time())
+        sink.connection = self.pool.send(sink, method, head, body, asyncio.get_running_loop().time() - ago_s)
         return sink
 
 
@@ -253,6 +253,38 @@ async def test_a_stale_connection_is_replaced_once(serve: Serve) -> None:
     assert upstream.server.connections == 3
 
 
+async def test_an_instance_that_dies_of_a_request_was_reached(serve: Serve) -> None:
+    """The request goes out again, and nobody listens any more: that is no connect that failed."""
+
+    async def play(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.request()
+        Path(upstream.server.address.path).unlink()
+
+    upstream = await serve(play)
+    assert await upstream.send().end() == "completed"
+    sink = upstream.send()
+    assert await sink.end() == "cannot connect: No such file or directory"
+    assert sink.sent
+
+
+async def test_a_request_that_was_sent_long_ago_is_not_sent_again(serve: Serve) -> None:
+    """An idle connection closes as the request is written, not later: the request may have killed the instance."""
+
+    async def play(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.request()
+
+    upstream = await serve(play)
+    assert await upstream.send().end() == "completed"
+    sink = upstream.send(ago_s=RESEND_S)
+    assert await sink.end() == "it closed the connection"
+    assert sink.sent
+    assert upstream.server.connections == 1
+
+
 async def test_a_new_connection_is_not_replaced(serve: Serve) -> None:
     async def play(peer: Peer) -> None:
         await peer.request()
@@ -459,7 +491,7 @@ async def read_in(cuts: list[int], *, armed: bool) -> tuple[bytes, list[Upstream
             connection.arm_any(relayed)
 
     sink.at_part = part
-    connection.send(sink, "POST", HEAD, b"{}")
+    connection.send(sink, "POST", HEAD, b"{}", 0.0)
     ends = sorted({*cuts, len(STREAM)})
     for start, end in zip([0, *ends], ends, strict=False):
         if start < end:
