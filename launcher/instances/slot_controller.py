@@ -245,10 +245,13 @@ class SlotController:
             case Action.ANNOUNCE_DRAINING:
                 self._announce(InstanceDraining(slot.id, generation))
             case Action.ANNOUNCE_GONE:
-                cause = self.slot_state.crash or self.slot_state.last_cause
-                ended = cause is not None and self.slot_state.state is not State.STOPPING
-                reason = cause.message if ended and cause else "it is being stopped"
+                cut = self.slot_state.state is State.DRAINING
+                reason = "its drain deadline has passed" if cut else "it is being stopped"
                 self._announce(InstanceGone(slot.id, generation, reason))
+            case Action.ANNOUNCE_FAILED:
+                cause = self.slot_state.crash or self.slot_state.last_cause
+                assert cause is not None  # noqa: S101  an instance that failed has one
+                self._announce(InstanceGone(slot.id, generation, cause.message))
             case Action.TERMINATE:
                 if process is not None:
                     process.terminate()

@@ -40,9 +40,13 @@ def _enter(slot: SlotState, state: State, now: float, deadline: float | None = N
     return replace(slot, state=state, since=now, deadline=deadline)
 
 
-def _announce_gone(slot: SlotState) -> tuple[Action, ...]:
-    known = slot.state in {State.READY, State.DRAINING} and not slot.cut
-    return (Action.ANNOUNCE_GONE,) if known else ()
+def _is_upstream(slot: SlotState) -> bool:
+    """Whether the proxy has the instance."""
+    return slot.state in {State.READY, State.DRAINING} and not slot.cut
+
+
+def _announce_failed(slot: SlotState) -> tuple[Action, ...]:
+    return (Action.ANNOUNCE_FAILED,) if _is_upstream(slot) else ()
 
 
 def _without_process(slot: SlotState, intent: Intent, now: float) -> SlotState:
@@ -133,7 +137,8 @@ def leave_rotation(slot: SlotState, event: Event, _now: float, _limits: Limits) 
 
 
 def return_to_rotation(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
-    if (slot.intent is Intent.QUARANTINE) is not isinstance(event, ReleaseRequested):
+    quarantined, release = slot.intent is Intent.QUARANTINE, isinstance(event, ReleaseRequested)
+    if quarantined != release:
         return slot, ()
     if slot.state is State.STARTING and slot.deadline is None:  # removed by the quarantine
         slot = replace(slot, deadline=now + limits.ready_timeout_s)
@@ -200,8 +205,9 @@ def _stop_drained(slot: SlotState, now: float, limits: Limits) -> Step:
 
 
 def resume(slot: SlotState, event: Event, now: float, _limits: Limits) -> Step:
-    held = slot.intent in {Intent.QUARANTINE, Intent.HOLD}
-    if held is not isinstance(event, ReleaseRequested):
+    needs_release = slot.intent in {Intent.QUARANTINE, Intent.HOLD}
+    release = isinstance(event, ReleaseRequested)
+    if needs_release != release:
         return slot, ()
     slot = replace(slot, intent=Intent.RUN, restarting=False, cut=False)
     return _enter(slot, State.READY, now), (Action.ANNOUNCE_READY,)
@@ -212,13 +218,13 @@ def unhealthy(slot: SlotState, event: Event, now: float, limits: Limits) -> Step
     if slot.intent is Intent.QUARANTINE:
         return _with_cause(slot, event.cause, now), ()
     stopping, actions = _kill(slot, now, limits, event.cause)
-    return stopping, (*_announce_gone(slot), *actions)
+    return stopping, (*_announce_failed(slot), *actions)
 
 
 def crashed(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """An exit that was not requested, also with code 0 (vllm#48966)."""
     assert isinstance(event, ProcessExited)  # noqa: S101  narrows the table's type
-    announce = _announce_gone(slot)
+    announce = _announce_failed(slot)
     cause = slot.crash or event.cause
     crashes = tuple(t for t in slot.crashes if now - t < limits.crash_window_s)
     if cause.retry is not Retry.SOON:
@@ -257,7 +263,8 @@ def stop_while_stopping(slot: SlotState, event: Event, _now: float, _limits: Lim
 
 
 def start_while_stopping(slot: SlotState, event: Event, _now: float, _limits: Limits) -> Step:
-    if (slot.intent is Intent.HOLD) is not isinstance(event, ReleaseRequested):
+    held, release = slot.intent is Intent.HOLD, isinstance(event, ReleaseRequested)
+    if held != release:
         return slot, ()
     return replace(slot, intent=Intent.RUN, restarting=True), ()
 
@@ -273,7 +280,7 @@ def resume_while_stopping(slot: SlotState, _event: Event, _now: float, _limits: 
 
 
 def kill_now(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
-    announce = _announce_gone(slot)
+    announce = (Action.ANNOUNCE_GONE,) if _is_upstream(slot) else ()
     slot = replace(slot, intent=Intent.STOP, restarting=False)
     return _enter(slot, State.STOPPING, now, now + limits.stop_timeout_s), (*announce, Action.KILL)
 

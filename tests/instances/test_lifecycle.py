@@ -107,7 +107,7 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.DRAINING, Intent.HOLD), ResumeRequested(), State.DRAINING, Intent.HOLD, ()),
     (slot(State.DRAINING, Intent.HOLD), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
     (slot(State.DRAINING, Intent.HOLD), WentIdle(G), State.STOPPING, Intent.HOLD, (A.ANNOUNCE_GONE, A.TERMINATE)),
-    (slot(State.DRAINING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.HOLD), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_FAILED,)),
     (slot(State.STOPPING), HoldRequested(), State.STOPPING, Intent.HOLD, ()),
     (slot(State.STOPPING, Intent.HOLD), StartRequested(), State.STOPPING, Intent.HOLD, ()),
     (slot(State.STOPPING, Intent.HOLD), ReleaseRequested(), State.STOPPING, Intent.RUN, ()),
@@ -138,7 +138,7 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.DRAINING, Intent.QUARANTINE), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
     (slot(State.DRAINING, Intent.QUARANTINE), ProbeFailed(G, SICK), State.DRAINING, Intent.QUARANTINE, ()),
     (slot(State.DRAINING, Intent.QUARANTINE), WentIdle(G), State.DRAINING, Intent.QUARANTINE, ()),
-    (slot(State.DRAINING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.QUARANTINE), EXIT, State.HELD, Intent.HOLD, (A.ANNOUNCE_FAILED,)),
     (slot(State.DRAINING, Intent.QUARANTINE), ReleaseRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
     (slot(State.DRAINING, Intent.DRAIN), ReleaseRequested(), State.DRAINING, Intent.DRAIN, ()),
     # a drain that is not waited for any longer: what is in flight ends, the instance stays
@@ -160,8 +160,8 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.READY), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
     (slot(State.READY), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
     (slot(State.READY), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
-    (slot(State.READY), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.ANNOUNCE_GONE, A.KILL)),
-    (slot(State.READY), EXIT, State.BACKOFF, Intent.RUN, (A.ANNOUNCE_GONE,)),
+    (slot(State.READY), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.ANNOUNCE_FAILED, A.KILL)),
+    (slot(State.READY), EXIT, State.BACKOFF, Intent.RUN, (A.ANNOUNCE_FAILED,)),
     (slot(State.READY), WentIdle(G), State.READY, Intent.RUN, ()),
     (slot(State.DRAINING, Intent.DRAIN), WentIdle(G), State.DRAINING, Intent.DRAIN, ()),
     (slot(State.DRAINING, Intent.DRAIN), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
@@ -169,15 +169,15 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.DRAINING, Intent.DRAIN), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
     (slot(State.DRAINING, Intent.DRAIN), StopRequested(), State.DRAINING, Intent.STOP, (A.ANNOUNCE_DRAINING,)),
     (slot(State.DRAINING, Intent.DRAIN), RestartRequested(), State.DRAINING, Intent.RUN, (A.ANNOUNCE_DRAINING,)),
-    (slot(State.DRAINING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, (A.ANNOUNCE_GONE,)),
+    (slot(State.DRAINING, Intent.DRAIN), EXIT, State.BACKOFF, Intent.DRAIN, (A.ANNOUNCE_FAILED,)),
     (slot(State.DRAINING, Intent.STOP), WentIdle(G), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
     (slot(State.DRAINING, Intent.STOP), DeadlinePassed(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.TERMINATE)),
     (slot(State.DRAINING, Intent.STOP), StopRequested(), State.DRAINING, Intent.STOP, ()),
     (slot(State.DRAINING, Intent.STOP), ResumeRequested(), State.READY, Intent.RUN, (A.ANNOUNCE_READY,)),
     (slot(State.DRAINING, Intent.STOP), DrainRequested(), State.DRAINING, Intent.DRAIN, ()),
     (slot(State.DRAINING, Intent.STOP), KillRequested(), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
-    (slot(State.DRAINING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, (A.ANNOUNCE_GONE,)),
-    (slot(State.DRAINING, Intent.STOP), ProbeFailed(G, SICK), State.STOPPING, Intent.STOP, (A.ANNOUNCE_GONE, A.KILL)),
+    (slot(State.DRAINING, Intent.STOP), EXIT, State.STOPPED, Intent.STOP, (A.ANNOUNCE_FAILED,)),
+    (slot(State.DRAINING, Intent.STOP), ProbeFailed(G, SICK), State.STOPPING, Intent.STOP, (A.ANNOUNCE_FAILED, A.KILL)),
     (
         slot(State.DRAINING, restarting=True), WentIdle(G), State.STOPPING, Intent.RUN,
         (A.ANNOUNCE_GONE, A.TERMINATE),
@@ -422,7 +422,7 @@ class SlotModel(RuleBasedStateMachine):
                 case Action.ANNOUNCE_DRAINING:
                     assert self.known == self.slot.generation, "the proxy does not know it"
                     self.in_rotation = None
-                case Action.ANNOUNCE_GONE:
+                case Action.ANNOUNCE_GONE | Action.ANNOUNCE_FAILED:
                     assert self.known == self.slot.generation
                     self.in_rotation = self.known = None
                 case Action.TERMINATE | Action.KILL:

@@ -35,6 +35,7 @@ from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGo
 from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import (
+    DeadlinePassed,
     DrainRequested,
     Event,
     HoldRequested,
@@ -118,6 +119,10 @@ class Setup:
         return [
             f"{type(event).__name__.removeprefix('Instance')} {event.generation}" for event in self.announced
         ]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.announced if isinstance(event, InstanceGone)]
 
 
 Play = Callable[[Setup], Awaitable[Setup]]
@@ -308,6 +313,23 @@ async def test_two_refusals_end_an_instance(play: Play) -> None:
     cause = setup.controller.slot_state.last_cause
     assert cause is not None
     assert cause.name == "unhealthy"
+    assert setup.reasons == [cause.message], "not that it is being stopped"
+
+
+async def test_a_planned_end_does_not_give_the_cause_of_an_earlier_crash(play: Play) -> None:
+    setup = await play(Setup(idle_at_once=False))
+    await setup.post(StartRequested())
+    await setup.reach(State.READY)
+    setup.spawner.started[0].end(code=1)
+    await setup.reach(State.READY, generation=2)
+    await setup.post(DrainRequested(deadline_s=1.0))
+    await setup.reach(State.DRAINING)
+    setup.clock.now += 2
+    await setup.post(DeadlinePassed())
+    await setup.until(lambda: setup.controller.slot_state.cut)
+    await setup.post(ResumeRequested(), RestartRequested(), WentIdle(2))
+    await setup.reach(State.READY, generation=3)
+    assert setup.reasons[1:] == ["its drain deadline has passed", "it is being stopped"]
 
 
 async def test_silence_is_noted_and_nothing_more(play: Play) -> None:
