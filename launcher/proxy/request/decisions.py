@@ -219,7 +219,7 @@ class Decisions:
         return self._from_start(request, event.reason, now)
 
     def died(self, request: Request, _event: InstanceDied, _now: float) -> Actions:
-        request.deaths += 1
+        request.deaths += not request.committed
         return _NOTHING
 
     # --- another instance --------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Decisions:
         return _ABORT
 
     def stopped(self, request: Request, event: ServerStopped, _now: float) -> Actions:
-        request.ending = Ending.LEFT
+        request.ending = Ending.BROKEN
         return self._fail(request, event.reason)
 
     def faulted(self, _request: Request, event: Faulted, _now: float) -> Actions:
@@ -328,7 +328,7 @@ def fault(request: Request) -> Actions:
     request.faulted = True
     request.state = State.DONE
     request.reason = INTERNAL_ERROR
-    request.ending = Ending.LEFT
+    request.ending = Ending.BROKEN
     if not request.counted:
         request.outcome = Outcome.FAILED
     end: Actions = ()

@@ -18,7 +18,7 @@ from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import parse_request, parse_response
 from launcher.proxy.request import words
-from launcher.proxy.request.decisions import fault
+from launcher.proxy.request.decisions import MAX_DEATHS, fault
 from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
@@ -272,6 +272,16 @@ def test_after_three_deaths_there_is_no_fourth_attempt() -> None:
     request.deaths = 2
     assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of("killed", request), 0.0) == REFUSED
     assert request.reason == "3 instances died while they worked on it"
+
+
+def test_only_deaths_before_the_first_byte_count() -> None:
+    """A stream is continued over as many as MAX_CONTINUED."""
+    request = request_of(state=State.ANSWERING)
+    lifecycle = Lifecycle(RetryPolicy(1.0), World())
+    for _ in range(MAX_DEATHS):
+        lifecycle.advance(request, words.INSTANCE_DIED, 0.0)
+    assert request.deaths == 0
+    assert lifecycle.advance(request, of("killed", request), 0.0) == (A.LEAVE, A.ENQUEUE)
 
 
 def test_a_success_settles_who_was_at_fault() -> None:

@@ -128,6 +128,10 @@ class Server:
         self._server.close()
         await self.drop()
 
+    def unlink(self) -> None:
+        """Nobody can connect any more."""
+        Path(self.address.path).unlink()
+
     async def drop(self) -> None:
         """Close every connection."""
         for task in list(self._tasks):

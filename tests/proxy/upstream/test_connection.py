@@ -260,7 +260,7 @@ async def test_an_instance_that_dies_of_a_request_was_reached(serve: Serve) -> N
         await peer.request()
         await peer.say(OK)
         await peer.request()
-        Path(upstream.server.address.path).unlink()
+        upstream.server.unlink()
 
     upstream = await serve(play)
     assert await upstream.send().end() == "completed"

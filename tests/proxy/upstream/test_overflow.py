@@ -235,6 +235,22 @@ async def test_an_answer_that_breaks_is_broken_off(
     assert [record for record in caplog.records if "overflow endpoint broke a response off" in record.message]
 
 
+async def test_a_request_that_the_shutdown_ends_was_not_aborted_by_its_client(
+    proxy_with: Make, cloud: Cloud
+) -> None:
+    cloud.script = [STREAM + b"Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", b"rest"]
+    cloud.hold.clear()
+    proxy = await proxy_with()
+    reader, writer = await proxy.raw(streamed())
+    async with asyncio.timeout(SOON_S):
+        await reader.readuntil(b"data: 1\n\n")
+        await proxy.server.stop(0.0)
+        assert b'data: {"error":' in await reader.read()
+    writer.close()
+    assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
+    assert proxy.sums()["failed"] == 1
+
+
 @pytest.mark.parametrize(
     ("first", "status"),
     [
