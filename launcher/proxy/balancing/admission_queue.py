@@ -130,7 +130,7 @@ class AdmissionQueue:
         deadlines = self._deadlines
         while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].queued):
             ticket = heappop(deadlines)[2]
-            if ticket.queued:
+            if ticket.queued and ticket.deadline <= now:  # else it was queued again, with another deadline
                 self.remove(ticket)
                 late.append(ticket)
         return late

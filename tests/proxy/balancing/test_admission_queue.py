@@ -104,6 +104,20 @@ def test_one_key_is_first_come_first_served() -> None:
     assert queue.next_deadline() is None
 
 
+def test_a_ticket_that_is_queued_again_has_its_new_deadline_only() -> None:
+    queue = AdmissionQueue(10, 10**6)
+    one = numbered(1, ticket(deadline=10.0))
+    queue.add(one)
+    queue.take(one)
+    one.deadline = 20.0
+    queue.add(one)
+    queue.take(one)
+    queue.add(one)  # the same deadline twice
+    assert queue.expired(10.0) == []
+    assert queue.expired(20.0) == [one]
+    assert queue.expired(30.0) == []
+
+
 def test_deadlines_of_removed_tickets_are_dropped() -> None:
     queue = AdmissionQueue(1000, 10**9)
     for n in range(1, 200):
