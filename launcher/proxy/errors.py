@@ -26,8 +26,7 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
-        # What follows on the connection cannot be trusted, or will not be read.
-        self.close = close
+        self.close = close  # what follows on the connection cannot be trusted, or will not be read
 
     def closing(self) -> HttpError:
         """The same, as the connection's last response."""
@@ -35,7 +34,6 @@ class HttpError(Exception):
         return self
 
     def body(self) -> bytes:
-        """The response's JSON body."""
         return error_body(self.message, self.type, self.param, self.code)
 
 

@@ -39,9 +39,8 @@ class Route:
     kind: Kind
     streams: bool = False  # an event stream on request
     ends_in_done: bool = False  # its event stream ends in `data: [DONE]`
-    prompt: tuple[
-        str, ...
-    ] = ()  # JSON: the fields that make the prompt, in the template's order; (): no prompt
+    # JSON: the fields that make the prompt, in the template's order; (): no prompt.
+    prompt: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.errors import OWN_SHORTAGE
 
-# vLLM's metrics page has about 60 KiB; a page far above that is not one.
-MAX_PAGE_BYTES: Final = 16 << 20
+MAX_PAGE_BYTES: Final = 16 << 20  # vLLM's metrics page has about 60 KiB; a page far above that is not one
 
 
 async def fetch(address: Address, path: str, timeout_s: float) -> bytes | None:
@@ -55,8 +54,7 @@ def session_to(address: Address) -> aiohttp.ClientSession:
             connector = aiohttp.TCPConnector(force_close=True, ttl_dns_cache=None)
         case _:
             assert_never(address)
-    # aiohttp's own total of 300 s would cut a long first compile.
-    timeout = aiohttp.ClientTimeout(total=None)
+    timeout = aiohttp.ClientTimeout(total=None)  # aiohttp's own total of 300 s would cut a long first compile
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
 
 

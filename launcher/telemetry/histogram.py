@@ -21,6 +21,5 @@ class Histogram:
         self.created = created
 
     def observe(self, value: float) -> None:
-        """Count a value, in the unit of the name."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value

@@ -32,8 +32,7 @@ class Page:
     labels: Mapping[str, str] = field(default_factory=dict)
     source: object = None
     """What the series belong to across restarts: a slot. None: the page's place among the pages."""
-    generation: object = None
-    """The instance that wrote the page: the counters of another one start at 0."""
+    generation: object = None  # the instance that wrote the page: the counters of another one start at 0
 
 
 @dataclass(slots=True)
@@ -123,10 +122,8 @@ class Merger:
         return "".join(_format(name, family) for name, family in self._families.items())
 
     def _take(self, page: Page, key: object) -> None:
-        place = (
-            key,
-            *sorted(page.labels.items()),
-        )  # under other labels it is another source, and the old one stands
+        # Under other labels it is another source, and the old one stands.
+        place = (key, *sorted(page.labels.items()))
         source = self._sources.get(place)
         if source is None:
             source = self._sources[place] = _Source(dict(page.labels), page.generation)

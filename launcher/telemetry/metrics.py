@@ -233,11 +233,9 @@ class Timings:
             _DURATION_BUCKETS,
             now,
         )
-        # By slot, of streams: for `status`, no metric.
-        self.first_token = RollingQuantiles()
+        self.first_token = RollingQuantiles()  # by slot, of streams: for `status`, no metric
 
     def all(self) -> tuple[Histogram, ...]:
-        """Each histogram, in the order of the page."""
         return (self.queued, self.first_byte, self.duration)
 
     def collect(self) -> Iterator[Metric]:

@@ -10,8 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-WINDOW_S: Final = 300.0
-"""How old a value may be that still counts."""
+WINDOW_S: Final = 300.0  # how old a value may be that still counts
 
 # Of one key: at 99 % of these the value is one of the ten largest. 16 KiB of floats.
 KEPT: Final = 1000
@@ -23,10 +22,8 @@ class Quantiles:
 
     p50_s: float
     p99_s: float
-    count: int
-    """How many values these are made of."""
-    window_s: float = WINDOW_S
-    """None of them is older."""
+    count: int  # how many values these are made of
+    window_s: float = WINDOW_S  # none of them is older
 
 
 class RollingQuantiles:

@@ -26,23 +26,18 @@ _ROUNDED_FROM: Final = 10_000_000
 class EngineMetrics:
     """An engine's load and progress, summed over the engine cores of one server."""
 
-    running: int
-    """vllm:num_requests_running, llamacpp:requests_processing."""
-    waiting: int
-    """vllm:num_requests_waiting, llamacpp:requests_deferred."""
+    running: int  # vllm:num_requests_running, llamacpp:requests_processing
+    waiting: int  # vllm:num_requests_waiting, llamacpp:requests_deferred
     generated: int
     """vllm:generation_tokens_total, llamacpp:tokens_predicted_total (which rises when a request ends)."""
     steps: int
     """vllm:iteration_tokens_total_count, llamacpp:n_decode_total: engine steps, prefill of a long prompt included."""
-    kv_usage: float | None = None
-    """Share of the KV cache in use, 0 to 1, of the fullest engine core."""
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
+    kv_usage: float | None = None  # share of the KV cache in use, 0 to 1, of the fullest engine core
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0
     rounded: bool = False
     """The page prints too few digits of `steps`: an unchanged value does not prove that the engine is idle."""
-    kv_tokens: int | None = None
-    """Capacity of the KV cache in tokens."""
+    kv_tokens: int | None = None  # capacity of the KV cache in tokens
 
 
 def parse(page: str) -> EngineMetrics | None:

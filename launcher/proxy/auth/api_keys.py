@@ -24,23 +24,18 @@ _BEARER: Final = "bearer "
 
 @dataclass(slots=True, eq=False)
 class KeyEntry:
-    """A key in force."""
-
     record: KeyRecord
     salt: bytes
     hash: bytes
     limits: KeyLimits
-    sums: KeySums
-    """Of keys of this name; a request in flight keeps them when its key gets another name."""
+    sums: KeySums  # of keys of this name; a request in flight keeps them when its key gets another name
 
     @property
     def name(self) -> str:
-        """The key's owner; for logs, metrics and fairness."""
         return self.record.name
 
     @property
     def may_overflow(self) -> bool:
-        """Whether its requests may leave this host."""
         return not self.record.local_only
 
 
@@ -55,8 +50,7 @@ class ApiKeys:
         self._path = path
         self._entries: dict[str, KeyEntry] = {}
         self._complaint: str | None = None
-        self.unauthorized = 0
-        """Requests that were refused with 401."""
+        self.unauthorized = 0  # requests that were refused with 401
         self.sums: dict[str, KeySums] = {}
         """By name; those of a revoked key stay, so that no counter decreases."""
         # Unknown ids are compared with this, so that they take as long as known ones.
@@ -68,7 +62,6 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key."""
         return self._path is not None
 
     def __iter__(self) -> Iterator[KeyEntry]:

@@ -44,19 +44,13 @@ class KeyRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """The key's owner; in logs and metrics."""
     hash: Annotated[Hex, Meta(min_length=2 * HASH_BYTES, max_length=2 * HASH_BYTES)]
     salt: Annotated[Hex, Meta(min_length=16, max_length=128)]
-    created: When
-    """UTC."""
-    revoked: When | None = None
-    """UTC; the key is refused from then on. The line stays as a record."""
-    concurrency: Limit | None = None
-    """Concurrent requests, queued ones included."""
+    created: When  # UTC
+    revoked: When | None = None  # UTC; the key is refused from then on. The line stays as a record
+    concurrency: Limit | None = None  # concurrent requests, queued ones included
     requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    """Prompt and response together."""
-    models: tuple[str, ...] = ()
-    """Models that it may use, by name or alias; empty: all."""
-    local_only: bool = False
-    """Its requests never go to [proxy.overflow]."""
+    tokens_per_minute: Limit | None = None  # prompt and response together
+    models: tuple[str, ...] = ()  # models that it may use, by name or alias; empty: all
+    local_only: bool = False  # its requests never go to [proxy.overflow]
 
 
 def compose_key(key_id: bytes, secret: bytes) -> str:

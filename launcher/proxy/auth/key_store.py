@@ -32,8 +32,7 @@ def read(path: str) -> tuple[KeyRecord, ...]:
         raise LauncherError(f"cannot read API keys '{path}': {_why(error)}", _remedy(path, error)) from None
     if (mode := excess_mode(status, ALLOWED_MODE)) and stat.S_ISREG(status.st_mode):
         raise LauncherError(
-            f"cannot use API keys '{path}': mode {mode} lets other users add keys",
-            f"chmod 640 {path}",
+            f"cannot use API keys '{path}': mode {mode} lets other users add keys", f"chmod 640 {path}"
         )
     if len(data) > MAX_BYTES:
         raise LauncherError(

@@ -40,7 +40,6 @@ class Bucket:
     at: float
 
     def refill(self, now: float) -> None:
-        """Bring the level up to date."""
         if now > self.at:
             self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / MINUTE_S)
             self.at = now
@@ -64,13 +63,11 @@ class KeySums:
     accepted: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """By outcome; with those in flight they add up to accepted. The dispatcher counts both."""
-    refused: Counter[Limit] = field(default_factory=Counter)
-    """By limit; these count among the rejected, too."""
+    refused: Counter[Limit] = field(default_factory=Counter)  # by limit; these count among the rejected, too
     tokens: int = 0
 
     @property
     def in_flight(self) -> int:
-        """Accepted and not ended."""
         return self.accepted - self.ended.total()
 
 
@@ -79,10 +76,8 @@ class KeyLimits:
     """One key's limits, and what is spent of them. Owned by the event loop."""
 
     record: KeyRecord
-    sums: KeySums = field(default_factory=KeySums)
-    """Of the key's current name."""
-    in_flight: int = 0
-    """Requests admitted and not finished."""
+    sums: KeySums = field(default_factory=KeySums)  # of the key's current name
+    in_flight: int = 0  # requests admitted and not finished
     _models: frozenset[str] = frozenset()
     _requests: Bucket | None = None
     _tokens: Bucket | None = None

@@ -20,21 +20,16 @@ from launcher.proxy.balancing.policies import Pick, Policy, make_policy
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
-# Waiting tickets of a model looked at in one pump, which bounds its time.
-WINDOW: Final = 64
-# First tokens between two comparisons of an instance with its siblings.
-JUDGE_EVERY: Final = 8
+WINDOW: Final = 64  # waiting tickets of a model looked at in one pump, which bounds its time
+JUDGE_EVERY: Final = 8  # first tokens between two comparisons of an instance with its siblings
 # Of the KV cache in use while requests wait inside the engine: one more would only wait there.
 KV_FULL: Final = 0.9
-# The shortest delay of `next_pump`: rounding must not make the owner spin.
-TICK_S: Final = 0.001
+TICK_S: Final = 0.001  # the shortest delay of `next_pump`: rounding must not make the owner spin
 DRAIN_WINDOW_S: Final = 30.0
 RETRY_MAX_S: Final = 600
 
 
 class Balancer:
-    """Admission, queue and choice for all models."""
-
     def __init__(
         self,
         policy: PolicyName,
@@ -54,8 +49,7 @@ class Balancer:
         self._eject_failures: int = eject_failures
         self._eject_s: float = eject_s
         self._notes: list[str] = []
-        # Loads whose `ahead` this pass over the queue has changed.
-        self._passed: list[Load] = []
+        self._passed: list[Load] = []  # loads whose `ahead` this pass over the queue has changed
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -64,7 +58,6 @@ class Balancer:
         return self.costs.prompt_tokens(prompt_bytes)
 
     def output_tokens(self, max_tokens: int | None, n: int = 1) -> int:
-        """A learned estimate for Demand.output_tokens."""
         return self.costs.output_tokens(max_tokens, n)
 
     def possible(self, ticket: Ticket) -> bool:
@@ -84,8 +77,7 @@ class Balancer:
         opened = self._open(candidates, now)
         chosen = self._choose(ticket, candidates, opened, now) if opened else None
         if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
-            # Late on a busy instance is better than refused.
-            chosen = self._least_busy(candidates)
+            chosen = self._least_busy(candidates)  # late on a busy instance is better than refused
             if chosen is None:
                 raise FullError(refusal, self.retry_after_s(now))
         if chosen is not None:
@@ -107,12 +99,10 @@ class Balancer:
         return started
 
     def _pump_model(self, model: str | None, now: float) -> list[Ticket]:
-        """Bind what can start of the requests for a model."""
         started: list[Ticket] = []
         candidates = self.table.of(model)
         opened = self._open(candidates, now)
-        # Pinned instances that are not open.
-        closed: set[Key | None] = set()
+        closed: set[Key | None] = set()  # pinned instances that are not open
         looked = 0
         for ticket in self.queue.ordered(model):
             if not opened or looked >= WINDOW:
@@ -139,12 +129,10 @@ class Balancer:
         return started
 
     def withdraw(self, ticket: Ticket) -> None:
-        """It leaves the queue: its client has left."""
         if ticket.queued:
             self.queue.remove(ticket)
 
     def expired(self, now: float) -> list[Ticket]:
-        """Tickets whose deadline has come; they leave the queue."""
         return self.queue.expired(now)
 
     def next_pump(self, now: float) -> float | None:
@@ -163,7 +151,6 @@ class Balancer:
         return max(now, min(times)) if times else None
 
     def first_token(self, ticket: Ticket, now: float) -> None:
-        """The first content of its answer came."""
         upstream = ticket.upstream
         if upstream is None or ticket.first_token_at is not None:
             return
@@ -254,12 +241,10 @@ class Balancer:
         return known
 
     def set_kv_tokens(self, upstream: Upstream, kv_tokens: int) -> None:
-        """The size of its KV cache is known."""
         upstream.kv_tokens = kv_tokens
         upstream.prefixes.set_capacity(int(kv_tokens / self.costs.block_tokens))
 
     def drain(self, slot: int, generation: int) -> Upstream | None:
-        """No new requests."""
         return self.table.drain(slot, generation)
 
     def remove(self, slot: int, generation: int, reason: str) -> Upstream | None:
@@ -267,7 +252,6 @@ class Balancer:
         return self.table.remove(slot, generation, reason)
 
     def eject(self, key: Key, until: float) -> None:
-        """No requests until then; after that a single request tries it."""
         upstream = self.table.get(*key)
         if upstream is not None:
             upstream.outliers.eject(until)
@@ -311,7 +295,6 @@ class Balancer:
         return best
 
     def _judge_straggler(self, upstream: Upstream) -> None:
-        """Every JUDGE_EVERY first tokens: whether it is slower than its siblings."""
         outliers = upstream.outliers
         if outliers.slowness.count % JUDGE_EVERY:
             return

@@ -23,18 +23,15 @@ MOST_PER_BYTE: Final = 1.0
 # Between two tokens of one answer, and tokens of an answer, until some were seen.
 TOKEN_S: Final = 0.05
 OUTPUT: Final = 200.0
-# Higher loads cannot be told apart in so short a time.
-MOST_LOAD: Final = 0.9
-# Of a typical prefill: bounds how far a small prompt may pass others.
-LEAST_SIZE: Final = 0.01
+MOST_LOAD: Final = 0.9  # higher loads cannot be told apart in so short a time
+LEAST_SIZE: Final = 0.01  # of a typical prefill: bounds how far a small prompt may pass others
 # First tokens seen before the fit is trusted to tell a cached prompt from one that was not.
 LEARNED: Final = 30
 # First tokens seen before an instance's outstanding prefill is judged by its speed. Until then at most UNKNOWN_AT_ONCE
 # streams may be without a first token: they soon tell. The more there are, the less a first burst waits.
 KNOWN: Final = 4
 UNKNOWN_AT_ONCE: Final = 4
-# Part by which the believed size of a cache changes at a contradiction.
-LEARN: Final = 0.03
+LEARN: Final = 0.03  # part by which the believed size of a cache changes at a contradiction
 
 
 class CostModel:
@@ -44,11 +41,9 @@ class CostModel:
         self._fits: dict[str, LinearFit] = {}
         self._step: Mean = Mean(TOKEN_S, 500)
         self._output: Mean = Mean(OUTPUT, 500)
-        # The share of max_tokens that is produced.
-        self._used: Mean = Mean(1.0, 500)
+        self._used: Mean = Mean(1.0, 500)  # the share of max_tokens that is produced
         self._per_byte: Mean = Mean(TOKENS_PER_BYTE, 200)
-        # Tokens of one prompt that are not cached.
-        self._uncached: Mean = Mean(TYPICAL_PROMPT, 200)
+        self._uncached: Mean = Mean(TYPICAL_PROMPT, 200)  # tokens of one prompt that are not cached
         self.block_tokens: float = BLOCK_BYTES * TOKENS_PER_BYTE
 
     # --- estimates ---------------------------------------------------------------------------------
@@ -75,7 +70,6 @@ class CostModel:
 
     @property
     def typical_uncached(self) -> float:
-        """Tokens that a typical request has prefilled."""
         return self._uncached.value
 
     def delayed(self, upstream: Upstream, backlog_s: float, more_s: float, now: float) -> float:
@@ -109,7 +103,6 @@ class CostModel:
         return upstream.load.pending_streams() >= UNKNOWN_AT_ONCE
 
     def prompt_tokens(self, prompt_bytes: int) -> int:
-        """Tokens of a prompt of that many bytes of JSON text."""
         return int(prompt_bytes * self._per_byte.value) + 1
 
     def output_tokens(self, max_tokens: int | None, n: int = 1) -> int:
@@ -122,12 +115,10 @@ class CostModel:
     # --- learning ----------------------------------------------------------------------------------
 
     def seen_bound(self, upstream: Upstream, uncached: float, now: float) -> None:
-        """A request with that many tokens to prefill was bound to it."""
         self._uncached.add(uncached)
         upstream.arrivals.add(now, uncached)
 
     def seen_first_token(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
-        """A streamed answer began."""
         fit = upstream.fit
         took = now - ticket.bound_at
         expected = fit.at(ticket.work)
@@ -150,7 +141,6 @@ class CostModel:
         self._step.add((now - ticket.first_token_at) / (ticket.tokens - 1))
 
     def seen_prompt(self, prompt_bytes: int, tokens: int) -> None:
-        """Usage reported how many tokens a prompt was."""
         if prompt_bytes > 0 and tokens > 0:
             self._per_byte.add(min(MOST_PER_BYTE, max(LEAST_PER_BYTE, tokens / prompt_bytes)))
             self.block_tokens = BLOCK_BYTES * self._per_byte.value

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-# (slot, generation): one process.
-Key = tuple[int, int]
+Key = tuple[int, int]  # (slot, generation): one process
 
 
 class Ending(Enum):
@@ -46,16 +45,12 @@ class Demand:
         self.model = model
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        # prefix_cache.fingerprint of the prompt's raw bytes.
-        self.prefix = prefix
+        self.prefix = prefix  # prefix_cache.fingerprint of the prompt's raw bytes
         self.body_bytes = body_bytes
-        # The API key's name: keys share fairly.
-        self.key = key
-        # Smaller first, as in vLLM.
-        self.priority = priority
+        self.key = key  # the API key's name: keys share fairly
+        self.priority = priority  # smaller first, as in vLLM
         self.pinned = pinned
-        # What the client asked for, per choice.
-        self.max_tokens = max_tokens
+        self.max_tokens = max_tokens  # what the client asked for, per choice
         self.stream = stream
 
 

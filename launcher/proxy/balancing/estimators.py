@@ -8,16 +8,11 @@ from typing import Final
 # Until samples come: the first token after 50 ms + 1 ms per prompt token.
 PREFILL_BASE_S: Final = 0.05
 PREFILL_TOKEN_S: Final = 0.001
-# Tokens; these are meant for prompts up to about this size.
-TYPICAL_PROMPT: Final = 500.0
-# What one more sample leaves of the prior's weight.
-PRIOR_FADES: Final = 0.8
-# More work is never as fast as less.
-LEAST_SLOPE: Final = 1e-7
-# Times the largest x of late: beyond, a sample weighs as if it were there.
-REACH: Final = 2.0
-# Of the rates at which work comes and goes.
-WINDOW_S: Final = 30.0
+TYPICAL_PROMPT: Final = 500.0  # tokens; these are meant for prompts up to about this size
+PRIOR_FADES: Final = 0.8  # what one more sample leaves of the prior's weight
+LEAST_SLOPE: Final = 1e-7  # more work is never as fast as less
+REACH: Final = 2.0  # times the largest x of late: beyond, a sample weighs as if it were there
+WINDOW_S: Final = 30.0  # of the rates at which work comes and goes
 
 
 class Mean:
@@ -31,7 +26,6 @@ class Mean:
         self._memory: int = memory
 
     def add(self, sample: float) -> None:
-        """Add a sample."""
         count = self.count = self.count + 1
         self.value += (sample - self.value) / (min(self._memory, count))
 
@@ -45,22 +39,6 @@ class LinearFit:
     must not set the slope.
     """
 
-    __slots__ = (
-        "_far",
-        "_keep",
-        "_n",
-        "_prior",
-        "_scale",
-        "_weight",
-        "_x",
-        "_xx",
-        "_xy",
-        "_y",
-        "base",
-        "count",
-        "slope",
-    )
-
     def __init__(self, base: float, slope: float, scale: float, memory: int) -> None:
         self._prior: tuple[float, float] = (base, slope)
         self.base: float = base
@@ -69,8 +47,7 @@ class LinearFit:
         self._keep: float = 1.0 - 1.0 / memory
         self._scale: float = scale
         self._weight: float = 1.0
-        # The largest x of late; at first, how far the prior may be trusted.
-        self._far: float = 4.0 * scale
+        self._far: float = 4.0 * scale  # the largest x of late; at first, how far the prior may be trusted
         self._n: float = 0.0
         self._x: float = 0.0
         self._y: float = 0.0
@@ -78,7 +55,6 @@ class LinearFit:
         self._xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Add a sample."""
         keep = self._keep
         self.count += 1
         reach = REACH * self._far
@@ -115,7 +91,6 @@ class LinearFit:
         self.base, self.slope = base, slope
 
     def at(self, x: float) -> float:
-        """y for x."""
         return self.base + self.slope * x
 
 
@@ -132,7 +107,6 @@ class Arrivals:
         self._last: float = 0.0
 
     def add(self, now: float, amount: float = 0.0) -> None:
-        """Add one request, now, with that much work."""
         if self._since is None:
             self._since = self._last = now
         fade = exp((self._last - now) / self._window_s)

@@ -25,11 +25,9 @@ class Load:
         # Requests the instance reports beyond the proxy's own: in its last two reports, and in its last one.
         self.surplus: int = 0
         self._beyond: int = 0
-        # The instance reports that its KV cache is too small for the requests it has.
-        self.full: bool = False
+        self.full: bool = False  # the instance reports that its KV cache is too small for the requests it has
 
     def bind(self, number: int, uncached: float, now: float, *, stream: bool) -> None:
-        """A request starts."""
         if not self.pending:
             self.head_since = now
         self.pending[number] = (uncached, stream)
@@ -45,7 +43,6 @@ class Load:
         return True
 
     def leave(self, number: int, now: float) -> None:
-        """The request has left, for whatever reason."""
         if number in self.pending:
             if next(iter(self.pending)) == number:
                 self.head_since = now
@@ -53,7 +50,6 @@ class Load:
         self.full = False
 
     def pending_streams(self) -> int:
-        """Streams without a first token."""
         return sum(stream for _, stream in self.pending.values())
 
     def remaining_s(self, now: float, token_s: float) -> float:
@@ -74,12 +70,10 @@ class Load:
         return 0.0
 
     def expect(self, prefill_s: float) -> None:
-        """One more queued request waits for just this instance."""
         self.waiting += 1
         self.waiting_s += prefill_s
 
     def expect_no_more(self, prefill_s: float) -> None:
-        """One of those waits for it no longer."""
         self.waiting -= 1
         # Rounding errors must not add up.
         self.waiting_s = self.waiting_s - prefill_s if self.waiting else 0.0
@@ -94,5 +88,4 @@ class Load:
     def _remove(self, number: int) -> None:
         self.prefill -= self.pending.pop(number)[0]
         if not self.pending:
-            # Rounding errors must not add up.
-            self.prefill = 0.0
+            self.prefill = 0.0  # rounding errors must not add up

@@ -16,8 +16,7 @@ from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
-# n -> a number in range(n): random.Random(seed).randrange, or a test's own.
-Pick = Callable[[int], int]
+Pick = Callable[[int], int]  # n -> a number in range(n): random.Random(seed).randrange, or a test's own
 
 _HIT: Final = itemgetter(0)
 
@@ -29,7 +28,6 @@ class Policy(Protocol):
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
         """One of `candidates`; one of `opened` if it shall start now."""
-        ...
 
 
 class LeastRequests:
@@ -41,7 +39,6 @@ class LeastRequests:
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
-        """See Policy."""
         loads = [(u.in_flight + 1) * u.lag for u in opened]
         fewest = min(loads)
         tied = [u for u, load in zip(opened, loads, strict=True) if load == fewest]
@@ -57,7 +54,6 @@ class RoundRobin:
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
-        """See Policy."""
         last = self._last.get(opened[0].model, -1)
         chosen = next((u for u in opened if u.slot > last), opened[0])
         self._last[chosen.model] = chosen.slot
@@ -78,7 +74,6 @@ class PrefixAware:
     def choose(
         self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
     ) -> Upstream:
-        """See Policy."""
         prefix = ticket.demand.prefix
         if not prefix:
             return self._soonest(ticket, opened, now)
@@ -93,8 +88,7 @@ class PrefixAware:
         block = costs.block_tokens
         shortest = max(1.0, ticket.demand.prompt_tokens - most * block)
         typical = costs.typical_uncached
-        # The best hit of an open instance.
-        here = most
+        here = most  # the best hit of an open instance
         if len(opened) < len(candidates):
             here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
         best, least = candidates[0], float("inf")
@@ -143,7 +137,6 @@ class PrefixAware:
 
 
 def make_policy(name: PolicyName, pick: Pick, costs: CostModel, sharing: Mapping[int | None, int]) -> Policy:
-    """The policy of that name."""
     match name:
         case PolicyName.PREFIX_AWARE | PolicyName.LEAST_TOKENS | PolicyName.SESSION:
             return PrefixAware(costs, sharing)

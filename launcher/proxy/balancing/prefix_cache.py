@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-# About one vLLM block on CPU: 128 tokens of 4 bytes.
-BLOCK_BYTES: Final = 512
+BLOCK_BYTES: Final = 512  # about one vLLM block on CPU: 128 tokens of 4 bytes
 # Blocks of an instance's cache, where its size is learned; the upper bound is 32 million tokens.
 LEAST_CAPACITY: Final = 16
 MOST_CAPACITY: Final = 262_144
-# 2 MiB of text: longer than any context.
-MAX_BLOCKS: Final = 4096
+MAX_BLOCKS: Final = 4096  # 2 MiB of text: longer than any context
 
 
 def fingerprint(raw: bytes | bytearray | memoryview, salt: int = 0) -> tuple[int, ...]:
@@ -47,7 +45,6 @@ class PrefixCache:
     __slots__ = ("_blocks", "capacity")
 
     def __init__(self, capacity: int = 512) -> None:
-        """`capacity`: in blocks."""
         self.capacity: int = max(1, capacity)
         # Block -> the ticket number of the last request that used it.
         self._blocks: OrderedDict[int, int] = OrderedDict()

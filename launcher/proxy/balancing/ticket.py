@@ -7,7 +7,7 @@ from launcher.proxy.balancing.upstreams import Upstream
 
 
 class Ticket:
-    """One attempt to get a request started. Owned by the balancer. Times are the caller's clock, seconds."""
+    """A request at the balancer, over all its attempts. Times are the caller's clock, seconds."""
 
     __slots__ = (
         "arrived", "awaited", "bound_at", "cached_blocks", "computed_tokens", "cost", "deadline", "demand",
@@ -20,10 +20,8 @@ class Ticket:
         self.demand = demand
         self.arrived = arrived
         self.deadline = deadline
-        # Order of arrival; 0: never offered.
-        self.number: int = 0
-        # Instances that failed it; it never goes back to them.
-        self.tried: set[Key] = set()
+        self.number: int = 0  # order of arrival; 0: never offered
+        self.tried: set[Key] = set()  # instances that failed it, since the last pause before a retry
 
         # While it is queued: its place within the queue of its API key (smaller first), what it is charged in the fair
         # share of its key, seconds of prefill it adds to the queue, the instance it waits for (None: whichever is free

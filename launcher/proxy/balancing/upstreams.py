@@ -47,14 +47,11 @@ class Upstream:
         self.kv_tokens = kv_tokens
         self.in_flight: int = 0
         self.draining: bool = False
-        # Why it was removed while it had requests.
-        self.gone: str | None = None
-        # Somebody waits for its last request to leave.
-        self.idle_wanted: bool = False
+        self.gone: str | None = None  # why it was removed while it had requests
+        self.idle_wanted: bool = False  # somebody waits for its last request to leave
         # Its model's: see CostModel.fit.
         self.fit: LinearFit = LinearFit(PREFILL_BASE_S, PREFILL_TOKEN_S, TYPICAL_PROMPT, 200)
-        # How many times slower than its siblings it is.
-        self.lag: float = 1.0
+        self.lag: float = 1.0  # how many times slower than its siblings it is
         self.arrivals: Arrivals = Arrivals(WINDOW_S)
         self.load: Load = Load()
         self.outliers: OutlierDetection = OutlierDetection()
@@ -67,14 +64,12 @@ class UpstreamTable:
     def __init__(self) -> None:
         self._upstreams: dict[Key, Upstream] = {}
         self._newest: dict[int, int] = {}
-        # Results of `of` since the last change.
-        self._ready: dict[str | None, list[Upstream]] = {}
+        self._ready: dict[str | None, list[Upstream]] = {}  # results of `of` since the last change
 
     def __iter__(self) -> Iterator[Upstream]:
         return iter(self._upstreams.values())
 
     def get(self, slot: int, generation: int) -> Upstream | None:
-        """The upstream of one generation, if it is known."""
         return self._upstreams.get((slot, generation))
 
     def newest(self, slot: int) -> Upstream | None:
@@ -105,7 +100,6 @@ class UpstreamTable:
         return upstream
 
     def remove(self, slot: int, generation: int, reason: str) -> Upstream | None:
-        """The instance is gone."""
         upstream = self._upstreams.pop((slot, generation), None)
         if upstream is not None:
             self._ready.clear()

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-Fields = dict[str, msgspec.Raw]
-"""A request's fields, their values as they were sent."""
+Fields = dict[str, msgspec.Raw]  # A request's fields, their values as they were sent
 
 
 _FREE: Final = frozenset(
@@ -68,8 +67,7 @@ MOST_ASKING_BYTES: Final = 256 * 1024
 """Instances are not asked for the ids of larger requests: the first event would bring hundreds of thousands."""
 
 _LONG: Final = frozenset({"messages", "prompt", "documents", "metadata", "logit_bias", "allowed_token_ids"})
-LONG_BYTES: Final = 65536
-"""Of any other field; a longer value may take seconds to decode."""
+LONG_BYTES: Final = 65536  # of any other field; a longer value may take seconds to decode
 
 
 def may_ask_ids(body: bytes | bytearray) -> bool:

@@ -13,11 +13,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 COMPLETION_MAX_TOKENS: Final = 16
 """What vLLM assumes without `max_tokens`, or with null (completion/protocol.py, as OpenAI's API)."""
-LIMITS: Final = {
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "min_tokens": 0,
-}  # and the least that each may be
+# And the least that each may be.
+LIMITS: Final = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
 
 
 def _number(value: float) -> msgspec.Raw:
@@ -66,12 +63,10 @@ def one_token(request: Fields) -> Fields:
 
 
 def asking_ids(request: Fields) -> Fields:
-    """For an answer with token ids."""
     return request | {"return_token_ids": msgspec.Raw(b"true")}
 
 
 def with_prompt_ids(path: str, request: Fields, ids: Sequence[int]) -> Fields:
-    """With a prompt of token ids."""
     prompt = msgspec.Raw(msgspec.json.encode(ids))
     if path == COMPLETIONS:
         return request | {"prompt": prompt}

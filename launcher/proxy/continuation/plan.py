@@ -85,9 +85,7 @@ class Continuation:
     base_tokens: int  # tokens of the answer that are part of the new prompt
     overlap: str = ""  # the text that the next instance repeats first
     prompt_tokens: int | None = None  # of the client's own request, where they are known
-    prompt_ids: list[int] | None = (
-        None  # the prompt is given by these token ids, which the next instance must confirm
-    )
+    prompt_ids: list[int] | None = None  # given as the prompt; the next instance must confirm them
     repeated_ids: tuple[int, ...] = ()  # tokens that the next instance repeats first
     asks_ids: bool = False  # for token ids of its answer
     only_usage: bool = False  # the text is complete: one token is generated, to learn the prompt's length
@@ -129,8 +127,6 @@ def plan_continuation(
 
 
 class _Planner:
-    """One decision."""
-
     def __init__(self, path: str, request: Fields, transcript: Transcript, server: Server) -> None:
         self._path = path
         self._request = request
@@ -254,11 +250,9 @@ class _Planner:
         if request is None:
             return self._only_usage(tokens, "length")
         longer = with_text(self._path, request, text)
-        return (
-            NotExact(longer)
-            if isinstance(longer, str)
-            else Continuation(msgspec.json.encode(longer), tokens, overlap)
-        )
+        if isinstance(longer, str):
+            return NotExact(longer)
+        return Continuation(msgspec.json.encode(longer), tokens, overlap)
 
     def _cut(self) -> tuple[str, str, int]:
         """The text for the next instance's prompt, the text that it repeats, and the events of the first."""

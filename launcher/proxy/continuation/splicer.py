@@ -40,9 +40,8 @@ class Splicer:
         self._overlap = plan.overlap
         self._prompt = plan.prompt_ids  # until the instance has confirmed it
         self._repeated_ids = list(plan.repeated_ids)
-        self._held = (
-            0  # tokens without text (half a character) at the end of what the client has: they come again
-        )
+        # Tokens without text (half a character) at the end of what the client has: they come again.
+        self._held = 0
         for piece in reversed(transcript.pieces()):
             if piece:
                 break

@@ -46,14 +46,11 @@ _DELTA_KEYS: Final = frozenset({"role", "content"})
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All tokens of a stream so far."""
-
     prompt: list[int]
     events: list[list[int]]  # of each event that brought tokens, in order
 
     @property
     def count(self) -> int:
-        """Tokens of the answer."""
         return sum(len(event) for event in self.events)
 
 
@@ -81,8 +78,7 @@ class Transcript:
         self.finish_reason: str | None = None
         self.usage_seen = False
         self.done = False  # [DONE] came
-        self.odd: str | None = None
-        """Why this stream can't be continued; nothing is kept of it any more."""
+        self.odd: str | None = None  # why this stream can't be continued; nothing is kept of it any more
 
     def arm(self, fast: FastPath, write: Callable[[bytes], None]) -> None:
         """Let usual events take the fast path to `write`, as far as they are known."""
@@ -256,7 +252,6 @@ def part_of(piece: bytes) -> str:
 
 
 def text_of(pieces: list[bytes]) -> str:
-    """The text of several events."""
     return str(msgspec.json.decode(b'"' + b"".join(pieces) + b'"'))
 
 

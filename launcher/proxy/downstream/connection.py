@@ -55,17 +55,10 @@ class Server(uploads.Limits, Protocol):
     def opened(self, client: DownstreamConnection) -> bool:
         """A client connected; False: there are too many."""
 
-    def closed(self, client: DownstreamConnection) -> None:
-        """A client's connection is closed."""
-
-    def fell_behind(self, client: DownstreamConnection) -> None:
-        """Its write buffer is over its mark."""
-
-    def caught_up(self, client: DownstreamConnection) -> None:
-        """Its write buffer has room again."""
-
-    def post(self, request: Request, event: Event) -> None:
-        """Something happened to a request."""
+    def closed(self, client: DownstreamConnection) -> None: ...
+    def fell_behind(self, client: DownstreamConnection) -> None: ...
+    def caught_up(self, client: DownstreamConnection) -> None: ...
+    def post(self, request: Request, event: Event) -> None: ...
 
     def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
         """A request's head has come; the request may be answered before this returns."""
@@ -82,8 +75,6 @@ class _State(Enum):
 
 
 class DownstreamConnection(asyncio.Protocol):
-    """A client's connection."""
-
     __slots__ = (
         "_buffer", "_deadline", "_last_head", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
         "_server", "_state", "_transport", "_unsent", "_upload", "paused", "write",
@@ -108,7 +99,6 @@ class DownstreamConnection(asyncio.Protocol):
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write  # without a call of ours between
         if not self._server.opened(self):
@@ -119,11 +109,9 @@ class DownstreamConnection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The address of the other side."""
         return peer_name(self._transport.get_extra_info("peername"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
         self._state = _State.LINGER
         self._buffer = b""
         self._server.closed(self)
@@ -141,7 +129,6 @@ class DownstreamConnection(asyncio.Protocol):
     # --- requests ---------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Read what the client sent."""
         state = self._state
         if state is _State.HEAD and not self.paused:
             if self._buffer:
@@ -212,13 +199,11 @@ class DownstreamConnection(asyncio.Protocol):
             self._upload = None
 
     def pause_reading(self) -> None:
-        """Stop reading."""
         if not self._paused_reading and not self._transport.is_closing():
             self._paused_reading = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
         if self._paused_reading:
             self._paused_reading = False
             if not self._transport.is_closing():
@@ -227,14 +212,12 @@ class DownstreamConnection(asyncio.Protocol):
     # --- answers ------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Its write buffer is over its mark."""
         self.paused = True
         self._server.fell_behind(self)
         if self._request is not None:
             self._server.post(self._request, CLIENT_PAUSED)
 
     def resume_writing(self) -> None:
-        """Its write buffer has room again."""
         self.paused = False
         self._server.caught_up(self)
         if self._request is not None:
@@ -248,12 +231,10 @@ class DownstreamConnection(asyncio.Protocol):
         return self._state is _State.BODY
 
     def pause_answer(self) -> None:
-        """There is no room for more of its answer."""
         if self._request is not None:
             self._server.post(self._request, CLIENT_PAUSED)
 
     def resume_answer(self) -> None:
-        """There is room for more of its answer."""
         if self._request is not None:
             self._server.post(self._request, CLIENT_RESUMED)
 
@@ -344,19 +325,16 @@ class DownstreamConnection(asyncio.Protocol):
         self.abort()
 
     def close_if_idle(self) -> None:
-        """The server stops: take no further request."""
         if self._state is _State.HEAD:
             self._finish(linger=False)
 
     # --- deadlines ---------------------------------------------------------------------------------
 
     def due(self, now: float) -> bool:
-        """Whether `tick` has something to do."""
         deadline = self._deadline if self._upload is None else self._upload.deadline
         return deadline is not None and now >= deadline
 
     def tick(self, now: float) -> None:
-        """Check the deadlines."""
         if self._upload is not None:
             if now >= self._upload.deadline and self._request is not None:
                 self._server.post(self._request, Refused(self._upload.late(now)))

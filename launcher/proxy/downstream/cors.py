@@ -35,11 +35,9 @@ class Cors:
 
     @property
     def enabled(self) -> bool:
-        """Whether any origin may call."""
         return bool(self.origins)
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of this origin may call."""
         return ANY in self._allowed or origin.lower() in self._allowed
 
     def lines(self, origin: str | None) -> bytes:

@@ -16,8 +16,6 @@ UNIX: Final = "unix"  # the name of a peer on a UNIX socket
 
 
 class TrustedProxies:
-    """The peers that may name their clients."""
-
     def __init__(self, entries: Sequence[str]) -> None:
         """Each is an address, a CIDR or "unix". Raises ValueError."""
         self._unix = UNIX in entries

@@ -16,12 +16,9 @@ from typing import Final
 
 from launcher.errors import OWN_SHORTAGE
 
-# Per turn of the loop; a handshake takes about a millisecond of CPU time.
-ACCEPTS: Final = 8
-# Between two attempts to accept while the process lacks descriptors or memory.
-RETRY_S: Final = 1.0
-# Longer than all deadlines of a client's connection.
-TLS_CLOSING_S: Final = 86_400.0
+ACCEPTS: Final = 8  # per turn of the loop; a handshake takes about a millisecond of CPU time
+RETRY_S: Final = 1.0  # between two attempts to accept while the process lacks descriptors or memory
+TLS_CLOSING_S: Final = 86_400.0  # longer than all deadlines of a client's connection
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,11 +44,9 @@ class Handshakes:
         self._in_progress: set[asyncio.Protocol] = set()
 
     def __len__(self) -> int:
-        """How many handshakes are in progress."""
         return len(self._in_progress)
 
     def ended(self, connection: asyncio.Protocol) -> None:
-        """The handshake of a connection, if there was one, is over."""
         self._in_progress.discard(connection)
 
     def listen(self, sock: socket.socket) -> None:
@@ -60,7 +55,6 @@ class Handshakes:
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Accept no more, and cancel the handshakes."""
         for sock in self._listening:
             self._loop.remove_reader(sock.fileno())
             sock.close()

@@ -52,7 +52,6 @@ class Listener:
         self.endpoints.append(endpoint(sock, tls=secure))
 
     def close(self) -> None:
-        """Accept no more connections."""
         for server in self._listening:
             server.close()
         if self._handshakes is not None:
@@ -63,7 +62,6 @@ class Listener:
 
 
 def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
-    """The URL of a listening socket."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]

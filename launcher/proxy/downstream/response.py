@@ -40,13 +40,11 @@ def start(
 
 
 def pass_on(request: Request, raw: bytes) -> None:
-    """Send whole chunks as the upstream framed them."""
     request.bytes_out += len(raw)
     _write(request, raw)
 
 
 def send(request: Request, data: bytes) -> None:
-    """Send a part of the body."""
     request.bytes_out += len(data)
     if request.method == "HEAD":
         data = b""
@@ -89,7 +87,6 @@ def deliver(request: Request, head: ResponseHead, body: bytes, now: float, extra
 
 
 def refuse(request: Request, error: HttpError, now: float) -> None:
-    """Send an error of the proxy's own."""
     if error.close:
         request.keep_alive = False
     lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()

@@ -49,8 +49,6 @@ class _Behind:
 
 
 class SlowClients:
-    """The slow clients, and the memory that buffers for them."""
-
     def __init__(self, proxy: Proxy, clock: Callable[[], float]) -> None:
         self._most_bytes = proxy.slow_client_buffer_bytes
         self._rate = proxy.client_min_bytes_per_s
@@ -58,27 +56,22 @@ class SlowClients:
         self._timeout_s = proxy.client_stall_timeout_s
         self._clock = clock
         self._behind: dict[SlowClient, _Behind] = {}
-        self.bytes = 0
-        """Buffered for all slow clients, as last seen."""
-        self.given_up: Counter[str] = Counter()
-        """Dropped clients, by reason (REASONS)."""
+        self.bytes = 0  # buffered for all slow clients, as last seen
+        self.given_up: Counter[str] = Counter()  # dropped clients, by reason (REASONS)
 
     def __len__(self) -> int:
         return len(self._behind)
 
     def add(self, client: SlowClient) -> None:
-        """Its write buffer is over its mark."""
         if client not in self._behind:
             self._behind[client] = _Behind(client, self._rate, self._clock())
 
     def remove(self, client: SlowClient) -> None:
-        """Its write buffer has room again, or it is closed."""
         seen = self._behind.pop(client, None)
         if seen is not None:
             self.bytes -= seen.size
 
     def has_room(self, client: SlowClient) -> bool:
-        """Whether more may be buffered for a client."""
         seen = self._behind.get(client)
         if seen is None:
             return True

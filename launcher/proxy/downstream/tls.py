@@ -40,8 +40,7 @@ class ServerTls:
             file.look()
         self._newest = _load(certificate, key)
         _warn_of_mode(key or certificate)
-        self.context = _load(certificate, key)
-        """For handshakes."""
+        self.context = _load(certificate, key)  # for handshakes
         self.context.sni_callback = self._choose
 
     def reload(self) -> bool:

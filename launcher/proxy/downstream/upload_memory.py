@@ -16,8 +16,6 @@ MAX_WAITING = 256  # each holds what was read with its head, 256 KiB at most
 
 
 class UploadMemory:
-    """The memory of all bodies. Owned by the event loop."""
-
     def __init__(self, total: int, largest: int) -> None:
         """`total` bytes, of which `largest`, the size of the largest body, are the reserve."""
         self._pool = max(0, total - largest)
@@ -30,7 +28,6 @@ class UploadMemory:
 
     @property
     def waiting(self) -> int:
-        """Bodies that wait for memory, unread."""
         return len(self._waiting)
 
     def share(self, on_granted: Callable[[], None]) -> Share:
@@ -39,7 +36,6 @@ class UploadMemory:
         return Share(self, self._number, on_granted)
 
     def ask(self, share: Share) -> bool:
-        """Take one step. False: wait."""
         if not self._may_go_on(share):
             self._waiting[share] = None
             return False

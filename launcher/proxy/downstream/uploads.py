@@ -26,34 +26,22 @@ RETRY_AFTER_S = 5  # without memory for a body
 
 
 class Limits(Protocol):
-    """Limits of all bodies."""
-
     body_timeout_s: float
     body_min_bytes_per_s: int
     upload_wait_s: float
     max_body_bytes: int
     upload_memory: UploadMemory
 
-    def post(self, request: Request, event: Event) -> None:
-        """Something happened to a request."""
+    def post(self, request: Request, event: Event) -> None: ...
 
 
 class Connection(Protocol):
-    """The connection that the body comes from."""
-
-    def pause_reading(self) -> None:
-        """Stop reading."""
-
-    def resume_reading(self) -> None:
-        """Read again."""
-
-    def body_ended(self, rest: bytes) -> None:
-        """The body is complete; `rest` came after it."""
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def body_ended(self, rest: bytes) -> None: ...
 
 
 class Upload:
-    """A body that is being received."""
-
     __slots__ = (
         "_body", "_connection", "_decoder", "_left", "_limits", "_looked", "_loop", "_over", "_pace", "_planned",
         "_read_at", "_request", "_share", "_unread", "_waits_since", "_whole", "deadline",
@@ -87,7 +75,6 @@ class Upload:
             self._connection.pause_reading()
 
     def take(self, data: bytes) -> None:
-        """Take what the client sent."""
         now = self._loop.time()
         self._read_at = now
         self.deadline = now - self._pace.behind_s(now, len(data)) + self._limits.body_timeout_s
@@ -96,7 +83,6 @@ class Upload:
             self._turn()
 
     def drop(self) -> None:
-        """Discard the body."""
         self._over = True
         self._body = bytearray()
         self._unread = b""
@@ -209,7 +195,6 @@ class Upload:
 
 
 def too_large(limit: int) -> HttpError:
-    """413."""
     return HttpError(413, f"the request body is larger than {limit} bytes", code="too_large", close=True)
 
 

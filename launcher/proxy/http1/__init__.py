@@ -23,23 +23,7 @@ from launcher.proxy.http1.requests import (
 from launcher.proxy.http1.responses import BadResponse, ResponseHead, client_head, parse_response
 
 __all__ = [
-    "FORWARDED_FIELDS",
-    "MAX_FIELDS",
-    "MAX_HEAD_BYTES",
-    "MAX_LINE_BYTES",
-    "REPEATED_BYTES",
-    "SERVER",
-    "BadFraming",
-    "BadResponse",
-    "ChunkedDecoder",
-    "RequestHead",
-    "ResponseHead",
-    "client_head",
-    "field_lines",
-    "head_end",
-    "lines_of",
-    "parse_request",
-    "parse_response",
-    "selected_head",
-    "upstream_head",
-]
+    "FORWARDED_FIELDS", "MAX_FIELDS", "MAX_HEAD_BYTES", "MAX_LINE_BYTES", "REPEATED_BYTES", "SERVER", "BadFraming",
+    "BadResponse", "ChunkedDecoder", "RequestHead", "ResponseHead", "client_head", "field_lines", "head_end", "lines_of",
+    "parse_request", "parse_response", "selected_head", "upstream_head",
+]  # fmt: skip

@@ -39,17 +39,8 @@ class ChunkedDecoder:
     """One body. Trailers are checked and left out (RFC 9112 7.1.2 allows that)."""
 
     __slots__ = (
-        "_chunks",
-        "_excess",
-        "_left",
-        "_mean",
-        "_passed",
-        "_pending",
-        "_state",
-        "_trailer_bytes",
-        "ended",
-        "rest",
-    )
+        "_chunks", "_excess", "_left", "_mean", "_passed", "_pending", "_state", "_trailer_bytes", "ended", "rest",
+    )  # fmt: skip
 
     def __init__(self, min_mean: int = 0) -> None:
         """`min_mean`: bytes that chunks must have on average once there are MANY_CHUNKS of them; 0: any."""

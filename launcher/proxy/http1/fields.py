@@ -58,7 +58,6 @@ def bad(why: str, status: int = 400, code: str | None = "bad_request") -> HttpEr
 
 
 def too_large() -> HttpError:
-    """431 (RFC 6585 5)."""
     return HttpError(431, f"the request's head is larger than {MAX_HEAD_BYTES} bytes", close=True)
 
 

@@ -30,7 +30,6 @@ def too_much(head: bytes) -> bool:
 
 
 def is_utf8(head: bytes) -> bool:
-    """Whether it is UTF-8."""
     try:
         head.decode()
     except UnicodeDecodeError:

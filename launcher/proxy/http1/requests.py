@@ -61,8 +61,6 @@ class _Repeated:
 
 
 class RequestHead:
-    """A request's head that was found good."""
-
     __slots__ = (
         "_repeated", "chunked", "cuts", "expect_continue", "http_1_0", "keep_alive", "length", "lines", "lowered",
         "method", "sent_id", "target",
@@ -129,11 +127,9 @@ class RequestHead:
         return found
 
     def get(self, name: bytes) -> str | None:
-        """The first value of a field, without the space around it; `name` in lower case."""
         return first_value(self.lines, self.lowered, name)
 
     def all(self, name: bytes) -> list[str]:
-        """Every value of a field, in order; `name` in lower case."""
         return all_values(self.lines, self.lowered, name)
 
 
@@ -183,20 +179,12 @@ def parse_request(head: bytes, last: RequestHead | None = None) -> RequestHead:
     if b"content-encoding" in found or b"expect" in found:
         _check_content(found)
         repeated = None
+    expect_continue = b"expect" in found and not http_1_0 and (chunked or bool(length))
+    sent_id = _sent_id(lines, lowered) if b"x-request-id" in found else None
     return RequestHead(
-        method,
-        target,
-        http_1_0,
-        length,
-        chunked,
-        keep_alive,
-        b"expect" in found and not http_1_0 and (chunked or bool(length)),
-        _sent_id(lines, lowered) if b"x-request-id" in found else None,
-        lines,
-        lowered,
-        tuple(cuts),
+        method, target, http_1_0, length, chunked, keep_alive, expect_continue, sent_id, lines, lowered, tuple(cuts),
         repeated,
-    )
+    )  # fmt: skip
 
 
 def _target(method: str, sent: bytes) -> str:
@@ -305,14 +293,8 @@ def upstream_head(
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length
     return b"%b %b HTTP/1.1\r\nHost: %b%bX-Request-Id: %b\r\n%b%b\r\n" % (
-        verb.encode(),
-        head.target.encode(),
-        host,
-        head.passing(keys=keys),
-        request_id.encode(),
-        framing,
-        extra,
-    )
+        verb.encode(), head.target.encode(), host, head.passing(keys=keys), request_id.encode(), framing, extra,
+    )  # fmt: skip
 
 
 def field_lines(head: RequestHead, names: re.Pattern[bytes], *, but: Container[bytes] = ()) -> bytes:
@@ -344,10 +326,5 @@ def selected_head(
         head.lines[start:end] for start, end in lines_of(head.lowered, names) if (start, end) not in head.cuts
     )
     return b"POST %b HTTP/1.1\r\nHost: %b%b\r\nX-Request-Id: %b\r\nContent-Length: %d\r\n%b\r\n" % (
-        target,
-        host,
-        b"".join(kept),
-        request_id.encode(),
-        length,
-        extra,
-    )
+        target, host, b"".join(kept), request_id.encode(), length, extra,
+    )  # fmt: skip

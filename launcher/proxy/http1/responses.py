@@ -45,8 +45,6 @@ class BadResponse(Exception):  # noqa: N818 - it is an instance's answer, and no
 
 
 class ResponseHead:
-    """An instance's head that was found good."""
-
     __slots__ = (
         "_passing", "chunked", "content_type", "cuts", "keep_alive", "length", "lines", "lowered", "reason", "status",
         "until_close",
@@ -102,11 +100,9 @@ class ResponseHead:
         return self._passing
 
     def get(self, name: bytes) -> str | None:
-        """The first value of a field, without the space around it; `name` in lower case."""
         return first_value(self.lines, self.lowered, name)
 
     def all(self, name: bytes) -> list[str]:
-        """Every value of a field, in order; `name` in lower case."""
         return all_values(self.lines, self.lowered, name)
 
 
@@ -165,18 +161,11 @@ def _parse(head: bytes, method: str) -> ResponseHead:
         nominated = options - {b"close", b"keep-alive"}
         if nominated:
             cuts = sorted({*cuts, *lines_of(lowered, nominated)})
+    content_type = found.get(b"content-type", b"").partition(b";")[0].rstrip(b" \t")
     return ResponseHead(
-        status,
-        reason,
-        length,
-        chunked,
-        until_close,
-        keep_alive and not until_close,
-        found.get(b"content-type", b"").partition(b";")[0].rstrip(b" \t"),
-        lines,
-        lowered,
+        status, reason, length, chunked, until_close, keep_alive and not until_close, content_type, lines, lowered,
         tuple(cuts),
-    )
+    )  # fmt: skip
 
 
 def _framing(found: _Found, http_1_0: bool) -> tuple[int | None, bool]:
@@ -206,12 +195,6 @@ def client_head(
     `Connection: close`; an HTTP/1.0 client that may stay needs `Connection: keep-alive` in `extra`.
     """
     return b"HTTP/1.1 %d %b%bX-Request-Id: %b\r\nServer: %b\r\n%b%b%b\r\n" % (
-        head.status,
-        head.reason,
-        head.passing,
-        request_id.encode(),
-        SERVER,
-        framing,
-        b"" if keep_alive else b"Connection: close\r\n",
-        extra,
-    )
+        head.status, head.reason, head.passing, request_id.encode(), SERVER, framing,
+        b"" if keep_alive else b"Connection: close\r\n", extra,
+    )  # fmt: skip

@@ -10,18 +10,15 @@ from typing import Any, Final, Protocol
 from launcher.printable import MAX_LINE, quoted
 
 ACCESS: Final = logging.getLogger("launcher.access")
-# So many lines are written without waiting for the event loop.
-MOST_LINES: Final = 64
-# Scraped every few seconds: logged at DEBUG.
-_QUIET: Final = frozenset({"/health", "/metrics"})
+MOST_LINES: Final = 64  # so many lines are written without waiting for the event loop
+_QUIET: Final = frozenset({"/health", "/metrics"})  # scraped every few seconds: logged at DEBUG
 _ERROR: Final = 400
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 # The attributes that all lines share. The record that logging would make costs as much as the rest of the line: it looks
 # up the thread, the process and the file's parts.
 _BLANK: Final = vars(logging.makeLogRecord({}))
 
-# Level, message, fields.
-Line = tuple[int, str, Mapping[str, object]]
+Line = tuple[int, str, Mapping[str, object]]  # level, message, fields
 
 
 class Entry(Protocol):

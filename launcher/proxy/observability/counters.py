@@ -22,50 +22,31 @@ class SlotCounters:
 
 
 class Counters:
-    """Sums since the start of the daemon."""
-
-    __slots__ = (
-        "accepted",
-        "connections_refused",
-        "cut",
-        "ended",
-        "outcomes",
-        "queue_rejected",
-        "retried",
-        "slots",
-    )
-
     def __init__(self) -> None:
         self.accepted = 0
         self.ended = 0
         self.retried = 0
         self.connections_refused = 0
-        self.cut: Counter[str] = (
-            Counter()
-        )  # streams that broke after their first byte, by what became of them
+        # Streams that broke after their first byte, by what became of them.
+        self.cut: Counter[str] = Counter()
         self.queue_rejected: Counter[str] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
         self.slots: dict[int, SlotCounters] = {}
 
     @property
     def in_flight(self) -> int:
-        """Accepted and not ended."""
         return self.accepted - self.ended
 
     def accept(self) -> None:
-        """A request on a route of instances has begun."""
         self.accepted += 1
 
     def retry(self) -> None:
-        """An attempt is repeated on another instance before the first byte."""
         self.retried += 1
 
     def refuse_connection(self) -> None:
-        """There were too many connections."""
         self.connections_refused += 1
 
     def slot(self, slot: int, model: str) -> SlotCounters:
-        """The sums of one slot."""
         found = self.slots.get(slot)
         if found is None or found.model != model:
             found = self.slots[slot] = SlotCounters(model)

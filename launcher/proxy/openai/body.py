@@ -10,8 +10,7 @@ from msgspec import Raw
 from launcher.proxy.errors import HttpError
 from launcher.proxy.openai.body_schema import ABSENT, RequestBody, decoder
 
-# Priorities are clamped to this, positive and negative.
-MAX_PRIORITY: Final = 1000
+MAX_PRIORITY: Final = 1000  # priorities are clamped to this, positive and negative
 
 
 def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) -> RequestBody:
@@ -62,5 +61,4 @@ def _priority(raw: Raw) -> int:
 
 
 def invalid_json(why: str) -> HttpError:
-    """400: the body is not JSON."""
     return HttpError(400, f"cannot parse the request body as JSON: {why}", code="invalid_json")

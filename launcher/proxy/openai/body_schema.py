@@ -17,14 +17,11 @@ class RequestBody(msgspec.Struct):
     model: str | None = None
     previous_response_id: str | None = None
     stream: bool = False
-    # Choices asked for.
-    n: int = 1
-    # Of each choice.
-    max_tokens: int | None = None
+    n: int = 1  # choices asked for
+    max_tokens: int | None = None  # of each choice
     # Raw JSON of the route's prompt fields, in the route's order; views of the body.
     prompt: dict[str, memoryview] = {}
-    # Raw JSON; chat templates put it before the messages.
-    tools: memoryview | bytes = b""
+    tools: memoryview | bytes = b""  # raw JSON; chat templates put it before the messages
     priority: int = 0
     # Where each prompt field has images and sounds; None: not looked for yet.
     media: dict[str, list[tuple[int, int]]] | None = None

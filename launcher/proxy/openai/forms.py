@@ -43,8 +43,7 @@ class FormReader:
 
     def __init__(self, content_type: str) -> None:
         self._mark = b"\r\n--" + _boundary(content_type)
-        # Everything before it has been read.
-        self._at = 0
+        self._at = 0  # everything before it has been read
         # Of the current part: where its data begins, and whether it is the field `model`.
         self._data: int | None = None
         self._named_model = False
@@ -64,7 +63,6 @@ class FormReader:
         return True
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
-        """What the complete form says."""
         self.feed(body)
         if not self._ended:
             raise _refused("its last boundary is missing")

@@ -73,7 +73,6 @@ class JsonReader:
         return self._stepped == len(body)
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
-        """What the complete body says."""
         self._read(body, len(body))
         if self._next is not _Next.NOTHING:
             raise invalid_json("unexpected end")

@@ -10,16 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What a fingerprint is made of: longer than any context.
-TEXT_BYTES = 2 * 1024 * 1024
-# An image or a sound counts as that much text: about 1,000 tokens.
-MEDIA_BYTES = 4096
-# An image or a sound is identified by its length and that many bytes at either end.
-_MEDIA_ENDS = 65536
-# Shorter ones are ignored, which bounds the number of matches in one body.
-_SURE_BYTES = 1024
-# More than any name, the space around its colon and the head of a data URL.
-_MARK_BYTES = 256
+TEXT_BYTES = 2 * 1024 * 1024  # what a fingerprint is made of: longer than any context
+MEDIA_BYTES = 4096  # an image or a sound counts as that much text: about 1,000 tokens
+_MEDIA_ENDS = 65536  # an image or a sound is identified by its length and that many bytes at either end
+_SURE_BYTES = 1024  # shorter ones are ignored, which bounds the number of matches in one body
+_MARK_BYTES = 256  # more than any name, the space around its colon and the head of a data URL
 
 # Where vLLM 0.32 takes media from (chat_utils.py, responses/protocol.py, anthropic/protocol.py): a data URL
 # (RFC 2397), OpenAI's input_audio, Anthropic's source.
@@ -41,12 +36,9 @@ Spans = list[tuple[int, int]]
 class Prompt:
     """A prompt's raw JSON text."""
 
-    # At least its first TEXT_BYTES, media replaced.
-    text: memoryview | bytes = b""
-    # Bytes of all of it, each image or sound counted as MEDIA_BYTES.
-    size: int = 0
-    # It has images or sounds.
-    media: bool = False
+    text: memoryview | bytes = b""  # at least its first TEXT_BYTES, media replaced
+    size: int = 0  # bytes of all of it, each image or sound counted as MEDIA_BYTES
+    media: bool = False  # it has images or sounds
 
 
 class MediaFinder:

@@ -29,14 +29,11 @@ Deliver = Callable[[Page | BaseException], None]
 class Sources:
     """The values that pages show, read when one is rendered."""
 
-    instances: Callable[[], Sequence[Instance]]
-    """Those that live, ready or draining, ordered by slot."""
-    values: Callable[[], metrics.Values]
-    """The values of telemetry.metrics.TABLE."""
+    instances: Callable[[], Sequence[Instance]]  # those that live, ready or draining, ordered by slot
+    values: Callable[[], metrics.Values]  # the values of telemetry.metrics.TABLE
     timings: metrics.Timings
     stopping: Callable[[], bool]
-    retry_after_s: Callable[[], int]
-    """How long a client that finds no instance ready should wait."""
+    retry_after_s: Callable[[], int]  # how long a client that finds no instance ready should wait
 
 
 class PageRenderer:
@@ -103,14 +100,12 @@ class PageRenderer:
                 raise AssertionError(f"{found.route.path} is no page of the proxy's own")
 
     def health(self) -> Page:
-        """`GET /health`. Raises HttpError."""
         ready = sum(instance.ready for instance in self._sources.instances())
         return pages.health(
             ready, stopping=self._sources.stopping(), retry_after_s=self._sources.retry_after_s()
         )
 
     async def metrics_page(self) -> Page:
-        """`GET /metrics`."""
         async with self._one_at_a_time:  # one in each turn of the loop, however many want it
             merged = await self._merged.page()
             await asyncio.sleep(0)

@@ -69,7 +69,6 @@ class EventPattern:
 
     @property
     def known(self) -> bool:
-        """Whether a usual event has been seen."""
         return self.prefix is not NEVER
 
     def learn(self, event: bytes) -> bool:
@@ -119,7 +118,6 @@ class FastPath:
 
     @property
     def armed(self) -> bool:
-        """Whether a read may be relayed here."""
         return self._any or self._prefix is not NEVER
 
     def disarm(self) -> None:

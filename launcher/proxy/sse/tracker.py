@@ -24,8 +24,7 @@ _ABORT_ERROR = (
     b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted","code":503}}\n\n'
 )
 _CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
-# Signs of an error or an end; text may hold them, too.
-_SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')
+_SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')  # signs of an error or an end; text may hold them, too
 
 
 def aborted(answer: bytes) -> bool:
@@ -37,8 +36,6 @@ def aborted(answer: bytes) -> bool:
 
 
 class EventTracker:
-    """The state of one stream."""
-
     def __init__(self) -> None:
         self.events = 0  # whole events passed or left out
         self.done = False  # [DONE] came, and no error before it
