@@ -11,7 +11,6 @@ from launcher.errors import LauncherError
 
 # Before a retry: a shortage of descriptors or threads lasts seconds.
 RETRY_S: Final = 1.0
-
 T = TypeVar("T")
 Work = Callable[[], Awaitable[T]]
 
@@ -76,8 +75,6 @@ async def persist(work: Work[T], failures: Failures) -> T:
 
 
 class Running:
-    """One task of a `Background`."""
-
     def __init__(self, work: Work[object], wanted: Callable[[], bool], failures: Failures) -> None:
         self.work = work
         self.wanted = wanted

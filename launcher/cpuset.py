@@ -1,9 +1,8 @@
 """CpuSet: a set of cpu (or node) ids in the kernel's list format.
 
-Rule source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists" - ids and
-inclusive ranges joined by commas, each range optionally followed by
-``:used/group`` (of every `group` ids take the first `used`). `format` writes what the
-kernel writes ("%*pbl"): ascending, runs of two or more as ``a-b``.
+Rule source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists" - ids and inclusive ranges joined by commas,
+each range optionally followed by ``:used/group`` (of every `group` ids take the first `used`). `format` writes what
+the kernel writes ("%*pbl"): ascending, runs of two or more as ``a-b``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Final, Self
 # The largest accepted id. The kernel's own NR_CPUS tops out at 8,192 on x86 and arm64;
 # a list such as "0-4294967295" is a mistake and would exhaust memory.
 MAX_ID: Final = 65_535
-
 _RANGE: Final = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII)
 
 

@@ -49,6 +49,14 @@ class Finding:
     remedy: str
 
 
+def violation(code: str, message: str, remedy: str) -> Finding:
+    return Finding("violation", code, message, remedy)
+
+
+def warning(code: str, message: str, remedy: str) -> Finding:
+    return Finding("warning", code, message, remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
     """One figure of the ledger, with its source."""

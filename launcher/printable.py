@@ -14,7 +14,6 @@ from typing import Any, Final
 MAX_QUOTED: Final = 200
 # Maximum characters of a line or field of a log. Instances' lines are cut at as many bytes before.
 MAX_LINE: Final = 8192
-
 # C0 but the tab, DEL and C1; marks of direction, invisible operators, line and paragraph separators, the byte order mark,
 # interlinear annotations, tags; halves of surrogate pairs, which cannot be encoded.
 _ESCAPED: Final = re.compile(

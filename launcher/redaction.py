@@ -14,10 +14,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 MASK: Final = "<redacted>"
-
 # Shorter values are not masked by value: masking every "1" would make text unreadable.
 MIN_SECRET: Final = 4
-
 _SECRET_NAME: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTHORIZATION|COOKIE|BEARER"
     r"|_PASS$|_PWD$",
@@ -25,7 +23,6 @@ _SECRET_NAME: Final = re.compile(
 )
 # Names that match but are not secrets.
 _PLAIN: Final = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_IMPLICIT_TOKEN"})
-
 # A secret's name in running text. "max_tokens", "tokenizer", "token_ids" and "hf_token_file" are not secrets.
 _WORDS: Final = re.compile(
     r"secret(?!s_file)|passw(?:or)?d|passphrase|credential|_(?:pass|pwd)$", re.IGNORECASE
@@ -38,7 +35,6 @@ _FILE: Final = re.compile(r"[_-](?:file|path)\b", re.IGNORECASE)
 # Of a longer name the end counts, next to the value.
 _MAX_NAME: Final = 128
 _MAX_URL: Final = 1024
-
 # Every quantifier is possessive or bounded, as the text may be written to make matching slow.
 _NAME: Final = re.compile(r"""(?<![\w.-])(?:-[\w.-]++|[\w.-]++(?=\\?["']?\s{0,16}[=:]))""")
 _BEHIND_NAME: Final = re.compile(r"""\\?["']?\s{0,16}[=:]\s{0,16}""")
@@ -51,7 +47,6 @@ _VALUE: Final = re.compile(
 _NUMBER: Final = re.compile(r"(?:\d++(?:\.\d++)?|null|None|true|false|True|False)(?![\w.-])")
 # After an option: its values, up to the next option.
 _VALUES: Final = re.compile(r"""(=|[\s"',]{1,16})(?!-)[^\s"',\]]++(?:[ \t"',]{1,16}(?!-)[^\s"',\]]++)*+""")
-
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     # Headers, as curl, http.client and the launcher write them: all to the end of the value.

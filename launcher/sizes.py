@@ -8,7 +8,6 @@ from typing import Final
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
-
 _UNITS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024**4,
                  "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 _SIZE: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)

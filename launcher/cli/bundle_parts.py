@@ -66,7 +66,6 @@ class Bundle:
 
     @property
     def masked(self) -> int:
-        """Number of masked places."""
         return sum(part.data.count(b"<redacted>") for part in self.parts)
 
     def add(self, name: str, what: str, make: Callable[[], Any]) -> None:
@@ -112,11 +111,8 @@ def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle
     bundle.add("versions.json", "versions of numa-launcher, Python, kernel and libraries", _versions)
     bundle.add("doctor.txt", "output of `doctor`", lambda: _doctor(config))
     bundle.add("topology.txt", "output of `topology`", _topology)
-    bundle.add(
-        "topology-snapshot.tar.gz",
-        "snapshot of the machine, for `plan --snapshot FILE`",
-        lambda: _snapshot(now),
-    )
+    what = "snapshot of the machine, for `plan --snapshot FILE`"
+    bundle.add("topology-snapshot.tar.gz", what, lambda: _snapshot(now))
     status = _from_daemon(bundle, client, lines, now)
     if status is None and config is not None:
         _from_file(bundle, config, path)
@@ -162,18 +158,13 @@ def _from_daemon(bundle: Bundle, client: ControlClient, lines: int, now: float) 
 
     bundle.add("status.txt", "output of `status`", lambda: status_table.to_text(status, now, None) + "\n")
     bundle.add("status.json", "output of `status --json`", lambda: status)
-    bundle.add(
-        "config.json",
-        "effective configuration of the daemon, secrets masked",
-        lambda: ask("/config?redact=1"),
-    )
-    bundle.add("plan.json", "current plan of the daemon", lambda: ask("/plan?redact=1"))
-    bundle.add("reload.json", "state of the latest reload", lambda: ask("/reload?redact=1"))
-    bundle.add(
-        "events.json",
-        "actions of the daemon and commands of operators",
-        lambda: ask("/events?tail=1000&redact=1"),
-    )
+    for name, what, path in (
+        ("config.json", "effective configuration of the daemon, secrets masked", "/config?redact=1"),
+        ("plan.json", "current plan of the daemon", "/plan?redact=1"),
+        ("reload.json", "state of the latest reload", "/reload?redact=1"),
+        ("events.json", "actions of the daemon and commands of operators", "/events?tail=1000&redact=1"),
+    ):
+        bundle.add(name, what, partial(ask, path))
     bundle.add("metrics.txt", "metrics page", lambda: client.text("/metrics?redact=1", ANSWER_S))
     logs: dict[int, list[dict[str, Any]]] = {}
 

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 from launcher.control.client import UnreachableError
 
 POLL_S: Final = 0.5
-
 T = TypeVar("T")
 
 

@@ -219,5 +219,4 @@ def _now() -> str:
 
 
 def _note(text: str) -> None:
-    """On standard error, apart from the output for scripts."""
     print(text, file=sys.stderr)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/config.toml")
 DEFAULT_SOCKET: Final = "/run/numa-launcher/control.sock"
-
 # Flags that are short for `--set KEY=VALUE`.
 _SHORT_FOR: Final = {
     "strategy": "layout.strategy",
@@ -43,9 +42,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> Config:
-    """The configuration that the options select; `base` when they name neither a file nor a model.
-
-    Raises LauncherError."""
+    """The configuration that the options select; `base` when they name neither a file nor a model. Raises LauncherError."""
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
     overrides = [

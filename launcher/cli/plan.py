@@ -103,7 +103,6 @@ def _print_shell(deployment: Deployment) -> None:
 
 
 def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:
-    """Exit code 1 when no strategy gives a valid plan."""
     from launcher.daemon.deployment import compare_strategies  # noqa: PLC0415  heavy
     from launcher.planning import compare  # noqa: PLC0415  heavy
 

@@ -80,10 +80,8 @@ def run(args: argparse.Namespace) -> int:
         client = ControlClient(str(state / "run" / "control.sock"))
         began = time.monotonic()
         status = _wait_ready(client, serve, state / "serve.log")
-        print(
-            f"   all {len(status['slots'])} instances ready after {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        took_s = time.monotonic() - began
+        print(f"   all {len(status['slots'])} instances ready after {took_s:.0f} s", flush=True)
         model = status["slots"][0]["model"]
         _step(f"One streamed chat completion from {status['endpoint']}")
         _chat(args.port, model)

@@ -74,12 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _exit_code(now: dict[str, Any]) -> int:
     if now["stage"] == "dry run":
-        return int(bool(_doing(now)) or bool(now["changes"]["needs_restart"]))
+        changes = now["changes"]
+        steps = any(change["step"] != "nothing" for change in changes["slots"])
+        return int(steps or bool(changes["needs_restart"]))
     return int(now["stage"] in {"rolled back", "stuck"})
-
-
-def _doing(now: dict[str, Any]) -> list[dict[str, Any]]:
-    return [change for change in now["changes"]["slots"] if change["step"] != "nothing"]
 
 
 def to_text(now: dict[str, Any]) -> str:

@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT."""
     from launcher.host.init import become_child_of_init  # noqa: PLC0415  before all that is heavy
 
     # As process 1 of a container; must run before threads start.

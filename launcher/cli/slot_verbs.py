@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(slot, indent=2))
     elif not args.no_wait:
-        print(f"slot {args.slot} is {_standing(slot)}" + ("" if done else f": {verb} did not succeed"))
+        state = "in quarantine" if slot["intent"] == "quarantine" else state_of(slot)
+        print(f"slot {args.slot} is {state}" + ("" if done else f": {verb} did not succeed"))
     if not done and not args.json:
         hint = f"why {args.slot}" if slot["state"] == "failed" else f"events --audit --slot {args.slot}"
         print(f"see `numa-launcher {hint}`", file=sys.stderr)
@@ -69,10 +70,6 @@ def _options(args: argparse.Namespace) -> str:
     words = ["force=1"] if args.force else []
     words += [] if args.deadline is None else [f"deadline={args.deadline:g}"]
     return "?" + "&".join(words) if words else ""
-
-
-def _standing(slot: dict[str, Any]) -> str:
-    return "in quarantine" if slot["intent"] == "quarantine" else state_of(slot)
 
 
 def _until(slot: dict[str, Any], now: float) -> str:
@@ -114,7 +111,6 @@ def _wait(
 
 
 def _look_again(client: ControlClient, number: int) -> dict[str, Any]:
-    """The slot's current state. Raises LauncherError when a reload has removed it."""
     found: dict[str, Any]
     for found in client.get("/status")["slots"]:
         if found["slot"] == number:

@@ -107,7 +107,6 @@ def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
 
 
 def notes(status: Status, now: float) -> list[str]:
-    """Per slot: current operation, problems and remedies."""
     lines: list[str] = []
     for slot in status["slots"]:
         about = list(_of_slot(slot, now))
@@ -144,9 +143,6 @@ def _eta(slot: Slot, now: float) -> str:
     return (
         "" if slot["eta"] is None or slot["eta"] <= now else f", estimated {duration(slot['eta'] - now)} left"
     )
-
-
-# --- the cells ------------------------------------------------------------------------------------------
 
 
 def state_of(slot: Slot) -> str:

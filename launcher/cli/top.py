@@ -89,7 +89,6 @@ class Watcher:
         return View(self._status, time.time(), self._topology, self._reserved, self._busy, self._trouble)
 
     def look(self) -> None:
-        """Poll once. Errors become part of the view."""
         self._look_at_cpus()
         before = self._status["pid"]
         try:

@@ -22,7 +22,6 @@ Times = Mapping[int, tuple[int, int]]
 # Busy share of a cpu from which it is drawn as working or busy.
 WORKING: Final = 0.15
 BUSY: Final = 0.70
-
 _GOOD: Final = "green"
 _WAITS: Final = "yellow"
 _BAD: Final = "red"
@@ -80,11 +79,7 @@ def _table(view: View, width: int) -> Iterator[Text]:
         yield Text(row, style=Style(color=None if slot["state"] == "ready" else _COLOUR.get(slot["state"])))
 
 
-# --- the machine ----------------------------------------------------------------------------------------
-
-
 def _machine(view: View, width: int, rows: int) -> list[Text]:
-    """The drawing with titles, without them, or a note that the terminal is too small."""
     if view.topology is None:
         return []
     slots = [DrawnSlot(f"slot {slot['slot']}", CpuSet.parse(slot["cpus"])) for slot in view.status["slots"]]
@@ -113,7 +108,6 @@ def _nodes(picture: Picture, cells: _Cells, width: int, *, titles: bool) -> Iter
 
 
 def _rows(box: NodeBox, cells: _Cells, prefix: str, width: int) -> Iterator[Text]:
-    """The cores, grouped by L3 domain and wrapped at the terminal's width."""
     line = Text(prefix)
     for block in box.blocks:
         wide = sum(cells.width(core) for core in block.cores)
@@ -170,9 +164,6 @@ class _Cells:
 def _legend(picture: Picture) -> str:
     marks = [f"{sign(mark)} {mark.value}" for mark in picture.used_marks]
     return " · ".join(["digit: slot; dim: idle; reversed: busy", *marks])
-
-
-# --- load of the cpus -------------------------------------------------------------------------------------
 
 
 def read_times(stat: str) -> dict[int, tuple[int, int]]:

@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_text(slot: dict[str, Any], lines: list[dict[str, Any]], now: float) -> str:
-    """Cause, evidence, remedy and log lines as text."""
     cause, number = slot["last_cause"], slot["slot"]
     standing = f"slot {number} has been in state {slot['state']} for {duration(now - slot['since'])}"
     if cause is None:

@@ -115,9 +115,6 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-# --- messages ---------------------------------------------------------------------------
-
-
 def _unknown(key: str, table: _Place) -> tuple[str, str]:
     known = [field.encode_name for field in msgspec.structs.fields(unwrap(table.kind))]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
@@ -259,7 +256,6 @@ def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
 
 
 def _number(place: _Place) -> str:
-    """The number that a text was probably meant to be, or the unit of the number."""
     name, value = place.name, place.value
     if isinstance(value, str):
         with contextlib.suppress(msgspec.ValidationError):

@@ -30,7 +30,6 @@ def slot_of(request: web.Request) -> int:
 
 
 def number(request: web.Request, name: str, default: str, digits: int = 6) -> int:
-    """A count in the query. Raises LauncherError."""
     text = request.query.get(name, default)
     if (
         not (text.isascii() and text.isdecimal())
@@ -59,7 +58,6 @@ def follows(request: web.Request) -> bool:
 
 
 def deadline(request: web.Request) -> float | None:
-    """Seconds, of `drain`. Raises LauncherError."""
     text = request.query.get("deadline")
     if text is None:
         return None

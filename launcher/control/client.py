@@ -47,15 +47,12 @@ class ControlClient:
         self._tree: Callable[[Any], Any] = (lambda value: value) if exact else printable_tree
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """One reply. Raises LauncherError; UnreachableError without a daemon."""
         return self._call("GET", path, timeout_s)
 
     def text(self, path: str, timeout_s: float = TIMEOUT_S) -> str:
-        """One reply that is a page of text. Raises LauncherError."""
         return self._read("GET", path, timeout_s).decode(errors="replace")
 
     def post(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """One reply to a change. Raises LauncherError."""
         return self._call("POST", path, timeout_s)
 
     def lines(self, path: str) -> Iterator[dict[str, Any]]:

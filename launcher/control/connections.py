@@ -15,7 +15,6 @@ MAX_PER_USER: Final = 64
 MAX_IN_ALL: Final = 512
 # For a rejected client to send its request and get the answer.
 REFUSAL_S: Final = 1.0
-
 _FULL: Final = b"""HTTP/1.1 503 Service Unavailable\r
 Content-Type: application/json\r
 Connection: close\r

@@ -31,7 +31,6 @@ class Peer:
 
     @property
     def user(self) -> str:
-        """Login name, or the number."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:

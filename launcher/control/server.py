@@ -46,8 +46,6 @@ _STATUS_OF: Final[dict[type[LauncherError], int]] = {NotFoundError: 404, Refused
 
 
 class ControlServer:
-    """Serves Operations on a UNIX socket."""
-
     def __init__(
         self, path: str, group: str | None, operations: Operations, *, read_group: str | None = None
     ) -> None:
@@ -165,7 +163,6 @@ class ControlServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the peer, bound the time, log changes, and turn errors into the wire's form."""
         peer = peer_of(request.transport)
         change = request.method not in {"GET", "HEAD"}
         if (refusal := self._refusal(peer, change=change)) is not None:
@@ -179,7 +176,7 @@ class ControlServer:
             response = await self._answer(request, handler)
         except LauncherError as error:
             why = error.message
-            response = _error(_status_of(error), error.message, error.remedy)
+            response = _error(_STATUS_OF.get(type(error), 400), error.message, error.remedy)
         except web.HTTPException as error:
             why = error.reason
             what = f"cannot answer {request.method} {quoted(request.path)}: {why}"
@@ -267,10 +264,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _ask(group: str) -> str:
     return f"ask an administrator to add you to {group}"
-
-
-def _status_of(error: LauncherError) -> int:
-    return _STATUS_OF.get(type(error), 400)
 
 
 def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:

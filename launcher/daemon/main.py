@@ -43,10 +43,8 @@ log = logging.getLogger("launcher.daemon")
 
 # Added to drain and stop, for SIGKILL to take effect on a large process tree.
 STOP_SLACK_S: Final = 30.0
-
 # For an adopted instance to answer one completion. Clients wait in the socket meanwhile.
 ADOPTION_S: Final = 30.0
-
 # Between updates of systemd's STATUS= line where no watchdog sets the interval.
 STATUS_INTERVAL_S: Final = 5.0
 
@@ -232,8 +230,6 @@ class Daemon:
         except Exception:  # the task is not awaited
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
 
-    # --- between supervisor and proxy --------------------------------------------------------
-
     def _apply(self, event: InstanceEvent) -> None:
         match event:
             case InstanceReady():
@@ -279,8 +275,6 @@ class Daemon:
         """An instance's requests got no answers for long, and it is below its concurrency limit."""
         return self.proxy.silent(slot, generation)
 
-    # --- systemd ---------------------------------------------------------------------------
-
     async def _report(self) -> None:
         """READY=1 at the first ready instance, then STATUS= and the watchdog. It runs in the slot controllers' event loop:
         a loop that hangs does not kick the watchdog."""
@@ -322,7 +316,6 @@ def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | N
 
 
 def _pin_to(reserved: Any) -> None:
-    """Move the daemon to the reserved cpus, so that it takes none from inference."""
     if reserved:
         with contextlib.suppress(OSError):  # a cpu is offline, or the cpuset shrank
             os.sched_setaffinity(0, set(reserved))

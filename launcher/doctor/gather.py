@@ -26,7 +26,6 @@ from launcher.topology.model import Topology
 
 # Compilers print their version within milliseconds.
 PROBE_TIMEOUT_S: Final = 60.0
-
 # capabilities(7); linux/capability.h.
 _CAP_SYS_NICE: Final = 23
 _OPENMP: Final = ("libgomp*.so*", "libiomp5.so", "libomp.so*")
@@ -50,7 +49,6 @@ def gather(engine: Engine, root: Path = Path("/")) -> Facts:
 
 
 def read_matrix() -> Matrix:
-    """The table in the package."""
     return Matrix.parse(
         (resources.files("launcher.doctor") / "compatibility.toml").read_text(encoding="utf-8")
     )

@@ -22,7 +22,6 @@ class Tier(StrEnum):
 
 
 _TIERS: Final = tuple(Tier)
-
 EXPECTATION: Final = {
     Tier.OPTIMISED: "the engine's best kernels for this processor, and each instance's memory on its own node, "
     "as in the published multi-instance measurements",

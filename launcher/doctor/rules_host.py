@@ -14,7 +14,6 @@ from launcher.text_table import counted
 
 # A larger difference between nodes means unevenly populated channels; the slowest node then limits equal instances.
 UNEVEN_MEMORY: Final = 0.10
-
 _X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})
 
 

@@ -12,7 +12,6 @@ from launcher.errors import LauncherError
 
 # Short spellings of flags that the launcher also passes (vllm/engine/arg_utils.py, 0.32).
 _SHORT: Final = {"-q": "--quantization", "-tp": "--tensor-parallel-size", "-sc": "--speculative-config"}
-
 # Flags that only the launcher sets -> remedy.
 _RESERVED: Final = {
     "--uds": "remove it: the launcher gives each instance a socket of its own",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from launcher.address import Address
-
-if TYPE_CHECKING:
-    from launcher.plan import Slot
-
+from launcher.plan import Slot
 
 MARK: Final = "NUMA_LAUNCHER_INSTANCE"
 """Environment variable with a unique value per generation, by which leftover processes are found."""
@@ -37,8 +34,6 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything needed to start one instance."""
-
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """Added to the daemon's environment. Values of `secrets` are never printed."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.engines.base import Launch
 from launcher.engines.environment import secret_names
 from launcher.engines.numa_binding import Binding
 from launcher.errors import LauncherError
-
-if TYPE_CHECKING:
-    from launcher.plan import Slot
+from launcher.plan import Slot
 
 LOOPBACK: Final = "127.0.0.1"
 PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name")
-
 # "{{word}}" stands for a literal "{word}"; other braces (JSON in an argument) are left alone.
 _PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}", re.ASCII)
 

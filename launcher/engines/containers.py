@@ -9,22 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launcher.config.schema import Runtime
 from launcher.engines.base import MARK, Container, Engine, Launch
-
-if TYPE_CHECKING:
-    from launcher.plan import Slot
+from launcher.plan import Slot
 
 LABEL: Final = "numa-launcher"
-
 # Printed by `Container.last_word`, read by diagnosis.
 OOM_LINE: Final = "numa-launcher: the container's memory limit was reached: OOMKilled"
-
 # As in vLLM's guide; processes of an instance share tensors through it.
 SHM_SIZE: Final = "4g"
-
 _COMMON: Final = (
     # An init process: signals work before the engine installs handlers, and orphans are reaped.
     "--init",

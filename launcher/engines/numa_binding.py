@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
-if TYPE_CHECKING:
-    from launcher.plan import Placement
+from launcher.plan import Placement
 
 
 class MemPolicy(StrEnum):
@@ -34,7 +33,6 @@ class Binding:
         return cls(MemPolicy.MEMBIND if binds_memory else MemPolicy.NONE)
 
     def prefix(self, placement: Placement) -> tuple[str, ...]:
-        """The prefix that starts an engine with its placement."""
         if not placement.cpus:
             raise ValueError("a placement without cpus cannot be started")
         if self.numactl is None:

@@ -19,7 +19,6 @@ from launcher.errors import LauncherError, timed_out
 
 # For an interpreter that prints its path, or ldconfig.
 PROBE_TIMEOUT_S: Final = 60.0
-
 TCMALLOC: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (
     "/usr/lib/*-linux-gnu", "/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",

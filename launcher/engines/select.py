@@ -69,18 +69,15 @@ def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -
     if engine.kind is EngineKind.VLLM:
         volumes.append(Volume(str(cache_dir(engine.cache_dir)), writable=True))
         if any(model.path not in local_models for model in config.models):
-            env["HF_HOME"] = engine.env.get("HF_HOME") or _hf_home()
+            # Where this host downloads models to (huggingface_hub/constants.py).
+            usual = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+            env["HF_HOME"] = engine.env.get("HF_HOME") or usual
             volumes.append(Volume(env["HF_HOME"], writable=True))
     return Wrapping(
         runtime=engine.runtime, client=stack.client or engine.runtime.value, image=engine.image or "",
         socket_dir=socket_dir, binds_memory=binding.policy is MemPolicy.MEMBIND, args=engine.runtime_args,
         volumes=tuple(volumes), env=env,
     )  # fmt: skip
-
-
-def _hf_home() -> str:
-    """Where this host downloads models to (huggingface_hub/constants.py)."""
-    return os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
 
 
 def _model_folders(paths: Iterable[str]) -> list[str]:

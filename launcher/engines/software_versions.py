@@ -15,7 +15,6 @@ SHUTDOWN_TIMEOUT_SINCE: Final[Version] = (0, 18, 0)
 # From here on the CPU worker sizes its cache by --kv-cache-memory-bytes; before, only by whole GiB.
 # Checked on 0.32; the variable works on every version, so older ones get the variable.
 KV_CACHE_BYTES_SINCE: Final[Version] = (0, 18, 0)
-
 _RELEASE: Final = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 
 

@@ -24,7 +24,6 @@ RECIPE: Final = "numa-launcher tiny model, recipe 2"
 RECIPE_FILE: Final = "tiny-model.json"
 # Files that vLLM reads; a folder without one of them is incomplete.
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", RECIPE_FILE)
-
 VOCABULARY: Final = 1024
 CONTEXT: Final = 4096
 HIDDEN: Final = 256
@@ -33,9 +32,7 @@ HEAD_SCALE: Final = 10  # scores of 3.2 rms: 0.02 (initial weights) x 16 (root o
 LAYER_SCALE: Final = 64
 SPECIAL: Final = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TEMPLATE: Final = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

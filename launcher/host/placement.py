@@ -22,7 +22,6 @@ from launcher.host.own_unit import is_instance_of, unit_of
 
 # Libraries that decide speed, by a part of their file name.
 LIBRARIES: Final = ("libtcmalloc", "libgomp", "libiomp5", "libomp", "libzentorch")
-
 _PAGES: Final = re.compile(r"\bN(\d+)=(\d+)")
 _PAGE_KIB: Final = re.compile(r"\bkernelpagesize_kB=(\d+)")
 

@@ -20,13 +20,11 @@ from launcher.errors import LauncherError
 # systemd answers in milliseconds; a manager that is busy reloading a large system takes seconds.
 CALL_S: Final = 25.0
 WAKE_S: Final = 5.0
-
 _SYSTEMD: Final = "org.freedesktop.systemd1"
 _MANAGER_PATH: Final = "/org/freedesktop/systemd1"
 _MANAGER: Final = f"{_SYSTEMD}.Manager"
 _DBUS: Final = "org.freedesktop.DBus"
 _PROPERTIES: Final = f"{_DBUS}.Properties"
-
 UNIT_EXISTS: Final = f"{_SYSTEMD}.UnitExists"
 
 
@@ -41,8 +39,6 @@ class BusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """What systemd reports about a service unit."""
-
     active: str
     """active, activating, deactivating, inactive, failed, ..."""
     has_job: bool
@@ -98,8 +94,6 @@ class Systemd:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(bus.wait_for_disconnect(), 1.0)  # type: ignore[no-untyped-call]
 
-    # --- requests ---------------------------------------------------------------------------
-
     async def start_transient(self, unit: str, properties: Iterable[tuple[str, str, Any]]) -> None:
         """Start a unit of these (name, D-Bus signature, value). It stays known until `forget`. Raises BusError."""
         body = [[name, Variant(signature, value)] for name, signature, value in properties]
@@ -127,8 +121,6 @@ class Systemd:
         with contextlib.suppress(BusError):
             await self._manager("UnrefUnit", "s", unit)
         await self.reset_failed(unit)
-
-    # --- questions ------------------------------------------------------------------------
 
     async def list_units(self, pattern: str) -> list[str]:
         (found,) = await self._manager("ListUnitsByPatterns", "asas", [], [pattern])
@@ -175,8 +167,6 @@ class Systemd:
                 del self._wakes[path]
                 with contextlib.suppress(BusError):
                     await self._match("RemoveMatch", path)
-
-    # --- the wire -------------------------------------------------------------------------
 
     async def _manager(self, method: str, signature: str, *body: Any) -> list[Any]:
         return await self._call(_SYSTEMD, _MANAGER_PATH, _MANAGER, method, signature, *body)

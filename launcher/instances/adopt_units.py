@@ -53,7 +53,6 @@ class UnitAdoption:
     async def _judge(
         self, unit: str, slots: Mapping[int, Callable[[int], Launch]]
     ) -> tuple[int, Adopted | None]:
-        """Raises BusError."""
         slot = self._frame.slot_of(unit)
         if slot is None:
             return -1, None

@@ -30,7 +30,6 @@ class Limits:
 
 # Between two tries of a start for which the daemon itself lacks descriptors, memory or threads.
 SHORTAGE_DELAY_S: Final = 5.0
-
 # Up to a fifth is taken off the delay, so that slots that died together do not load together.
 JITTER: Final = 0.2
 

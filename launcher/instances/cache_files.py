@@ -30,7 +30,6 @@ STAMP: Final = "stamp.json"
 STAMP_BYTES: Final = 4096
 # Folders of other versions that no engine has started with for this long are removed.
 FORGOTTEN_S: Final = 30 * 86400.0
-
 # Prefix of the folders in which slots of one kind compile together.
 SHARED: Final = "workshop"
 # A file in a shared folder: it has a broken file, and new starts use another folder.
@@ -133,7 +132,6 @@ def _siblings(folder: Path, wanted: str) -> Iterator[Path]:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy the whole folder, with its stamp, or nothing."""
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -190,7 +188,6 @@ def _join_shared(compiled: Path, wanted: str) -> None:
 
 
 def _leave_shared(compiled: Path) -> None:
-    """Replace the link by a copy of what is complete."""
     if not compiled.is_symlink():
         return
     shared = compiled.parent.parent / compiled.readlink().name

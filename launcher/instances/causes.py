@@ -74,7 +74,6 @@ def _rule(
 # A worker's, the engine core's and any other process's end, as in vllm/v1/executor/multiproc_executor.py,
 # v1/engine/utils.py ("Failed core proc(s): {'EngineCore_DP0': -9}") and v1/utils.py.
 _DIED: Final = r"(?:exit code:? |Failed core proc\(s\): \{.*': )"
-
 KILLED_CHILD: Final = re.compile(rf"{_DIED}-9\b")
 """A process below the main one ended by SIGKILL: by the kernel's out-of-memory killer, or by a user."""
 

@@ -130,7 +130,6 @@ def frame_of(config: Config) -> Frame:
 
 
 def _group(user: str) -> int | None:
-    """The group of that name, where there is a user of that name too."""
     try:
         pwd.getpwnam(user)
         return grp.getgrnam(user).gr_gid

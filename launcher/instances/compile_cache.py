@@ -35,10 +35,8 @@ log = logging.getLogger("launcher.instances")
 
 # For an order in another process: a cache of some GB is copied in a minute.
 WORK_S: Final = 600.0
-
 # vLLM's flag for compiling nothing.
 EAGER: Final = "--enforce-eager"
-
 # Differs between the slots of a model and does not affect what is compiled.
 _PLACE: Final = ("--physcpubind", "--membind", "--preferred", "--interleave", "--cpunodebind")
 _OWN: Final = frozenset(

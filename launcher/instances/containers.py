@@ -16,7 +16,6 @@ from launcher.instances.ports import Exit
 
 # For podman or docker to list and remove what an earlier daemon left.
 CLIENT_S: Final = 60.0
-
 # podman-run(1) and docker's `run` reference: what the client's own exit codes mean.
 NOT_STARTED: Final = 125
 _CODES: Final = {

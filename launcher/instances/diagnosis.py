@@ -21,7 +21,6 @@ __all__ = [
 
 # EAGAIN: fork(2) and clone(2), where a limit on processes or threads is reached.
 START_SHORTAGE: Final = OWN_SHORTAGE | {errno.EAGAIN}
-
 # A node with less than this share free when a process of it was killed is taken to have run out of memory.
 SHORT_SHARE: Final = 0.03
 _EVIDENCE: Final = 3

@@ -15,14 +15,11 @@ from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 # The first completion may wait for a compilation.
 COMPLETION_TIMEOUT_S: Final = 600.0
-
 # A UNIX socket with a full backlog: connect(2) returns EAGAIN, which uvloop reports; asyncio takes it for "in progress" and
 # then uses a socket that is not connected (ENOTCONN, EINVAL).
 BACKLOG_FULL: Final = frozenset({errno.EAGAIN, errno.ENOTCONN, errno.EINVAL})
-
 # Between two tries while the daemon is short of descriptors or memory.
 SHORTAGE_S: Final = 1.0
-
 # Tried in this order until the model serves one of them.
 _PROBES: Final = (
     ("/v1/completions", {"prompt": "Hello, what is your name?", "max_tokens": 1, "temperature": 0}),

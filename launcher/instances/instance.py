@@ -69,16 +69,13 @@ class Instance:
             self.start_failed_at = now
 
     def became_ready(self, now: float) -> None:
-        """Its first completion came back."""
         self.phase, self.served, self.responsive = "serving", True, True
         self.ready_at, self.progress = now, started(now)
 
     def probed(self, now: float, watched_until: float) -> None:
-        """A probe succeeded, whatever it found."""
         self.probed_at, self.watched_until = now, watched_until
 
     def answered(self, *, responsive: bool) -> None:
-        """The health path answered in time, or did not."""
         self.responsive = responsive
 
     def progressed(self, progress: Progress) -> None:
@@ -94,7 +91,6 @@ class Instance:
         self.pids |= pids
 
     def kept_cache(self) -> None:
-        """Siblings may copy what it has compiled."""
         self.cache_kept = True
 
     def exited(self) -> None:

@@ -77,8 +77,6 @@ class InstanceMonitor:
             suspected=suspected, output=self._last_lines, on_probed=self._on_probed,
         )  # fmt: skip
 
-    # --- output -----------------------------------------------------------------------------
-
     def on_line(self, text: str, at: float | None = None) -> None:
         """A line that the instance printed, at this time in seconds since the epoch."""
         slot, generation = self._slot.id, self.instance.generation
@@ -93,8 +91,6 @@ class InstanceMonitor:
 
     def _last_lines(self) -> list[str]:
         return [line.text for line in self._on.log.last(DIAGNOSIS_LINES, self.instance.generation)]
-
-    # --- exit -------------------------------------------------------------------------------
 
     def follow(self, process: Process, address: Address) -> None:
         """Begin to wait for the exit of `process`, and to probe it at `address`."""
@@ -121,8 +117,6 @@ class InstanceMonitor:
             kernel = instance.oom.report(instance.pids, instance.nodes)
             instance.oom.close()
         return diagnose(ended, self._last_lines(), served=instance.served, kernel=kernel)
-
-    # --- probes -----------------------------------------------------------------------------
 
     async def _probe(self, address: Address) -> None:
         """Until the instance is ready, then for its health. A probe that raises starts this again."""
@@ -163,8 +157,6 @@ class InstanceMonitor:
         since = "no probe has succeeded" if probed_at is None else f"no probe for {now - probed_at:.0f} s"
         why = self._probes.failures.last if self._probes is not None else ""
         return f"{since}: {why}" if why else since
-
-    # --- compile cache and placement ------------------------------------------------------------
 
     def _keep_cache(self) -> None:
         launch = self.instance.launch

@@ -19,8 +19,6 @@ STARVED_PATIENCE: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one probe found."""
-
     at: float
     responsive: bool
     """The health path answered in time, with any status."""

@@ -29,7 +29,6 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-
 # For podman or docker to answer; a machine that is short of memory or disk takes seconds.
 CLIENT_S = 60.0
 

@@ -110,15 +110,12 @@ class SlotController:
         )  # fmt: skip
         self._monitor = self._monitor_of(Instance())
 
-    # --- questions --------------------------------------------------------------------------
-
     @property
     def instance(self) -> Instance:
         return self._monitor.instance
 
     @property
     def engine(self) -> Engine:
-        """What starts the next instance."""
         return self._engine
 
     @property
@@ -154,8 +151,6 @@ class SlotController:
             lambda slot: self.stopped or (not self.backlog and slot.intent not in _TO_BE_STOPPED)
         )
 
-    # --- requests ---------------------------------------------------------------------------
-
     def post(self, event: Event) -> None:
         if isinstance(event, ProcessExited | ProbeFailed):  # its evidence is shown to everybody who may read
             launch = self.instance.launch
@@ -175,8 +170,6 @@ class SlotController:
     async def verify(self) -> None:
         """Compare the instance's threads and pages with the plan; the result is in `instance.verification`."""
         await self._monitor.verify()
-
-    # --- the slot's task --------------------------------------------------------------------
 
     async def run(self, adopted: Adopted | None = None) -> None:
         """Own the slot until cancelled. The spawner decides whether its process is then killed or keeps running."""
@@ -260,8 +253,6 @@ class SlotController:
                     process.kill()
             case _:
                 assert_never(action)
-
-    # --- instances --------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
         generation = self.slot_state.generation

@@ -33,20 +33,15 @@ log = logging.getLogger("launcher.instances")
 
 TMPDIR: Final = "TMPDIR"
 SHIM: Final = Path(__file__).with_name("shim.py")
-
 # Longer lines are cut: progress bars and tracebacks of generated code have no bounds.
 MAX_LINE_BYTES: Final = 8192
-
 # For the last lines of an ended instance to arrive.
 OUTPUT_END_S: Final = 2.0
-
 # For a shim to report that it has started its instance: usually 30 ms, an interpreter without site packages.
 START_S: Final = 60.0
-
 # For processes of a killed shim to end after SIGKILL; one that takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
-
 # Meant for the daemon only (sd_notify(3), sd_listen_fds(3)): children must not inherit it.
 DAEMON_ONLY: Final = (
     "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES",
@@ -56,14 +51,11 @@ DAEMON_ONLY: Final = (
 # Characters that a socket's name within TMPDIR may take: of the 107 of its path (unix(7)), multiprocessing's
 # "/pymp-XXXXXXXX/listener-XXXXXXXX" takes 32.
 TEMPORARY_BYTES: Final = 107 - 32
-
 # The plan sets these; inherited ones would silently bind threads elsewhere. Operators set them in engine.env.
 PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
 
 
 class DirectProcess:
-    """An instance under its shim."""
-
     def __init__(self, pid: int, control: _Pipe, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
         self._pid = pid
         self._control = control
@@ -290,7 +282,6 @@ def _remove(path: Path) -> None:
 
 
 async def _reader(pipe: FileIO) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
-    """A stream over a pipe's reading end, and its transport, which owns the pipe."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
@@ -341,7 +332,6 @@ async def _pump(stream: asyncio.StreamReader, on_line: Callable[[str], None]) ->
 
 
 async def _sweep(session: int, mark: str) -> None:
-    """SIGKILL the processes of a killed shim until none is left."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SWEEP_S):
             while left := _left_behind(session, f"{MARK}={mark}".encode()):

@@ -109,7 +109,6 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raises PermissionError where another user could replace the file."""
     facts = folder.stat()
     owners = {folder.lstat().st_uid, facts.st_uid}
     if not owners <= {os.geteuid(), 0} or facts.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:

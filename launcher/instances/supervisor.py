@@ -33,8 +33,6 @@ STUCK_S: Final = 600.0
 
 
 class Supervisor:
-    """Runs the slot controllers of a plan."""
-
     def __init__(
         self,
         plan: Plan,
@@ -67,20 +65,11 @@ class Supervisor:
         self._spawner = spawner
         self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
             lambda slot, engine, limits, probing: SlotController(
-                slot,
-                engine=engine,
-                spawner=spawner,
-                prober=prober,
-                limits=limits,
-                probing=probing,
-                strict_binding=strict_binding,
-                announce=announce,
-                traffic=traffic,
-                caches=caches,
-                held=held,
+                slot, engine=engine, spawner=spawner, prober=prober, limits=limits, probing=probing,
+                strict_binding=strict_binding, announce=announce, traffic=traffic, caches=caches, held=held,
                 generation=self._last_generation.get(slot.id, 0),
             )
-        )
+        )  # fmt: skip
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._controllers: dict[int, SlotController] = {

@@ -26,13 +26,10 @@ START_S: Final = 60.0
 NAME_FREE_S: Final = 10.0
 # For the last lines of an ended unit to arrive in the journal.
 OUTPUT_END_S: Final = 3.0
-
 T = TypeVar("T")
 
 
 class SystemdProcess:
-    """An instance in its unit."""
-
     def __init__(self, units: Units, unit: str, pid: int, ended: asyncio.Task[Exit], cgroup: str) -> None:
         self._units = units
         self._unit = unit
@@ -126,7 +123,6 @@ class Units:
     async def _follow(
         self, slot: int, unit: str, first: UnitFacts, address: Address, on_line: Callable[[str], None]
     ) -> Exit:
-        """Wait until the unit has ended and its output has been read."""
         facts = await persist(
             lambda: self.systemd.until(unit, lambda now: now.over or now.invocation != first.invocation),
             Failures(log, f"slot {slot}: wait for its exit", slot=slot, unit=unit),

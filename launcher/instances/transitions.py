@@ -30,7 +30,6 @@ Step = tuple[SlotState, tuple[Action, ...]]
 
 # A loading instance has no requests; this lets it end its compiler processes.
 STARTING_STOP_S: Final = 5.0
-
 _OUT_OF_ROTATION: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE})
 # The state of a slot without a process, by intent.
 _WITHOUT_PROCESS: Final = {Intent.STOP: State.STOPPED, Intent.HOLD: State.HELD}

@@ -19,7 +19,6 @@ Property = tuple[str, str, Any]
 """Name, D-Bus signature, value."""
 
 INFINITY: Final = 2**64 - 1
-
 # Meant for the daemon only, or set by systemd for each unit (systemd.exec(5), "Environment Variables Set").
 UNITS_OWN: Final = frozenset(
     {
@@ -31,7 +30,6 @@ UNITS_OWN: Final = frozenset(
 
 # systemd sets them for the user that a unit runs as.
 USERS_OWN: Final = frozenset({"HOME", "USER", "LOGNAME", "SHELL"})
-
 # What an instance does not need and code that comes with a model should not have. It runs as a user of its own;
 # files and network stay as that user's rights are.
 SANDBOX: Final[tuple[Property, ...]] = (
@@ -88,7 +86,6 @@ class Frame:
 
 
 def mark(slot: int, generation: int, digest: str) -> str:
-    """The mark in a unit's environment by which the next daemon recognizes it."""
     return f"{slot}.{generation}.{digest}"
 
 

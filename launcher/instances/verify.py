@@ -16,10 +16,8 @@ from launcher.plan import Placement
 # started it and pages the kernel could not move. A worker whose weights were loaded on a wrong node is far
 # below, and every percent there is read over the sockets' link for each token.
 MIN_BOUND_SHARE: Final = 0.95
-
 # Thread names shown of one process, most frequent first.
 _NAMES_SHOWN: Final = 3
-
 _OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
 
 
@@ -50,8 +48,6 @@ NOTHING: Final = Requested()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as planned."""
-
     what: str
     planned: str
     found: str

@@ -64,16 +64,10 @@ def compare(
     topology: Topology, config: Config, profiles: Mapping[str, ModelProfile], *, cpus_only: bool = False
 ) -> tuple[Column, ...]:
     """One column per strategy, in the order of `Strategy`. Raises LauncherError as `make_plan` does."""
-    return tuple(
-        _column(
-            make_plan(topology, _with_strategy(config, strategy), profiles, cpus_only=cpus_only), topology
-        )
-        for strategy in Strategy
-    )
-
-
-def _with_strategy(config: Config, strategy: Strategy) -> Config:
-    return msgspec.structs.replace(config, layout=msgspec.structs.replace(config.layout, strategy=strategy))
+    replace = msgspec.structs.replace
+    configs = (replace(config, layout=replace(config.layout, strategy=strategy)) for strategy in Strategy)
+    plans = (make_plan(topology, each, profiles, cpus_only=cpus_only) for each in configs)
+    return tuple(_column(plan, topology) for plan in plans)
 
 
 def _column(plan: Plan, topology: Topology) -> Column:
@@ -141,7 +135,6 @@ def rows(columns: Sequence[Column]) -> list[list[str]]:
 
 
 def notes(columns: Sequence[Column]) -> list[str]:
-    """Each finding once, with the strategies that it applies to."""
     said: dict[tuple[str, str], list[str]] = {}
     for column in columns:
         for finding in column.plan.findings:

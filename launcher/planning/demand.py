@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -84,7 +85,7 @@ def demand_of(
     cap = _up(pool.bytes_for(serving.max_num_seqs, serving.max_model_len), step)
     given = serving.kv_bytes
     weights = profile.weights_bytes_per_rank(ranks)
-    peak = _ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
+    peak = math.ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
     overhead, overhead_source = _overhead(config, profile, serving, ranks)
     return Demand(
         slot,
@@ -154,7 +155,3 @@ def _kv_source(serving: Serving, profile: ModelProfile, pool: Pool, need: int) -
 
 def _up(size: int, step: int) -> int:
     return -(-size // step) * step
-
-
-def _ceil(value: Fraction) -> int:
-    return -(-value.numerator // value.denominator)

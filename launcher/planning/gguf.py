@@ -43,8 +43,6 @@ _KEYS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """One file's header."""
-
     metadata: dict[str, Any]
     """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
     tensors: tuple[Tensor, ...]

@@ -29,8 +29,6 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "g
 
 
 class LayerKind(StrEnum):
-    """Kind of state that a layer keeps."""
-
     FULL = "full"
     """K and V of every token; with multi-head latent attention one latent of every token."""
     SLIDING = "sliding"

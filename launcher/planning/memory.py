@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final
 
 from launcher.config.schema import Config, EngineKind
-from launcher.plan import Finding, LedgerLine, LedgerRow, Slot
+from launcher.plan import Finding, LedgerLine, LedgerRow, Slot, violation, warning
 from launcher.planning.demand import Demand, demand_of
 from launcher.planning.facts import NO_FACTS, Facts
 from launcher.planning.profile import UNKNOWN, ModelProfile
@@ -47,15 +47,11 @@ def fill_memory(
     findings: list[Finding] = []
     demands = [
         demand_of(
-            slot,
-            rank_nodes(slot, topology),
-            config,
-            profiles.get(slot.model.name, UNKNOWN),
-            cpu=topology.cpu,
-            facts=facts,
+            slot, rank_nodes(slot, topology), config, profiles.get(slot.model.name, UNKNOWN),
+            cpu=topology.cpu, facts=facts,
         )
         for slot in slots
-    ]
+    ]  # fmt: skip
     nodes = sorted({node for demand in demands for node in demand.nodes})
     totals = _totals(topology, nodes)
     reserves = {node: _reserve(config, totals[node]) for node in nodes}
@@ -190,27 +186,17 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
         for node in nodes
         if not topology.node(node).memory_known
     }
-    found = []
-    for what, why in unknown.items():
-        if auto:
-            found.append(
-                Finding(
-                    "violation",
-                    "memory-unknown",
-                    f"cannot size the KV cache for {what}: {why}",
-                    'set memory.kv_cache to a size such as "4GiB", or download the model first',
-                )
-            )
-        else:
-            found.append(
-                Finding(
-                    "warning",
-                    "memory-unchecked",
-                    f"the memory of {what} was not checked: {why}",
-                    "check the log of the first start: vLLM refuses to start with too little memory",
-                )
-            )
-    return found
+    if auto:
+        remedy = 'set memory.kv_cache to a size such as "4GiB", or download the model first'
+        return [
+            violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", remedy)
+            for what, why in unknown.items()
+        ]
+    remedy = "check the log of the first start: vLLM refuses to start with too little memory"
+    return [
+        warning("memory-unchecked", f"the memory of {what} was not checked: {why}", remedy)
+        for what, why in unknown.items()
+    ]
 
 
 def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
@@ -227,11 +213,9 @@ def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
         "lower memory.kv_cache or instances_per_socket, or use a smaller model"
         if explicit
         else f"lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
-        "KV cache), "
-        "instances_per_socket or memory.reserve, or use a smaller model"
+        "KV cache), instances_per_socket or memory.reserve, or use a smaller model"
     )
-    return Finding(
-        "violation",
+    return violation(
         "out-of-memory",
         f"cannot fit {counted(len(row.slots), 'instance')} on node {row.node}: {parts} are {format_size(used)} of its "
         f"{format_size(row.total_bytes)}; short by {-row.left_bytes / GIB:.2f} GiB",
@@ -247,8 +231,7 @@ def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
         given, name = demand.given_bytes, demand.slot.model.name
         if given is not None and given < demand.need_bytes and name not in told:
             told.add(name)
-            yield Finding(
-                "violation",
+            yield violation(
                 "kv-too-small",
                 f"cannot start {name!r} with {format_size(given)} of KV cache: one request of max_model_len needs "
                 f"{format_size(demand.need_bytes)}",

@@ -10,7 +10,7 @@ import msgspec
 
 from launcher.config.schema import Config, EngineKind, Strategy
 from launcher.cpuset import CpuSet
-from launcher.plan import Finding, Placement, Plan, Slot
+from launcher.plan import Finding, Placement, Plan, Slot, violation, warning
 from launcher.planning.facts import NO_FACTS, Facts
 from launcher.planning.lint import lint
 from launcher.planning.memory import fill_memory
@@ -84,8 +84,7 @@ def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topo
     missing = wanted - topology.allowed
     if missing:
         findings.append(
-            Finding(
-                "violation",
+            violation(
                 "cpus-not-allowed",
                 f"cannot use cpus {missing} of layout.cpus: allowed here are {topology.allowed}",
                 "set layout.cpus to some of those, or widen the daemon's affinity and cpuset",
@@ -100,8 +99,7 @@ def _without_memory(config: Config) -> Config:
     )
 
 
-_MEMORY_NOT_PLANNED: Final = Finding(
-    "warning",
+_MEMORY_NOT_PLANNED: Final = warning(
     "memory-not-planned",
     "no model given: this plan covers cpus only, memory was not checked",
     "give a configuration with -c FILE, or a model with --model DIR",
@@ -140,8 +138,7 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
     where = f"node {','.join(str(part.node) for part in zone.parts)}"
     if n > len(cores):
         findings.append(
-            Finding(
-                "violation",
+            violation(
                 "more-instances-than-cores",
                 f"cannot divide {where} of socket {zone.parts[0].socket} among {n} instances: it has "
                 f"{len(cores)} usable cores",
@@ -152,13 +149,12 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
     try:
         cut = cutter(strategy)(cores, topology.l3_domains, n)
     except CutError as error:
-        findings.append(Finding("violation", "cannot-cut", f"cannot divide {where}: {error}", error.remedy))
+        findings.append(violation("cannot-cut", f"cannot divide {where}: {error}", error.remedy))
         return ()
     sizes = [len(its) for its in cut]
     if len(set(sizes)) > 1:
         findings.append(
-            Finding(
-                "warning",
+            warning(
                 "uneven-cores",
                 f"the cores of {where} do not divide evenly: instances get {'-'.join(map(str, sizes))}",
                 "for equal instances change reserve_cores or instances_per_socket",
@@ -186,16 +182,14 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
     for node in sorted(node for node in nodes if node is not None):
         target = nearest_memory(topology, node)
         if target is None:
-            finding = Finding(
-                "violation",
+            finding = violation(
                 "no-memory-node",
                 f"cannot bind the memory of node {node}: no node with memory is allowed "
                 f"(allowed: {topology.allowed_nodes or 'none'})",
                 "widen AllowedMemoryNodes= or cpuset.mems of the service",
             )
         elif target != node:
-            finding = Finding(
-                "warning",
+            finding = warning(
                 "remote-memory",
                 f"node {node} has no usable memory: its instances are bound to node {target}, the nearest node with "
                 "memory; vLLM's worker itself falls back to the lowest allowed node",
@@ -233,18 +227,15 @@ def _union(sets: Iterable[CpuSet]) -> CpuSet:
 
 
 def _cannot_reserve(config: Config, cores: int) -> Finding:
-    return Finding(
-        "violation",
+    return violation(
         "reserve-too-large",
-        f"cannot reserve {config.layout.reserve_cores} cores: {cores} cores are usable, and each node "
-        "keeps one",
+        f"cannot reserve {config.layout.reserve_cores} cores: {cores} cores are usable, and each node keeps one",
         "lower layout.reserve_cores",
     )
 
 
 def _no_cpus(topology: Topology) -> Finding:
-    return Finding(
-        "violation",
+    return violation(
         "no-usable-cpus",
         f"cannot place anything: no allowed cpu is on a NUMA node (allowed: {topology.allowed or 'none'})",
         "widen the affinity mask, AllowedCPUs= or cpuset.cpus of the service",
@@ -253,8 +244,7 @@ def _no_cpus(topology: Topology) -> Finding:
 
 def _too_many_ranks(config: Config, model: int, cores: Sequence[Core]) -> Finding:
     ranks = config.models[model].tensor_parallel_size
-    return Finding(
-        "violation",
+    return violation(
         "more-ranks-than-cores",
         f"cannot give each of {ranks} ranks of {config.models[model].name!r} a core: the instance has "
         f"{len(cores)} cores, less one for its API server if it has more than 4 cpus",

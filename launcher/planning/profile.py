@@ -23,7 +23,6 @@ from launcher.planning.layers import (
 )
 
 DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-
 _MAX_LEN_KEYS: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",

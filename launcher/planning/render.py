@@ -18,15 +18,10 @@ _WIDTH: Final = 116
 def slot_json(slot: Slot) -> dict[str, Any]:
     placement = slot.placement
     return {
-        "slot": slot.id,
-        "model": slot.model.name,
-        "socket": placement.socket,
-        "node": placement.node,
-        "cpus": placement.cpus.format(),
-        "omp_cpus": omp_text(slot),
-        "membind": placement.membind.format(),
+        "slot": slot.id, "model": slot.model.name, "socket": placement.socket, "node": placement.node,
+        "cpus": placement.cpus.format(), "omp_cpus": omp_text(slot), "membind": placement.membind.format(),
         "kv_cache_bytes": slot.kv_cache_bytes,
-    }
+    }  # fmt: skip
 
 
 def omp_text(slot: Slot) -> str:

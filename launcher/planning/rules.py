@@ -15,8 +15,6 @@ from launcher.topology.model import Topology
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Input of a rule."""
-
     plan: Plan
     topology: Topology
     config: Config
@@ -33,11 +31,3 @@ class Subject:
 
 
 Rule = Callable[[Subject], Iterator[Finding]]
-
-
-def violation(code: str, message: str, remedy: str) -> Finding:
-    return Finding("violation", code, message, remedy)
-
-
-def warning(code: str, message: str, remedy: str) -> Finding:
-    return Finding("warning", code, message, remedy)

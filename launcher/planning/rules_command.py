@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Final
 
 from launcher.engines.arguments import flag_of
-from launcher.plan import Finding
-from launcher.planning.rules import Rule, Subject, warning
+from launcher.plan import Finding, warning
+from launcher.planning.rules import Rule, Subject
 
 _LLAMA_SERVER: Final = "llama-server"
 _THREADS: Final = frozenset({"-t", "--threads"})

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.engines.arguments import has_flag, value_of
-from launcher.plan import Finding
-from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.plan import Finding, violation, warning
+from launcher.planning.rules import Rule, Subject
 from launcher.planning.serving import KV_SPACE
 
 _X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})

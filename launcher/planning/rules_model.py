@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.engines.arguments import has_flag, value_of
-from launcher.plan import Finding
+from launcher.plan import Finding, violation, warning
 from launcher.planning.layers import LayerKind
-from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.planning.rules import Rule, Subject
 from launcher.planning.serving import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES, kinds_of
 from launcher.sizes import GIB, format_size
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from launcher.plan import Finding
-from launcher.planning.rules import Rule, Subject, violation, warning
+from launcher.plan import Finding, violation, warning
+from launcher.planning.rules import Rule, Subject
 from launcher.sizes import format_size
 
 

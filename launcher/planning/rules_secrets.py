@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from launcher.plan import Finding
-from launcher.planning.rules import Rule, Subject, warning
+from launcher.plan import Finding, warning
+from launcher.planning.rules import Rule, Subject
 from launcher.redaction import secret_arguments
 
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from launcher.config.schema import Model
 from launcher.engines.arguments import value_of
-from launcher.plan import Finding
-from launcher.planning.rules import Rule, Subject, violation
+from launcher.plan import Finding, violation
+from launcher.planning.rules import Rule, Subject
 
 WEIGHT_PREPACK: Final = "VLLM_ZENTORCH_WEIGHT_PREPACK"
 _FP8: Final = "fp8"

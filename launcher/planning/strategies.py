@@ -53,8 +53,7 @@ def l3_aligned(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     if len(domains) < n:
         raise CutError(
             f"{n} instances need {n} whole L3 domains, the zone has {len(domains)}",
-            f"lower layout.instances_per_socket to at most {len(domains)} on a node, or take another "
-            "strategy",
+            f"lower layout.instances_per_socket to at most {len(domains)} on a node, or take another strategy",
         )
     sizes = [len(domain) for domain in domains]
     if len(set(sizes)) == 1:

@@ -15,7 +15,6 @@ class Tensor:
     """Converted to the engine's type when it is loaded; packed (quantized) tensors stay as they are."""
 
     def loaded_bytes(self, element_bytes: int) -> int:
-        """Its size in the engine."""
         return self.elements * element_bytes if self.floating else self.stored_bytes
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from launcher.config.schema import Layout, Model, Strategy
-from launcher.plan import Finding
+from launcher.plan import Finding, violation, warning
 from launcher.topology.model import Core, Topology
 
 # AMD's documentation runs two instances on 128 cores; its benchmarks use 32 to 128 cores each.
@@ -113,8 +113,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
             what = f"{key[:-1]} {bad}"
             why = "it has no usable cpus" if bad in existing else f"the machine has {key} {_ids(existing)}"
             findings.append(
-                Finding(
-                    "violation",
+                violation(
                     f"unknown-{key[:-1]}",
                     f"cannot place model {model.name!r} on {what}: {why}",
                     f"set {key} of that [[models]] entry to some of {_ids(usable)}",
@@ -128,8 +127,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
     ]
     if not its and parts:
         findings.append(
-            Finding(
-                "violation",
+            violation(
                 "no-cpus",
                 f"cannot place model {model.name!r}: its sockets and nodes have no usable cpus in common",
                 "set sockets and nodes of that [[models]] entry so that they overlap",
@@ -161,12 +159,10 @@ def _count(
         )
     else:
         findings.append(
-            Finding(
-                "violation",
+            violation(
                 "spans-nodes",
                 f"cannot place {wanted} instances of {model.name!r} on socket {socket}: its cpus are on "
-                f"{len(parts)} NUMA nodes ({_ids(part.node for part in parts)}), so an instance would "
-                "span nodes",
+                f"{len(parts)} NUMA nodes ({_ids(part.node for part in parts)}), so an instance would span nodes",
                 f"set layout.instances_per_socket to {len(parts)} or a multiple; span_nodes = true allows it "
                 "at the cost of memory bandwidth",
             )
@@ -174,8 +170,7 @@ def _count(
 
 
 def _per_node_clash(wanted: int, parts: Sequence[Part]) -> Finding:
-    return Finding(
-        "violation",
+    return violation(
         "per-node-count",
         f"cannot place {wanted} instances on socket {parts[0].socket}: per-node means one on each of its "
         f"{len(parts)} nodes",
@@ -184,12 +179,10 @@ def _per_node_clash(wanted: int, parts: Sequence[Part]) -> Finding:
 
 
 def _uneven_instances(wanted: int, parts: Sequence[Part]) -> Finding:
-    return Finding(
-        "warning",
+    return warning(
         "uneven-instances",
         f"{wanted} instances cannot be distributed evenly over the {len(parts)} nodes of socket {parts[0].socket}: the "
-        "lower "
-        "nodes get one more, with fewer cores and less memory each",
+        "lower nodes get one more, with fewer cores and less memory each",
         f"set layout.instances_per_socket to a multiple of {len(parts)}",
     )
 
@@ -199,11 +192,9 @@ def _overlaps(zones: Sequence[Zone]) -> Iterator[Finding]:
         for other in zones[i + 1 :]:
             shared = set(one.parts) & set(other.parts)
             if shared:
-                yield Finding(
-                    "violation",
+                yield violation(
                     "models-overlap",
-                    f"cannot share node {_ids(part.node for part in shared)} between models: one model's "
-                    "instances "
+                    f"cannot share node {_ids(part.node for part in shared)} between models: one model's instances "
                     "span more nodes than the other's",
                     "give the models the same nodes, or separate nodes",
                 )

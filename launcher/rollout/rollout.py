@@ -41,7 +41,6 @@ SLACK_S: Final = 1.0
 # With --force, and on the way back, siblings get this time to become ready before another instance leaves rotation;
 # otherwise ready_timeout_s.
 SIBLINGS_S: Final = 60.0
-
 _OUT_OF_ROTATION: Final = frozenset({Intent.DRAIN, Intent.QUARANTINE, Intent.STOP, Intent.HOLD})
 _IN_TRANSITION: Final = frozenset({State.STARTING, State.DRAINING, State.STOPPING, State.BACKOFF})
 _OPPOSITE: Final = {Step.START: Step.STOP, Step.STOP: Step.START, Step.RESTART: Step.RESTART}

@@ -1,9 +1,8 @@
-"""Merge the instances' metrics pages into one: names kept (`vllm:` and all), labels added, counters that
-never fall.
+"""Merge the instances' metrics pages into one: names kept (`vllm:` and all), labels added, counters that never fall.
 
-Text in, text out, in Prometheus' exposition format 0.0.4. A `Merger` remembers the series of each source, so
-that a page costs one dictionary look-up per line from the second time on, and a value that was never carried
-over a restart is passed on as it was written.
+Text in, text out, in Prometheus' exposition format 0.0.4. A `Merger` remembers the series of each source, so that a
+page costs one dictionary look-up per line from the second time on, and a value that was never carried over a restart
+is passed on as it was written.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created", "_info", "_gsum", "_gcount")
-
 MAX_SERIES: Final = 50_000
 """Of one source; what comes beyond is left out, so that a page that invents labels can't eat the memory."""
 

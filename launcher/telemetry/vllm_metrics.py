@@ -10,7 +10,6 @@ from typing import Final
 # The names: vllm/v1/metrics/loggers.py of 0.32; llama-server: tools/server/server-task.cpp, build 11434.
 RUNNING: Final = "vllm:num_requests_running"
 _LLAMA_RUNNING: Final = "llamacpp:requests_processing"
-
 # A float counts in steps of 1 up to here.
 _MAX_COUNT: Final = 2**53
 _KV_TOKENS: Final = re.compile(r'\bkv_cache_size_tokens="([0-9]+)"')

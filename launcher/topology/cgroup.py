@@ -16,7 +16,6 @@ from launcher.topology.files import Root
 
 # cgroup v1 says "no limit" with PAGE_COUNTER_MAX, 2^63 rounded down to a page; no machine has 4 EiB.
 _UNLIMITED: Final = 1 << 62
-
 # Per kind of hierarchy. v1 also has cpuset.effective_cpus, but does not update it on cpu hotplug.
 _CPUS: Final = {"cgroup2": ("cpuset.cpus.effective",), "cgroup": ("cpuset.cpus", "cpus"), "cpuset": ("cpus",)}
 _MEMS: Final = {"cgroup2": ("cpuset.mems.effective",), "cgroup": ("cpuset.mems", "mems"), "cpuset": ("mems",)}

@@ -16,7 +16,6 @@ from launcher.errors import LauncherError, reason
 
 CPU_FOLDER: Final = "sys/devices/system/cpu"
 NODE_FOLDER: Final = "sys/devices/system/node"
-
 # A whole sysfs attribute fits one page, a cpulist file up to a few; procfs files are read in full.
 _CHUNK: Final = 65_536
 _NUMBER: Final = re.compile(r"-?[0-9]+")

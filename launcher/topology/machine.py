@@ -4,17 +4,14 @@ Levels go from the outside in, as in hwloc's synthetic topologies::
 
     socket:2 node:1(memory=768GiB,channels=12) l3:16(size=32MiB) core:8 smt:2
 
-two sockets, in each one NUMA node, in each node 16 L3 caches, in each L3 8 cores of 2 cpus. Where the
-kernel shows an L3 that holds several nodes (Intel's sub-NUMA clusters) `l3` comes before `node`.
+two sockets, in each one NUMA node, in each node 16 L3 caches, in each L3 8 cores of 2 cpus. Where the kernel shows an
+L3 that holds several nodes (Intel's sub-NUMA clusters) `l3` comes before `node`.
 
-| word | in brackets | default |
-| --- | --- | --- |
-| socket:N | | |
-| node:N | memory=SIZE of each; channels=N of each; near=, far= distances in and between sockets | 12, 32 |
-| l3:N | size=SIZE of each; without `l3` no L3 is reported, as in many virtual machines | |
-| core:N | | |
-| smt:N | numbering=server: siblings are k and k + all cores; adjacent: 2k and 2k + 1 | 1, server |
-| cxl:N | nodes without cpus: memory=SIZE of each, distance= from everywhere | 50 |
+| word | in brackets | default | | --- | --- | --- | | socket:N | | | | node:N | memory=SIZE of each; channels=N of
+each; near=, far= distances in and between sockets | 12, 32 | | l3:N | size=SIZE of each; without `l3` no L3 is
+reported, as in many virtual machines | | | core:N | | | | smt:N | numbering=server: siblings are k and k + all cores;
+adjacent: 2k and 2k + 1 | 1, server | | cxl:N | nodes without cpus: memory=SIZE of each, distance= from everywhere |
+50 |
 """
 
 from __future__ import annotations

@@ -175,6 +175,5 @@ def _distances(files: Root, node: int, nodes: list[int]) -> dict[int, int]:
 
 
 def common(values: Iterable[int | None]) -> int | None:
-    """The common value, else None."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None

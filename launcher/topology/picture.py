@@ -177,7 +177,6 @@ def _marks(topology: Topology, slots: Sequence[DrawnSlot], reserved: CpuSet) -> 
 
 
 def colour(slot: int) -> str:
-    """A slot's colour; sixteen colours repeat."""
     return PALETTE[slot % len(PALETTE)]
 
 

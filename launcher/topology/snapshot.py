@@ -16,6 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +30,11 @@ from launcher.topology.model import Topology
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 _KERNEL: Final = "proc/sys/kernel/osrelease"
-
 # A snapshot of 8,192 cpus unpacks to about 110 MiB, most of it tar headers, and packs to a few MiB; the
 # largest file in one is a cpu mask of 2 KiB or a node's meminfo.
 MAX_PACKED_BYTES: Final = 16 * 1024**2
 MAX_UNPACKED_BYTES: Final = 256 * 1024**2
 MAX_FILE_BYTES: Final = 1024**2
-
 # The only folder names that readers use (`Root.ids`, `Root.names`).
 _NUMBERED: Final = re.compile(r"(?:cpu|node|index)\d+|hugepages-\d+kB|[0-9a-f:.]+", re.ASCII)
 _REMEDY: Final = (
@@ -222,10 +221,6 @@ def _fields(*keys: str) -> Callable[[list[str]], Iterator[str]]:
     return keep
 
 
-def _mountinfo(lines: list[str]) -> Iterator[str]:
-    return (line for line in lines if cgroup.mountinfo_line(line))
-
-
 def _cgroups(lines: list[str]) -> Iterator[str]:
     """Lines `id:controllers:path` of the hierarchies used; v2's has no controller."""
     return (
@@ -235,17 +230,13 @@ def _cgroups(lines: list[str]) -> Iterator[str]:
     )
 
 
-def _mounts(lines: list[str]) -> Iterator[str]:
-    return (line for line in lines if cgroup.mounts_line(line))
-
-
 # Mounts contain servers' names, status users, cpuinfo possibly a serial number, hwloc's file the host's name.
 _LINES: Final[Mapping[str, Callable[[list[str]], Iterator[str]]]] = {
     "proc/cpuinfo": _fields(*CPUINFO_KEYS),
     "proc/self/status": _fields("Cpus_allowed", "Cpus_allowed_list", "Mems_allowed", "Mems_allowed_list"),
     "proc/self/cgroup": _cgroups,
-    "proc/self/mountinfo": _mountinfo,
-    "proc/mounts": _mounts,
+    "proc/self/mountinfo": partial(filter, cgroup.mountinfo_line),
+    "proc/mounts": partial(filter, cgroup.mounts_line),
     sysfs.HWLOC_INFO: _fields("Architecture"),
 }
 

@@ -217,7 +217,6 @@ def _columns(count: int) -> int:
 
 
 def _flow(boxes: Sequence[_Box]) -> _Box:
-    """Side by side while they fit, then in the next row."""
     places: list[tuple[float, float, _Box]] = []
     x = y = width = height = 0.0
     for box in boxes:

@@ -53,7 +53,9 @@ def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
     l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
     limits = cgroup.read_limits(files)
-    allowed = online & (affinity if affinity is not None else _affinity(files, status, online))
+    if affinity is None:
+        affinity = files.source.affinity()
+    allowed = online & (status.get("Cpus_allowed", online) if affinity is None else affinity)
     return Topology(
         online=online, offline=present - online,
         allowed=allowed if limits.cpus is None else allowed & limits.cpus, sockets=sockets_of(cores),
@@ -113,11 +115,6 @@ def _status(files: Root) -> dict[str, CpuSet]:
                 raise files.broken("proc/self/status", f"{key}: {error}") from None
             result[name] = told if name != key else result.get(name, told)
     return result
-
-
-def _affinity(files: Root, status: Mapping[str, CpuSet], online: CpuSet) -> CpuSet:
-    told = files.source.affinity()
-    return status.get("Cpus_allowed", online) if told is None else told
 
 
 def _allowed_nodes(nodes: tuple[NumaNode, ...], status: Mapping[str, CpuSet], mems: CpuSet | None) -> CpuSet:
