@@ -245,7 +245,7 @@ class Daemon:
             case InstanceDraining():
                 self.proxy.drain_upstream(event.slot, event.generation)
             case InstanceGone():
-                self.proxy.remove_upstream(event.slot, event.generation, event.reason)
+                self.proxy.remove_upstream(event.slot, event.generation, event.reason, crashed=event.crashed)
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)

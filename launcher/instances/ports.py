@@ -147,6 +147,8 @@ class InstanceGone:
     slot: int
     generation: int
     reason: str
+    crashed: bool
+    """It failed; False: a stop, or a drain deadline."""
 
 
 InstanceEvent = InstanceReady | InstanceDraining | InstanceGone

@@ -240,11 +240,11 @@ class SlotController:
             case Action.ANNOUNCE_GONE:
                 cut = self.slot_state.state is State.DRAINING
                 reason = "its drain deadline has passed" if cut else "it is being stopped"
-                self._announce(InstanceGone(slot.id, generation, reason))
+                self._announce(InstanceGone(slot.id, generation, reason, crashed=False))
             case Action.ANNOUNCE_FAILED:
                 cause = self.slot_state.crash or self.slot_state.last_cause
                 assert cause is not None  # noqa: S101  an instance that failed has one
-                self._announce(InstanceGone(slot.id, generation, cause.message))
+                self._announce(InstanceGone(slot.id, generation, cause.message, crashed=True))
             case Action.TERMINATE:
                 if process is not None:
                     process.terminate()

@@ -208,9 +208,10 @@ class ProxyServer:
         """No new requests; on_idle once nothing is left on it, from the event loop, never from this call."""
         self._instances.drain(slot, generation)
 
-    def remove_upstream(self, slot: int, generation: int, reason: str) -> None:
-        """The instance is gone; what is in flight on it moves to another or ends honestly."""
-        self._instances.remove(slot, generation, reason)
+    def remove_upstream(self, slot: int, generation: int, reason: str, *, crashed: bool = False) -> None:
+        """The instance is gone; a request on it is sent to another one, or ends in an honest error. `crashed`: it failed,
+        so a request on it may be the cause."""
+        self._instances.remove(slot, generation, reason, crashed=crashed)
 
     def in_flight(self, slot: int, generation: int) -> int:
         """Requests that the instance works on; 0 when it is not known."""

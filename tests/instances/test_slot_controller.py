@@ -121,6 +121,10 @@ class Setup:
         ]
 
     @property
+    def crashed(self) -> list[bool]:
+        return [event.crashed for event in self.announced if isinstance(event, InstanceGone)]
+
+    @property
     def reasons(self) -> list[str]:
         return [event.reason for event in self.announced if isinstance(event, InstanceGone)]
 
@@ -314,6 +318,7 @@ async def test_two_refusals_end_an_instance(play: Play) -> None:
     assert cause is not None
     assert cause.name == "unhealthy"
     assert setup.reasons == [cause.message], "not that it is being stopped"
+    assert setup.crashed == [True]
 
 
 async def test_a_planned_end_does_not_give_the_cause_of_an_earlier_crash(play: Play) -> None:
@@ -330,6 +335,7 @@ async def test_a_planned_end_does_not_give_the_cause_of_an_earlier_crash(play: P
     await setup.post(ResumeRequested(), RestartRequested(), WentIdle(2))
     await setup.reach(State.READY, generation=3)
     assert setup.reasons[1:] == ["its drain deadline has passed", "it is being stopped"]
+    assert setup.crashed == [True, False, False]
 
 
 async def test_silence_is_noted_and_nothing_more(play: Play) -> None:

@@ -175,7 +175,7 @@ async def test_a_slot_that_is_removed_and_added_again_gets_requests(batches: Bat
                 case InstanceDraining():
                     proxy.drain_upstream(event.slot, event.generation)
                 case InstanceGone():
-                    proxy.remove_upstream(event.slot, event.generation, event.reason)
+                    proxy.remove_upstream(event.slot, event.generation, event.reason, crashed=event.crashed)
 
         batches.hear = announce
         batches.prober.health = True

@@ -84,21 +84,23 @@ class Instances:
         if upstream is not None:
             self._loop.call_soon(self._tell_if_idle, upstream)
 
-    def remove(self, slot: int, generation: int, reason: str) -> None:
-        """It is gone; requests on it are tried elsewhere, once what it had sent has been read."""
+    def remove(self, slot: int, generation: int, reason: str, *, crashed: bool) -> None:
+        """It is gone. A request that has delivered nothing is tried elsewhere at once, also where its response had come
+        already; of one that has, what the instance had sent is read before."""
         upstream = self.balancer.remove(slot, generation, reason)
         if upstream is None:
             return
         now, traffic = self._clock(), self._traffic.pop(upstream.key)
         traffic.pool.close()
         traffic.forget(now)
-        for request in traffic.died_under():
-            self._post(request, INSTANCE_DIED)
+        if crashed:
+            for request in traffic.died_under():
+                self._post(request, INSTANCE_DIED)
         for attempt, request in tuple(traffic.attempts.items()):
             if request.committed:
                 self._loop.call_later(GONE_GRACE_S, attempt.fail, reason)
             else:
-                attempt.fail(reason, died=True)
+                attempt.fail(reason, died=crashed)
 
     def was_ready(self, model: str | None) -> bool:
         """Some instance of the model has been ready: it may come back."""

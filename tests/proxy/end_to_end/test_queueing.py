@@ -323,7 +323,7 @@ async def test_a_request_that_kills_is_given_up(proxy: ProxyUnderTest) -> None:
     def deadly(slot: int) -> Script:
         async def script(call: Call) -> None:
             call.cut()
-            proxy.server.remove_upstream(slot, 1, "killed by signal 11")
+            proxy.server.remove_upstream(slot, 1, "killed by signal 11", crashed=True)
 
         return script
 
@@ -333,6 +333,26 @@ async def test_a_request_that_kills_is_given_up(proxy: ProxyUnderTest) -> None:
     assert status == 502
     assert b"instances died" in body
     assert sum(len(engine.calls) for engine in engines) == 3
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["in flight", "broken before"])
+async def test_a_planned_end_of_an_instance_is_no_death(proxy: ProxyUnderTest, broken: bool) -> None:
+    """A long request is displaced by each step of a rolling reload."""
+
+    def planned(slot: int) -> Script:
+        async def script(call: Call) -> None:
+            if broken:
+                call.cut()
+            proxy.server.remove_upstream(slot, 1, "it is being stopped")
+            await call.until_left()
+
+        return script
+
+    engines = [await proxy.engine(slot, planned(slot)) for slot in range(4)]
+    asked = asyncio.create_task(ask(proxy))
+    await until(lambda: asked.done() or all(engine.calls for engine in engines))
+    await proxy.engine(4)
+    assert (await asked)[0] == 200
 
 
 async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
