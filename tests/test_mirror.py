@@ -82,7 +82,6 @@ COVERED_BY = {
     "proxy.downstream.handshakes": "proxy/end_to_end/test_file_descriptors.py",
     "proxy.downstream.response": "proxy/end_to_end",
     "proxy.http1.fields": "proxy/http1/test_requests.py",
-    "proxy.observability.report": "proxy/test_server.py",
     "proxy.pages.models": "proxy/pages/test_renderer.py",
     "proxy.request.decisions": "proxy/request/test_lifecycle.py",
     "proxy.request.ports": "proxy/request/test_lifecycle.py",

@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 REALTIME = "/v1/realtime"  # refused with an error of its own
-GATHERED = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # the proxy's own pages
+OWN_PAGES = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # the proxy's own pages
 
 
 @dataclass(frozen=True, slots=True)

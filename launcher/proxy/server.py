@@ -32,7 +32,7 @@ from launcher.proxy.downstream.tls import ServerTls
 from launcher.proxy.downstream.upload_memory import UploadMemory
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
-from launcher.proxy.observability import report
+from launcher.proxy.observability import stats
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages.renderer import PageRenderer, Sources
@@ -233,7 +233,7 @@ class ProxyServer:
     def stats(self) -> dict[str, object]:
         """The sums, for `status --json`."""
         waiting = sum(1 for _ in self._instances.waiting)
-        return report.stats(self.counters, self.balancer.table, waiting)
+        return stats.stats(self.counters, self.balancer.table, waiting)
 
     def first_token(self, slot: int) -> Quantiles | None:
         """How long clients of a slot waited lately for a stream's first token, time in the queue included."""
@@ -281,7 +281,7 @@ class ProxyServer:
         )
 
     def _values(self) -> metrics.Values:
-        own = report.values(
+        own = stats.values(
             self.counters,
             upstreams=list(self.balancer.table),
             names=self._traits.names.names,

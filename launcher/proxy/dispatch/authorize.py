@@ -13,7 +13,7 @@ from launcher.proxy.downstream.uploads import too_large
 from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.words import Answer, own_head
-from launcher.proxy.routes import GATHERED, REALTIME, NoMethod, match
+from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
 
 _TEXT = "text/plain"
 
@@ -54,7 +54,7 @@ class Authorizer:
         if self._by_key and request.path not in OPEN_PATHS:
             request.key = self._keys.check(head.get(b"authorization"), head.get(b"x-api-key"), now)
         self._registry.accept(request)
-        page = request.match.route.kind in GATHERED
+        page = request.match.route.kind in OWN_PAGES
         if self._closing and not page:
             raise unavailable("the server is shutting down", self._retry_after_s(), close=True)
         if head.length is not None and head.length > self._max_body_bytes:

@@ -33,8 +33,7 @@ from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.http1 import upstream_head
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
-from launcher.proxy.pages.pages import Page
-from launcher.proxy.pages.renderer import PageRenderer
+from launcher.proxy.pages.renderer import Page, PageRenderer
 from launcher.proxy.request.decisions import INTERNAL_ERROR, fault
 from launcher.proxy.request.lifecycle import TABLE, Lifecycle
 from launcher.proxy.request.model_traits import ModelTraits

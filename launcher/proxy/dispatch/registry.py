@@ -10,7 +10,7 @@ from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.request.words import COMMENT_DUE, Event, Outcome, ServerStopped
-from launcher.proxy.routes import GATHERED
+from launcher.proxy.routes import OWN_PAGES
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
 
@@ -35,7 +35,7 @@ class RequestRegistry:
     def accept(self, request: Request) -> None:
         """A request on a route has begun."""
         self._in_flight.add(request)
-        if request.match is not None and request.match.route.kind not in GATHERED:
+        if request.match is not None and request.match.route.kind not in OWN_PAGES:
             request.accepted = True
             self._counters.accept()
             if request.key is not None:

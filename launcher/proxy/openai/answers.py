@@ -1,4 +1,8 @@
-"""What the proxy reads from an instance's response (usage, response ids), and error bodies and error events."""
+"""What the proxy reads from an instance's response (usage, response ids, whole JSON), error bodies and error events.
+
+A dying engine, or a layer in front of it, may answer 200 with half a JSON object and a Content-Length that fits it, or
+with an HTML page. Nothing was delivered then: another instance can be asked.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,15 @@ from typing import Final
 
 import msgspec
 
-from launcher.proxy.errors import error_body
+from launcher.proxy.errors import HttpError, error_body
 
 JSON: Final = "application/json"
 # The id of a stored response is in its first event, or near the start of its object.
 _PREFIX_BYTES: Final = 65536
 # What decoding foreign JSON raises.
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+_BODILESS: Final = frozenset({204, 205})
 
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
@@ -99,3 +105,31 @@ def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | 
         text = f"this model's instance does not serve {method} {path} ({text})"
     type_ = "NotFoundError" if status == 404 else "invalid_request_error"
     return error_body(text, type_, None, status)
+
+
+def promises_json(status: int, content_type: bytes, *, json_route: bool) -> bool:
+    """Whether the body of a successful answer must be JSON: by its type, or when a JSON route answers with text.
+
+    JSON routes that answer with bytes (embeddings under `encoding_format: "bytes"`) and audio's texts need not be JSON.
+    """
+    if not 200 <= status < 300 or status in _BODILESS:
+        return False
+    if content_type == b"application/json" or content_type.endswith(b"+json"):
+        return True
+    return json_route and (not content_type or content_type.startswith(b"text/"))
+
+
+def is_json(body: bytes) -> bool:
+    """Whether it is exactly one JSON value: 0.4 us for a chat of 1 KiB, 37 us for an embedding of 64 KiB."""
+    try:
+        _RAW.decode(body)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def not_json() -> HttpError:
+    """502 for the client when no instance gave a better answer."""
+    return HttpError(
+        502, "an instance's answer was not complete JSON", type_="upstream_error", code="upstream_error"
+    )

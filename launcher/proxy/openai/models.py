@@ -30,10 +30,10 @@ class ModelNames:
             return wanted
         if (real := self.aliases.get(wanted)) is not None:
             return real
-        raise HttpError(
-            404,
-            f"The model `{quoted(wanted)}` does not exist.",
-            type_="NotFoundError",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(wanted)
+
+
+def unknown_model(name: str) -> HttpError:
+    """404 as OpenAI's."""
+    why = f"The model `{quoted(name)}` does not exist."
+    return HttpError(404, why, type_="NotFoundError", param="model", code="model_not_found")

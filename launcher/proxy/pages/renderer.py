@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
+
+from launcher.printable import quoted
 from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.errors import HttpError, unavailable
-from launcher.proxy.pages import pages
+from launcher.proxy.openai.answers import JSON
+from launcher.proxy.openai.models import unknown_model
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import ModelList
-from launcher.proxy.pages.pages import Page
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.scraper import Instance
@@ -20,6 +23,15 @@ from launcher.telemetry import metrics
 from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 PAGE_TIMEOUT_S: Final = 30.0
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Page(NamedTuple):
+    """A response of the proxy's own, with status 200."""
+
+    content_type: str
+    body: bytes
+
 
 Deliver = Callable[[Page | BaseException], None]
 """Gets the page, the error response in its place (HttpError), or what went wrong in rendering it."""
@@ -84,32 +96,39 @@ class PageRenderer:
     async def page(self, found: Match, key: KeyEntry | None) -> Page:
         """The page of a route. Raises HttpError."""
 
+        if found.route.kind is Kind.METRICS:
+            return await self.metrics_page()
+
         def visible(name: str) -> bool:
             names = self._models.names_of(name)
             return bool(names) and (key is None or key.limits.allows(*names))
 
-        match found.route.kind:
-            case Kind.METRICS:
-                return await self.metrics_page()
-            case Kind.MODELS:
-                return pages.models(await self._models.entries(self._sources.instances()), visible)
-            case Kind.MODEL:
-                entries = await self._models.entries(self._sources.instances())
-                return pages.model(entries, found.item, visible, self._sources.retry_after_s)
-            case _:
-                raise AssertionError(f"{found.route.path} is no page of the proxy's own")
+        entries = await self._models.entries(self._sources.instances())
+        if found.route.kind is Kind.MODELS:
+            return _json(
+                {"object": "list", "data": [entry for entry in entries if visible(str(entry["id"]))]}
+            )
+        if not visible(found.item):
+            raise unknown_model(found.item)
+        for entry in entries:
+            if entry["id"] == found.item:
+                return _json(entry)
+        # It is configured, and no instance of it was ready yet.
+        raise unavailable(f"no instance of {quoted(found.item)} is ready", self._sources.retry_after_s())
 
     def health(self) -> Page:
+        """200 while an instance is ready. Raises HttpError."""
         ready = sum(instance.ready for instance in self._sources.instances())
-        return pages.health(
-            ready, stopping=self._sources.stopping(), retry_after_s=self._sources.retry_after_s()
-        )
+        if not ready or self._sources.stopping():
+            raise unavailable("no instance is ready", self._sources.retry_after_s())
+        return _json({"status": "ok", "ready": ready})
 
     async def metrics_page(self) -> Page:
         async with self._one_at_a_time:  # one in each turn of the loop, however many want it
             merged = await self._merged.page()
             await asyncio.sleep(0)
-            return pages.metrics(metrics.render(self._sources.values(), self._sources.timings), merged)
+            own = metrics.render(self._sources.values(), self._sources.timings)
+            return Page(TEXT, (own + merged).encode())
 
     async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
         """What the ready instances' metrics say, by slot and generation; without those that say nothing."""
@@ -126,3 +145,7 @@ class PageRenderer:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def _json(value: object) -> Page:
+    return Page(JSON, msgspec.json.encode(value))

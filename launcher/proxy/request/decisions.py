@@ -39,7 +39,7 @@ from launcher.proxy.request.words import (
     State,
     StreamStarted,
 )
-from launcher.proxy.routes import GATHERED, Kind
+from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued
 MAX_REWRITTEN_BYTES = (
@@ -107,7 +107,7 @@ class Decisions:
         request.bytes_in = len(body)
         if body and request.method in {"GET", "HEAD"}:
             return self._refuse(request, HttpError(400, f"{request.method} takes no body here", close=True))
-        if request.match is not None and request.match.route.kind in GATHERED:
+        if request.match is not None and request.match.route.kind in OWN_PAGES:
             request.state = State.SENT
             return _RENDER
         request.state = State.QUEUED
@@ -206,7 +206,7 @@ class Decisions:
         if not request.committed or (request.splice is not None and not attempt.reached):
             return self._elsewhere(request, event.reason, event.answer, now, fault=True)
         # Nothing can follow half an event, or a response that is no stream.
-        if request.tracker is None or (attempt.tracker is not None and attempt.tracker.torn):
+        if request.tracker is None or (attempt.tracker is not None and attempt.tracker.inside_event):
             return self._fail(request, event.reason)
         return self._continue(request, event.reason, now)
 

@@ -124,7 +124,7 @@ class EventTracker:
         return not self._held and not self._open and self.error is None
 
     @property
-    def torn(self) -> bool:
+    def inside_event(self) -> bool:
         """Whether part of an event has passed without its end."""
         return self._open
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.http1 import ResponseHead
-from launcher.proxy.openai.whole_json import is_json, not_json, promises_json
+from launcher.proxy.openai.answers import is_json, not_json, promises_json
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.request.words import (
     Answer,

@@ -22,8 +22,7 @@ from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages import merged_metrics, models, renderer
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import describe, read_list
-from launcher.proxy.pages.pages import Page
-from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.pages.renderer import Page, PageRenderer, Sources
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream import scraper

@@ -11,9 +11,8 @@ from launcher.proxy.downstream import slow_clients as slow
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
 from launcher.proxy.observability.counters import Counters
-from launcher.proxy.observability.values import of_keys, of_overflow
 from launcher.proxy.request.words import Outcome
-from launcher.proxy.upstream.overflow import Overflow
+from launcher.proxy.upstream.overflow import Ending, Overflow
 from launcher.telemetry import metrics
 
 
@@ -108,3 +107,33 @@ def _per_slot(upstreams: Iterable[Upstream]) -> dict[int, int]:
     for upstream in upstreams:
         working[upstream.slot] = working.get(upstream.slot, 0) + upstream.in_flight
     return working
+
+
+def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:
+    """Per name of a key; nothing where no keys are needed. `outcomes` are shown also while they are 0."""
+    if not keys.required:
+        return {}
+    shown, sums = tuple(outcomes), sorted(keys.sums.items())
+    return {
+        metrics.UNAUTHORIZED: {(): keys.unauthorized},
+        metrics.KEY_ACCEPTED: {(name,): of.accepted for name, of in sums},
+        metrics.KEY_ENDED: {(name, outcome): of.ended[outcome] for name, of in sums for outcome in shown},
+        metrics.KEY_REFUSED: {
+            (name, limit): count for name, of in sums for limit, count in of.refused.items()
+        },
+        metrics.KEY_IN_FLIGHT: {(name,): of.in_flight for name, of in sums},
+        metrics.KEY_TOKENS: {(name,): of.tokens for name, of in sums},
+    }
+
+
+def of_overflow(overflow: Overflow | None) -> metrics.Values:
+    """Per model that may go there; nothing where there is no overflow."""
+    if overflow is None:
+        return {}
+    return {
+        metrics.OVERFLOW_SENT: {(model,): overflow.sent[model] for model in overflow.models},
+        metrics.OVERFLOW_ENDED: {
+            (model, ending): overflow.ended[model, ending] for model in overflow.models for ending in Ending
+        },
+        metrics.OVERFLOW_IN_FLIGHT: {(): overflow.in_flight},
+    }

@@ -10,7 +10,7 @@ from proxy.auth.test_api_keys import make, put
 from launcher.config import schema
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.auth.rate_limits import Limit
-from launcher.proxy.observability import values
+from launcher.proxy.observability import stats
 from launcher.proxy.upstream.overflow import Ending, Overflow
 from launcher.telemetry import metrics
 
@@ -36,7 +36,7 @@ def test_keys(tmp_path: Path) -> None:
     ann.ended["completed"] = 3
     ann.refused[Limit.TOKENS] = 1
     keys.unauthorized = 2
-    assert rows(values.of_keys(keys, ["completed", "failed"])) == {
+    assert rows(stats.of_keys(keys, ["completed", "failed"])) == {
         metrics.UNAUTHORIZED: {(): 2},
         metrics.KEY_ACCEPTED: {("ann",): 5, ("bob",): 0},
         metrics.KEY_ENDED: {
@@ -52,7 +52,7 @@ async def test_overflow() -> None:
     overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), 1.0)
     overflow.sent["m"], overflow.in_flight = 4, 1
     overflow.ended["m", Ending.COMPLETED] = 3
-    found = rows(values.of_overflow(overflow))
+    found = rows(stats.of_overflow(overflow))
     assert found[metrics.OVERFLOW_SENT] == {("m",): 4}
     assert found[metrics.OVERFLOW_IN_FLIGHT] == {(): 1}
     assert found[metrics.OVERFLOW_ENDED] == {
@@ -61,5 +61,5 @@ async def test_overflow() -> None:
 
 
 def test_no_values_for_what_is_off() -> None:
-    assert values.of_keys(ApiKeys(None), ["completed"]) == {}
-    assert values.of_overflow(None) == {}
+    assert stats.of_keys(ApiKeys(None), ["completed"]) == {}
+    assert stats.of_overflow(None) == {}
