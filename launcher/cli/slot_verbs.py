@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Send the command and wait for its result. Exit code 1 when the slot ends in another state, 3 after --timeout."""
     client = options.client_of(args)
     verb = SlotCommand(args.verb)
+    # Read before the restart is sent: in a reply `starting` may be the start before or after it.
+    before = _generation(client, args.slot) if verb is SlotCommand.RESTART else -1
     slot = client.post(f"/slots/{args.slot}/{verb}{_options(args)}")
-    least = slot["generation"] + (
-        verb is SlotCommand.RESTART and slot["state"] in {"draining", "stopping", "ready"}
-    )
+    least = before + 1
     done = True
     if not args.no_wait:
         slot, done = _wait(client, verb, slot, least, time.monotonic() + args.timeout, quiet=args.json)
@@ -108,6 +108,12 @@ def _wait(
             )
         time.sleep(POLL_S)
         slot = _look_again(client, slot["slot"])
+
+
+def _generation(client: ControlClient, number: int) -> int:
+    """Of the slot; 0 for one that does not exist."""
+    slots = client.get("/status")["slots"]
+    return next((int(slot["generation"]) for slot in slots if slot["slot"] == number), 0)
 
 
 def _look_again(client: ControlClient, number: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The control protocol: requests, their options, what they answer. HTTP + JSON over a UNIX socket.
 
-The server's routes, its check of options and docs/control-protocol.md come from the one table here. Every change
-is idempotent: asking twice changes nothing more. What `GET /v1/status` answers is launcher.daemon.status.Status.
+The server's routes, its check of options and docs/control-protocol.md come from the one table here. Asking for a change
+twice changes nothing more, except that `restart` also stops and repeats a start. What `GET /v1/status` answers is
+launcher.daemon.status.Status.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ TRANSITIONS: Final[Mapping[tuple[State, type], Handler]] = {
     (State.STARTING, ProcessExited): transitions.crashed,
     (State.STARTING, ProbeFailed): transitions.start_failed,
     (State.STARTING, DeadlinePassed): transitions.not_ready_in_time,
-    (State.STARTING, RestartRequested): transitions.return_to_rotation,
+    (State.STARTING, RestartRequested): transitions.restart_starting,
     (State.STARTING, StartRequested): transitions.return_to_rotation,
     (State.STARTING, ResumeRequested): transitions.return_to_rotation,
     (State.STARTING, ReleaseRequested): transitions.return_to_rotation,
@@ -109,4 +109,4 @@ TRANSITIONS: Final[Mapping[tuple[State, type], Handler]] = {
     (State.FAILED, HoldRequested): transitions.settle,
     (State.FAILED, KillRequested): transitions.settle,
 }
-"""(state, event) -> handler. A pair that is absent changes nothing, so each command is idempotent."""
+"""(state, event) -> handler. A pair that is absent changes nothing, so each command but `restart` is idempotent."""

@@ -71,7 +71,7 @@ class StartRequested: ...
 
 @dataclass(frozen=True, slots=True)
 class RestartRequested:
-    """`restart`: drain, stop, start."""
+    """`restart`: drain, stop, start. A start in progress is stopped and repeated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,14 @@ def stop_starting(slot: SlotState, event: Event, now: float, limits: Limits) -> 
     return _stop(slot, now, now + min(STARTING_STOP_S, limits.stop_timeout_s))
 
 
+def restart_starting(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
+    """Only a later start has a configuration that was changed meanwhile."""
+    if slot.intent is Intent.QUARANTINE:
+        return slot, ()
+    slot = replace(slot, intent=Intent.RUN, restarting=True)
+    return _stop(slot, now, now + min(STARTING_STOP_S, limits.stop_timeout_s))
+
+
 def _intent_of(event: Event) -> Intent:
     return Intent.HOLD if isinstance(event, HoldRequested) else Intent.STOP
 

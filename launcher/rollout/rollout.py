@@ -25,7 +25,6 @@ from launcher.instances.slot_state import (
     SlotState,
     StartRequested,
     State,
-    StopRequested,
 )
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.diff import Changes, SlotChange, Step
@@ -199,16 +198,7 @@ class Rollout:
         if _is_out_of_rotation(controller.slot_state):
             _log_deferred(controller)
             return
-        if controller.slot_state.state is State.STARTING and controller.slot_state.generation < generation:
-            # RestartRequested does not interrupt a start, and this start has the old configuration.
-            controller.post(StopRequested())
-            await controller.until_stopped_or_called_off()
-        slot_state = controller.slot_state
-        match slot_state.state:
-            case State.STOPPED | State.FAILED:
-                controller.post(StartRequested())
-            case _ if slot_state.generation < generation and not _is_out_of_rotation(slot_state):
-                controller.post(RestartRequested())
+        controller.post(RestartRequested())
         await self._becomes_ready(controller, generation)
 
     async def _wait_for_siblings(self, controller: SlotController, patience_s: float) -> None:

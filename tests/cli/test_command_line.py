@@ -350,6 +350,8 @@ LEAVING: list[dict[str, Any]] = [
         ("start", {"state": "failed"}, [STARTING, {"state": "failed"}], 1, "is failed: start did not succeed"),
         ("restart", {}, [*LEAVING, STARTING, READY], 0, "is ready"),
         ("restart", {}, [*LEAVING, {"intent": "stop"}], 1, "is stopping: restart did not succeed"),
+        ("restart", {"state": "starting"}, [{}, READY, {"state": "stopping"}, STARTING, READY], 0, "is ready"),
+        ("restart", STOPPED, [STARTING | {"intent": "run"}, READY], 0, "is ready"),
         ("drain", {}, [DRAIN | {"in_flight": 2}, {"in_flight": 1}, {"in_flight": 0}], 0, "is drained"),
         ("drain", {}, [DRAIN | {"in_flight": 2}, READY], 1, "is ready: drain did not succeed"),
         ("drain", STOPPED, [], 1, "is stopped: drain did not succeed"),

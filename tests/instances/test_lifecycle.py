@@ -89,7 +89,10 @@ TABLE: list[tuple[SlotState, Event, State, Intent, tuple[Action, ...]]] = [
     (slot(State.STARTING), DrainRequested(), State.STARTING, Intent.DRAIN, ()),
     (slot(State.STARTING, Intent.DRAIN), ResumeRequested(), State.STARTING, Intent.RUN, ()),
     (slot(State.STARTING, Intent.DRAIN), StartRequested(), State.STARTING, Intent.RUN, ()),
-    (slot(State.STARTING, Intent.DRAIN), RestartRequested(), State.STARTING, Intent.RUN, ()),
+    (slot(State.STARTING), RestartRequested(), State.STOPPING, Intent.RUN, (A.TERMINATE,)),
+    (slot(State.STARTING, Intent.DRAIN), RestartRequested(), State.STOPPING, Intent.RUN, (A.TERMINATE,)),
+    (slot(State.STARTING, Intent.QUARANTINE), RestartRequested(), State.STARTING, Intent.QUARANTINE, ()),
+    (slot(State.STOPPING, restarting=True), RestartRequested(), State.STOPPING, Intent.RUN, ()),
     (slot(State.STARTING), ProbeFailed(G, SICK), State.STOPPING, Intent.RUN, (A.KILL,)),
     # hold: stopped, and nothing but a release starts it
     (SlotState(), HoldRequested(), State.HELD, Intent.HOLD, ()),
@@ -259,6 +262,7 @@ def test_an_event_of_an_older_generation_changes_nothing() -> None:
     [
         (SlotState(), StartRequested(), LIMITS.ready_timeout_s),
         (slot(State.STARTING), StopRequested(), STARTING_STOP_S),
+        (slot(State.STARTING), RestartRequested(), STARTING_STOP_S),
         (slot(State.STARTING), DeadlinePassed(), LIMITS.stop_timeout_s),
         (slot(State.READY), DrainRequested(), None),
         (slot(State.READY), RestartRequested(), LIMITS.drain_timeout_s),
@@ -433,6 +437,9 @@ class SlotModel(RuleBasedStateMachine):
     @rule(verb=VERBS)
     def operator_asks_twice(self, verb: Event) -> None:
         self.feed(verb)
+        if verb == RestartRequested():
+            # A start is stopped and repeated, also one that the first request has begun.
+            self.feed(verb)
         once = self.slot
         assert self.feed(verb) == ()
         assert self.slot == once

@@ -254,6 +254,19 @@ async def test_restart_drains_first(play: Play) -> None:
     assert setup.controller.slot_state.crashes == ()
 
 
+async def test_restart_of_a_starting_slot_stops_that_start(play: Play) -> None:
+    setup = await play(Setup(prober=FakeProber(health=False), probing=QUICK))
+    await setup.post(StartRequested())
+    await setup.until(lambda: setup.spawner.started)
+    await setup.post(RestartRequested())
+    await setup.until(lambda: len(setup.spawner.started) == 2)
+    assert setup.spawner.started[0].orders == ["terminate"]
+    setup.prober.health = True
+    await setup.reach(State.READY, generation=2)
+    assert setup.kinds == ["Ready 2"]
+    assert setup.controller.slot_state.crashes == ()
+
+
 async def test_an_idle_drained_slot_stops_at_once(play: Play) -> None:
     """Its idleness was reported before; the second announcement asks for it again."""
     setup = await play(Setup())
