@@ -13,7 +13,7 @@ from typing import Final
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.balancing.admission_queue import AdmissionQueue
 from launcher.proxy.balancing.cost_model import CostModel
-from launcher.proxy.balancing.demand import Ending, FullError, Key
+from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
 from launcher.proxy.balancing.estimators import Arrivals
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.policies import Pick, Policy, make_policy
@@ -102,7 +102,7 @@ class Balancer:
         started: list[Ticket] = []
         candidates = self.table.of(model)
         opened = self._open(candidates, now)
-        closed: set[Key | None] = set()  # pinned instances that are not open
+        closed: set[InstanceId | None] = set()  # pinned instances that are not open
         looked = 0
         for ticket in self.queue.ordered(model):
             if not opened or looked >= WINDOW:
@@ -251,7 +251,7 @@ class Balancer:
         """It is gone; what is bound to it is still to be released."""
         return self.table.remove(slot, generation, reason)
 
-    def eject(self, key: Key, until: float) -> None:
+    def eject(self, key: InstanceId, until: float) -> None:
         upstream = self.table.get(*key)
         if upstream is not None:
             upstream.outliers.eject(until)

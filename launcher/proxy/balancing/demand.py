@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-Key = tuple[int, int]  # (slot, generation): one process
+InstanceId = tuple[int, int]  # (slot, generation): one process
 
 
 class Ending(Enum):
@@ -38,7 +38,7 @@ class Demand:
         *,
         key: str | None = None,
         priority: int = 0,
-        pinned: Key | None = None,
+        pinned: InstanceId | None = None,
         max_tokens: int | None = None,
         stream: bool = True,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.proxy.balancing.demand import Demand, Key
+from launcher.proxy.balancing.demand import Demand, InstanceId
 from launcher.proxy.balancing.upstreams import Upstream
 
 
@@ -21,7 +21,7 @@ class Ticket:
         self.arrived = arrived
         self.deadline = deadline
         self.number: int = 0  # order of arrival; 0: never offered
-        self.tried: set[Key] = set()  # instances that failed it, since the last pause before a retry
+        self.tried: set[InstanceId] = set()  # instances that failed it, since the last pause before a retry
 
         # While it is queued: its place within the queue of its API key (smaller first), what it is charged in the fair
         # share of its key, seconds of prefill it adds to the queue, the instance it waits for (None: whichever is free

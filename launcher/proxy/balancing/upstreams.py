@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from launcher.address import Address
-from launcher.proxy.balancing.demand import Key
+from launcher.proxy.balancing.demand import InstanceId
 from launcher.proxy.balancing.estimators import (
     PREFILL_BASE_S,
     PREFILL_TOKEN_S,
@@ -40,7 +40,7 @@ class Upstream:
         """`kv_tokens`: the size of its KV cache; None: learned."""
         self.slot = slot
         self.generation = generation
-        self.key: Key = (slot, generation)
+        self.key: InstanceId = (slot, generation)
         self.model = model
         self.address = address
         self.max_num_seqs = max_num_seqs
@@ -62,7 +62,7 @@ class UpstreamTable:
     """All upstreams. Events of a generation that is unknown or superseded change nothing."""
 
     def __init__(self) -> None:
-        self._upstreams: dict[Key, Upstream] = {}
+        self._upstreams: dict[InstanceId, Upstream] = {}
         self._newest: dict[int, int] = {}
         self._ready: dict[str | None, list[Upstream]] = {}  # results of `of` since the last change
 
@@ -117,11 +117,13 @@ class UpstreamTable:
                 self._ready[model] = known
         return known
 
-    def ready(self, model: str | None = None, without: Collection[Key] = ()) -> list[Upstream]:
+    def ready(self, model: str | None = None, without: Collection[InstanceId] = ()) -> list[Upstream]:
         """As `of`, except those in `without`."""
         return [upstream for upstream in self.of(model) if upstream.key not in without]
 
-    def candidates(self, model: str | None, pinned: Key | None, tried: Collection[Key]) -> list[Upstream]:
+    def candidates(
+        self, model: str | None, pinned: InstanceId | None, tried: Collection[InstanceId]
+    ) -> list[Upstream]:
         """The instances that may serve a request, busy or not: the pinned one, else all of its model not yet tried."""
         if pinned is not None:
             upstream = self._upstreams.get(pinned)

@@ -6,7 +6,7 @@ import logging
 
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Demand, Key
+from launcher.proxy.balancing.demand import Demand, InstanceId
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.eligibility import may_ask_ids
@@ -99,7 +99,7 @@ class Classifier:
         return said
 
     def _demand(
-        self, request: Request, found: Match, said: RequestBody, pinned: Key | None, now: float
+        self, request: Request, found: Match, said: RequestBody, pinned: InstanceId | None, now: float
     ) -> Demand:
         """What it costs, taken from what its key may have. Raises HttpError."""
         route, balancer = found.route, self._balancer

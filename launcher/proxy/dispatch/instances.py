@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ending, FullError, Key
+from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.dispatch.traffic import Traffic, hung
@@ -54,9 +54,9 @@ class Instances:
         self._on_suspect = on_suspect
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._traffic: dict[Key, Traffic] = {}
+        self._traffic: dict[InstanceId, Traffic] = {}
         self._waiting: dict[Ticket, Request] = {}
-        self._stored: OrderedDict[str, Key] = OrderedDict()
+        self._stored: OrderedDict[str, InstanceId] = OrderedDict()
         self._seen: set[str] = set()  # models that had a ready instance
         self._pump_timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -110,7 +110,7 @@ class Instances:
         """When a client may try again."""
         return self.balancer.retry_after_s(self._clock())
 
-    def holder(self, response_id: str | None) -> Key | None:
+    def holder(self, response_id: str | None) -> InstanceId | None:
         """The instance that keeps a stored response, as far as is known."""
         return None if response_id is None else self._stored.get(response_id)
 
@@ -224,14 +224,14 @@ class Instances:
         if self.balancer.failed(upstream, now):
             self._counters.slot(upstream.slot, upstream.model).ejected += 1
 
-    def _remember(self, response_id: str, key: Key) -> None:
+    def _remember(self, response_id: str, key: InstanceId) -> None:
         self._stored[response_id] = key
         if len(self._stored) > STORED_RESPONSES:
             self._stored.popitem(last=False)
 
     # --- the clock ---------------------------------------------------------------------------------
 
-    def reconcile(self, loads: Mapping[Key, EngineMetrics]) -> None:
+    def reconcile(self, loads: Mapping[InstanceId, EngineMetrics]) -> None:
         """What the instances say they work on: requests that are not the proxy's take capacity there, too."""
         for key, load in loads.items():
             upstream = self.table.get(*key)
