@@ -47,11 +47,9 @@ def build_parser(only: str | None = None) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--version",
-        action="version",
-        version=f"numa-launcher {launcher.__version__}",
+        "--version", action="version", version=f"numa-launcher {launcher.__version__}",
         help="print the version and exit",
-    )
+    )  # fmt: skip
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in VERBS.items():
         text = f"{summary[:1].upper()}{summary[1:]}."

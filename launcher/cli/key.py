@@ -35,11 +35,9 @@ _LIMIT = options.Value("a number of 1 or more", _number)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser(
-        "add",
-        help="create an API key and print it, once",
-        description="Create an API key and print it, once.",
-        allow_abbrev=False,
-    )
+        "add", help="create an API key and print it, once",
+        description="Create an API key and print it, once.", allow_abbrev=False,
+    )  # fmt: skip
     add.add_argument("name", metavar="NAME", help="name the key's user; shown in logs and metrics")
     add.add_argument(
         "--concurrency", type=_LIMIT, metavar="N", help="limit the requests waiting or running at once"
@@ -48,11 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requests-per-minute", type=_LIMIT, metavar="N", help="limit the requests started per minute"
     )
     add.add_argument(
-        "--tokens-per-minute",
-        type=_LIMIT,
-        metavar="N",
+        "--tokens-per-minute", type=_LIMIT, metavar="N",
         help="limit the tokens of prompts and responses per minute",
-    )
+    )  # fmt: skip
     add.add_argument(
         "--model", action="append", default=[], metavar="M", dest="models",
         help="allow this model; can be repeated (default: all models)",
@@ -64,11 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add.add_argument("--json", action="store_true", help="print the key and its record as JSON")
     show = actions.add_parser(
-        "list",
-        help="print names and limits of all keys, never the keys",
-        description="Print names and limits of all keys, never the keys.",
-        allow_abbrev=False,
-    )
+        "list", help="print names and limits of all keys, never the keys",
+        description="Print names and limits of all keys, never the keys.", allow_abbrev=False,
+    )  # fmt: skip
     show.add_argument("--json", action="store_true", help="print JSON")
     revoke = actions.add_parser(
         "revoke", help="revoke an API key", description="Revoke an API key.", allow_abbrev=False

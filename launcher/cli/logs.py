@@ -29,11 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the last N lines (default: 100; with --since: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--since",
-        type=options.since,
-        metavar="AGO",
+        "--since", type=options.since, metavar="AGO",
         help="print only lines newer than AGO, such as 90s, 10m, 2h or 1d",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "-f",
         "--follow",

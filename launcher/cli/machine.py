@@ -16,11 +16,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         "--root", type=Path, metavar="DIR", help="read /sys and /proc of another machine under DIR"
     )
     which.add_argument(
-        "--snapshot",
-        type=Path,
-        metavar="FILE",
+        "--snapshot", type=Path, metavar="FILE",
         help="read the machine that `topology snapshot` saved in FILE",
-    )
+    )  # fmt: skip
     which.add_argument(
         "--machine",
         metavar="NAME",

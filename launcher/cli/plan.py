@@ -39,11 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="compare all strategies side by side")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a drawing of the plan to FILE")
     parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
+        "--color", choices=("auto", "always", "never"), default="auto",
         help="use colours in the drawing (default: auto)",
-    )
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

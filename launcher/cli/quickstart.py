@@ -38,11 +38,9 @@ QUESTION: Final = "Say hello to every core of this machine."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model",
-        required=True,
-        metavar="DIR|NAME",
+        "--model", required=True, metavar="DIR|NAME",
         help="serve this model directory or Hugging Face repository id",
-    )
+    )  # fmt: skip
     parser.add_argument("--once", action="store_true", help="stop after the first response")
     parser.add_argument(
         "--instances",

@@ -20,11 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_socket(parser)
     if parser.prog.endswith("scale"):
         parser.add_argument(
-            "instances",
-            type=options.Value('a number of 1 or more, or "auto"', _instances),
-            metavar="N",
+            "instances", type=options.Value('a number of 1 or more, or "auto"', _instances), metavar="N",
             help='set the instances per socket, or "auto", until the next reload',
-        )
+        )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the changes without applying them")
     parser.add_argument("--show", action="store_true", help="print the progress of the latest reload")
     parser.add_argument(

@@ -31,11 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     if verb is SlotCommand.DRAIN:
         add(
-            "--deadline",
-            type=options.seconds,
-            metavar="S",
+            "--deadline", type=options.seconds, metavar="S",
             help="abort requests still in flight after S seconds",
-        )
+        )  # fmt: skip
     add("--no-wait", action="store_true", help="return at once, without waiting for the result")
     add(
         "--timeout", type=options.seconds, default=3600.0, metavar="S",

@@ -103,6 +103,34 @@ class ControlClient:
             f"cannot read the daemon's answer on '{self._path}': {error}", "see the daemon's log"
         )
 
+    def _unreachable(self, error: Exception, timeout: float | None) -> LauncherError:
+        where = f"cannot reach numa-launcher on '{self._path}'"
+        match error:
+            case FileNotFoundError():
+                return UnreachableError(
+                    f"{where}: no such socket",
+                    "start it (`systemctl start numa-launcher`, or `numa-launcher serve -c FILE`), or name its socket "
+                    "with --socket or -c FILE",
+                )
+            case ConnectionRefusedError():
+                return UnreachableError(
+                    f"{where}: connection refused: the daemon has exited",
+                    "see why (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
+                    "or `numa-launcher serve -c FILE`)",
+                )
+            case PermissionError():
+                return LauncherError(
+                    f"{where}: your user may not use this socket",
+                    f"ask an administrator to add you to {_group_of(self._path)}, and log in again",
+                )
+            case TimeoutError():
+                return self._no_answer(timeout)
+            case _:
+                return UnreachableError(
+                    f"{where}: {reason(error) if isinstance(error, OSError) else error}",
+                    "check that the daemon runs and that you may use its socket (group of the file)",
+                )
+
     def _request(
         self, method: str, path: str, timeout: float | None
     ) -> tuple[_UnixConnection, http.client.HTTPResponse]:
@@ -110,45 +138,15 @@ class ControlClient:
         try:
             connection.request(method, PREFIX + path)
             response = connection.getresponse()
-        except FileNotFoundError:
-            connection.close()
-            raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': no such socket",
-                "start it (`systemctl start numa-launcher`, or `numa-launcher serve -c FILE`), or name its socket "
-                "with --socket or -c FILE",
-            ) from None
-        except ConnectionRefusedError:
-            connection.close()
-            raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': connection refused: the daemon has exited",
-                "see why (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
-                "or `numa-launcher serve -c FILE`)",
-            ) from None
-        except PermissionError:
-            connection.close()
-            raise LauncherError(
-                f"cannot reach numa-launcher on '{self._path}': your user may not use this socket",
-                f"ask an administrator to add you to {_group_of(self._path)}, and log in again",
-            ) from None
-        except TimeoutError:
-            connection.close()
-            raise self._no_answer(timeout) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            why = reason(error) if isinstance(error, OSError) else error
-            raise UnreachableError(
-                f"cannot reach numa-launcher on '{self._path}': {why}",
-                "check that the daemon runs and that you may use its socket (group of the file)",
-            ) from None
+            raise self._unreachable(error, timeout) from None
         if response.status != http.client.OK:
             try:
                 error_body = json.loads(response.read())["error"]
                 message, remedy = (printable(str(error_body[part])) for part in ("message", "remedy"))
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-                message, remedy = (
-                    f"cannot {method} {path}: status {response.status}",
-                    "see the daemon's log",
-                )
+                message, remedy = f"cannot {method} {path}: status {response.status}", "see the daemon's log"
             connection.close()
             busy = response.status == http.client.SERVICE_UNAVAILABLE
             raise (BusyError if busy else LauncherError)(message, remedy)

@@ -123,16 +123,12 @@ def _binding_elsewhere(engine: EngineConfig) -> Binding:
 def _facts(stack: Stack, config: Config) -> Facts:
     kernel = read_settings()
     return Facts(
-        transparent_hugepages=kernel.transparent_hugepages,
-        numa_balancing=kernel.numa_balancing,
-        governors=kernel.governors,
+        transparent_hugepages=kernel.transparent_hugepages, numa_balancing=kernel.numa_balancing,
+        governors=kernel.governors, vllm=stack.vllm, torch=stack.torch, zentorch=stack.zentorch,
         ld_preload=config.engine.env.get("LD_PRELOAD", os.environ.get("LD_PRELOAD")),
-        vllm=stack.vllm,
-        torch=stack.torch,
-        zentorch=stack.zentorch,
         weight_prepack=os.environ.get(WEIGHT_PREPACK) if config.engine.runtime is Runtime.HOST else None,
         kv_whole_gib=not stack.has(KV_CACHE_BYTES_SINCE),
-    )
+    )  # fmt: skip
 
 
 def compare_strategies(

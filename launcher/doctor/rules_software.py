@@ -75,11 +75,9 @@ def zentorch(facts: Facts, matrix: Matrix) -> Iterator[Row]:
         known = matrix.set_for(software.vllm) if software.vllm else None
         version = f"=={known.zentorch}" if known else ""
         yield warn(
-            "zentorch",
-            "not installed: vLLM runs its own kernels",
-            f"pip install zentorch{version}",
+            "zentorch", "not installed: vLLM runs its own kernels", f"pip install zentorch{version}",
             Tier.DEGRADED,
-        )
+        )  # fmt: skip
     else:
         yield ok("zentorch", found)
 
@@ -89,11 +87,9 @@ def compiler(facts: Facts, _: Matrix) -> Iterator[Row]:
     found = facts.compiler
     if found is None:
         yield warn(
-            "compiler",
-            "no C++ compiler: vLLM needs one at each start to compile the model",
-            "apt-get install g++",
-            Tier.DEGRADED,
-        )
+            "compiler", "no C++ compiler: vLLM needs one at each start to compile the model",
+            "apt-get install g++", Tier.DEGRADED,
+        )  # fmt: skip
     elif parse_release(found.version) < COMPILER_SINCE:
         yield ok(
             "compiler", f"{found.command} {found.version}: sufficient to serve",

@@ -86,11 +86,9 @@ class CommandEngine:
             for word in self.template
         )
         return Launch(
-            argv=(*self.binding.prefix(slot.placement), *argv),
-            env=env,
-            secrets=secret_names(env),
+            argv=(*self.binding.prefix(slot.placement), *argv), env=env, secrets=secret_names(env),
             address=address,
-        )
+        )  # fmt: skip
 
     def _address(self, slot: int, generation: int) -> Address:
         # With both placeholders the socket is used: it has no race for the address.

@@ -80,11 +80,9 @@ def _probe_image(engine: Engine) -> Stack:
         )
     tcmalloc = None if engine.tcmalloc in {"auto", "off"} else engine.tcmalloc
     return Stack(
-        command=engine.command,
-        tcmalloc=tcmalloc,
-        client=str(Path(client).absolute()),
+        command=engine.command, tcmalloc=tcmalloc, client=str(Path(client).absolute()),
         image=done.stdout.strip(),
-    )
+    )  # fmt: skip
 
 
 def _warnings(engine: Engine, versions: dict[str, str], tcmalloc: str | None) -> Iterable[str]:

@@ -52,11 +52,9 @@ class Stack:
     def fingerprint(self) -> str:
         """Key of the compile caches: code compiled for one stack must not be used with another."""
         parts = (
-            ("vllm", self.vllm),
-            ("torch", self.torch),
-            ("zentorch", self.zentorch),
+            ("vllm", self.vllm), ("torch", self.torch), ("zentorch", self.zentorch),
             ("image", self.image and self.image.removeprefix("sha256:")[:12]),
-        )
+        )  # fmt: skip
         return "-".join(f"{name}{version}" for name, version in parts if version) or "unknown"
 
 

@@ -85,15 +85,12 @@ ENGINE_DIED: Final = re.compile(r"died unexpectedly|EngineDeadError|Engine core 
 
 RULES: Final[tuple[Rule, ...]] = (
     _rule(
-        "kv-too-large",
-        r"on kv cache allocation is less than requested memory for kv",
+        "kv-too-large", r"on kv cache allocation is less than requested memory for kv",
         "the node has less free memory than the KV cache wants",
-        "lower memory.kv_cache, or free memory on the node",
-        Retry.BACKOFF,
+        "lower memory.kv_cache, or free memory on the node", Retry.BACKOFF,
     ),
     _rule(
-        "memory-utilization",
-        r"on startup is less than desired CPU memory utilization",
+        "memory-utilization", r"on startup is less than desired CPU memory utilization",
         "the node has less free memory than vLLM's --gpu-memory-utilization wants",
         "free memory on the node, or set memory.kv_cache and no --gpu-memory-utilization in engine.args",
         Retry.BACKOFF,
@@ -103,22 +100,18 @@ RULES: Final[tuple[Rule, ...]] = (
         r"(?:KV +cache is needed, which is larger than the available KV cache memory"
         r"|No available memory for the cache blocks)",
         "the KV cache cannot hold one request of max_model_len",
-        "raise memory.kv_cache or lower max_model_len",
-        Retry.NEVER,
+        "raise memory.kv_cache or lower max_model_len", Retry.NEVER,
     ),
     _rule(
-        "freezing-aot-crash",
-        r"expected OutputCode, got <class 'function'>",
+        "freezing-aot-crash", r"expected OutputCode, got <class 'function'>",
         "TORCHINDUCTOR_FREEZING=1 met vLLM's ahead-of-time compile",
-        "set VLLM_USE_AOT_COMPILE=0 in engine.env",
-        Retry.NEVER,
+        "set VLLM_USE_AOT_COMPILE=0 in engine.env", Retry.NEVER,
     ),
     _rule(
         "gated-model-needs-token",
         r"(?:GatedRepoError|You are trying to access a gated repo|401 Client Error: Unauthorized)",
         "the model is gated on the hub",
-        "put a token that may read it into engine.hf_token_file",
-        Retry.NEVER,
+        "put a token that may read it into engine.hf_token_file", Retry.NEVER,
     ),
     _rule(
         "unsupported-version",
@@ -126,8 +119,7 @@ RULES: Final[tuple[Rule, ...]] = (
         r"|failed to be inspected)|was supported in vLLM until|requires (?:transformers|torch)[ <>=]+[0-9]"
         r"|Unsupported (?:torch|Python) version)",
         "the installed vLLM or Transformers does not know this model",
-        "install the vLLM version that the model's card names, or serve another model",
-        Retry.NEVER,
+        "install the vLLM version that the model's card names, or serve another model", Retry.NEVER,
     ),
     _rule(
         "model-not-found",
@@ -136,43 +128,33 @@ RULES: Final[tuple[Rule, ...]] = (
         r"|Invalid repository ID or local directory specified|LocalEntryNotFoundError|OfflineModeIsEnabled"
         r"|Cannot find any model weights with)",
         "the model was not found",
-        "check the model's path, or download it first",
-        Retry.NEVER,
+        "check the model's path, or download it first", Retry.NEVER,
     ),
     _rule(
-        "model-damaged",
-        r"(?:SafetensorError|PytorchStreamReader failed)",
+        "model-damaged", r"(?:SafetensorError|PytorchStreamReader failed)",
         "the model's files are damaged",
-        "download the model again, and compare its checksums",
-        Retry.NEVER,
+        "download the model again, and compare its checksums", Retry.NEVER,
     ),
     _rule(
         "bad-argument",
         r"(?:error: unrecognized arguments:|error: argument .*: (?:invalid|expected)|error: the following arguments)",
         "the engine does not know one of its arguments",
-        "correct engine.args; `numa-launcher plan --shell` prints the whole line",
-        Retry.NEVER,
+        "correct engine.args; `numa-launcher plan --shell` prints the whole line", Retry.NEVER,
     ),
     _rule(
-        "node-missing",
-        r"(?:node|cpu) argument \S+ is out of range",
+        "node-missing", r"(?:node|cpu) argument \S+ is out of range",
         "numactl does not know the cpus or node of this slot",
-        "run `numa-launcher topology`; restart the daemon if the machine has changed",
-        Retry.NEVER,
+        "run `numa-launcher topology`; restart the daemon if the machine has changed", Retry.NEVER,
     ),
     _rule(
-        "port-or-socket-in-use",
-        r"(?:\[Errno 98\]|[Aa]ddress already in use)",
+        "port-or-socket-in-use", r"(?:\[Errno 98\]|[Aa]ddress already in use)",
         "the instance's socket or port is in use",
-        "find who holds it (ss -lxp); the next start uses a new one",
-        Retry.BACKOFF,
+        "find who holds it (ss -lxp); the next start uses a new one", Retry.BACKOFF,
     ),
     _rule(
-        "not-permitted",
-        r"\[Errno 13\]",
+        "not-permitted", r"\[Errno 13\]",
         "the instance may not use its socket, port or files",
-        "check owner and mode of the run and cache folders",
-        Retry.NEVER,
+        "check owner and mode of the run and cache folders", Retry.NEVER,
     ),
     _rule(
         "image-missing",
@@ -193,8 +175,7 @@ RULES: Final[tuple[Rule, ...]] = (
         Retry.NEVER,
     ),
     _rule(
-        "container-not-started",
-        r"^numa-launcher: \w+ ended with 125:",
+        "container-not-started", r"^numa-launcher: \w+ ended with 125:",
         "podman or docker could not start the container",
         "read its line in `numa-launcher logs SLOT`; `numa-launcher plan --shell` prints the command to try",
         Retry.BACKOFF,
@@ -220,15 +201,12 @@ RULES: Final[tuple[Rule, ...]] = (
         "node-oom",
         r"(?:Cannot allocate memory|MemoryError|DefaultCPUAllocator: can't allocate memory|std::bad_alloc)",
         "the node ran out of memory",
-        "lower memory.kv_cache or the number of instances",
-        Retry.BACKOFF,
+        "lower memory.kv_cache or the number of instances", Retry.BACKOFF,
     ),
     _rule(
-        "bad-argument",
-        r"pydantic_core\._pydantic_core\.ValidationError|Value error, ",
+        "bad-argument", r"pydantic_core\._pydantic_core\.ValidationError|Value error, ",
         "vLLM refuses its configuration",
-        "read the log line below it, and correct [[models]] or engine.args",
-        Retry.NEVER,
+        "read the log line below it, and correct [[models]] or engine.args", Retry.NEVER,
     ),
     _rule(
         "zentorch-mismatch",
@@ -254,35 +232,28 @@ RULES: Final[tuple[Rule, ...]] = (
         starting=True,
     ),
     _rule(
-        "cgroup-oom",
-        None,
+        "cgroup-oom", None,
         "the memory limit of its cgroup was reached, and the kernel ended it",
-        "raise the unit's or container's memory limit, or lower memory.kv_cache",
-        Retry.BACKOFF,
+        "raise the unit's or container's memory limit, or lower memory.kv_cache", Retry.BACKOFF,
     ),
     _rule(
-        "killed-by-operator",
-        None,
+        "killed-by-operator", None,
         "a user or process sent it a signal",
-        "none needed: it starts again; `numa-launcher hold SLOT` keeps a slot stopped",
-        Retry.NOW,
+        "none needed: it starts again; `numa-launcher hold SLOT` keeps a slot stopped", Retry.NOW,
     ),
     _rule(
-        "hung",
-        None,
+        "hung", None,
         "it had work and made no progress",
         "read the evidence; `numa-launcher quarantine SLOT` keeps one running for inspection (py-spy dump --pid PID)",
         Retry.NOW,
     ),
     _rule(
-        "unhealthy",
-        None,
+        "unhealthy", None,
         "its health path no longer answers 200",
-        "read `numa-launcher logs SLOT`; it is being restarted",
-        Retry.BACKOFF,
+        "read `numa-launcher logs SLOT`; it is being restarted", Retry.BACKOFF,
     ),
     _rule("unknown", None, "ended by itself", "read `numa-launcher logs SLOT`", Retry.BACKOFF),
-)
+)  # fmt: skip
 
 
 def rule(name: str) -> Rule:

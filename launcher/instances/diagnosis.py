@@ -148,11 +148,9 @@ def cannot_start(slot: int, error: Exception) -> Cause:
         return Cause("cannot-start", error.message, error.remedy, retry)
     why = reason(error) if isinstance(error, OSError) else str(error)
     return Cause(
-        "cannot-start",
-        f"cannot start slot {slot}: {why}",
-        "check free memory, and the limits on processes and open files",
-        retry,
-    )
+        "cannot-start", f"cannot start slot {slot}: {why}",
+        "check free memory, and the limits on processes and open files", retry,
+    )  # fmt: skip
 
 
 def _is_shortage(error: BaseException | None) -> bool:

@@ -130,12 +130,10 @@ class Watcher:
         now = self._clock()
         slot, generation = self._slot.id, self._instance.generation
         seen = Observation(
-            at=now,
-            responsive=healthy is not None,
-            counters=counters,
+            at=now, responsive=healthy is not None, counters=counters,
             in_flight=self._traffic.in_flight(slot, generation),
             relayed=self._traffic.relayed(slot, generation),
-        )
+        )  # fmt: skip
         progress = observe(self._instance.progress, seen)
         self._instance.progressed(progress)
         if evidence := stall(progress, now, settings.stall_timeout_s, self._pressure()):

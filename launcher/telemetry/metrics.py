@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client import generate_latest
@@ -31,6 +32,14 @@ class Spec:
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, text: str, *labels: str) -> Spec:
+    return Spec(name, MetricKind.COUNTER, text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Spec:
+    return Spec(name, MetricKind.GAUGE, text, labels)
 
 
 ACCEPTED = "numa_launcher_requests_accepted"
@@ -70,123 +79,85 @@ SLOW_CLIENTS = "numa_launcher_slow_clients"
 SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
 SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
 TABLE: tuple[Spec, ...] = (
-    Spec(
+    _counter(
         ACCEPTED,
-        MetricKind.COUNTER,
         "Requests whose route and API key were good, /health, /metrics and /v1/models not counted; also those that end "
         "as rejected.",
     ),
-    Spec(
+    _counter(
         ENDED,
-        MetricKind.COUNTER,
         "Accepted requests that ended, by outcome. Their sum and the requests in flight equal the accepted requests.",
-        ("outcome",),
+        "outcome",
     ),
-    Spec(IN_FLIGHT, MetricKind.GAUGE, "Accepted requests that have not ended."),
-    Spec(
-        RETRIED,
-        MetricKind.COUNTER,
-        "Attempts repeated on another instance before the first byte of a response.",
-    ),
-    Spec(SLOT_SENT, MetricKind.COUNTER, "Attempts sent to a slot.", ("slot", "model")),
-    Spec(
-        SLOT_BROKEN,
-        MetricKind.COUNTER,
-        "Attempts that failed before the first byte of a response.",
-        ("slot", "model"),
-    ),
-    Spec(
-        SLOT_ENDED,
-        MetricKind.COUNTER,
-        "Ended requests by their last slot and outcome.",
-        ("slot", "model", "outcome"),
-    ),
-    Spec(SLOT_IN_FLIGHT, MetricKind.GAUGE, "Requests that the slot's instance processes.", ("slot", "model")),
-    Spec(SLOT_READY, MetricKind.GAUGE, "1 while the slot's instance may get requests.", ("slot", "model")),
-    Spec(
+    _gauge(IN_FLIGHT, "Accepted requests that have not ended."),
+    _counter(RETRIED, "Attempts repeated on another instance before the first byte of a response."),
+    _counter(SLOT_SENT, "Attempts sent to a slot.", "slot", "model"),
+    _counter(SLOT_BROKEN, "Attempts that failed before the first byte of a response.", "slot", "model"),
+    _counter(SLOT_ENDED, "Ended requests by their last slot and outcome.", "slot", "model", "outcome"),
+    _gauge(SLOT_IN_FLIGHT, "Requests that the slot's instance processes.", "slot", "model"),
+    _gauge(SLOT_READY, "1 while the slot's instance may get requests.", "slot", "model"),
+    _gauge(
         SLOT_WATCHED,
-        MetricKind.GAUGE,
         "1 while the supervisor watches the slot's instance, 0 when its probes fail or have stopped. No sample while no "
         "instance runs.",
-        ("slot", "model"),
+        "slot",
+        "model",
     ),
-    Spec(READY, MetricKind.GAUGE, "Instances that may get requests.", ("model",)),
-    Spec(QUEUED, MetricKind.GAUGE, "Requests that wait for an instance.", ("model",)),
-    Spec(QUEUED_BYTES, MetricKind.GAUGE, "Size of the waiting requests' bodies."),
-    Spec(
+    _gauge(READY, "Instances that may get requests.", "model"),
+    _gauge(QUEUED, "Requests that wait for an instance.", "model"),
+    _gauge(QUEUED_BYTES, "Size of the waiting requests' bodies."),
+    _counter(
         QUEUE_REJECTED,
-        MetricKind.COUNTER,
         "Requests rejected because the queue was full (requests, bytes) or they waited in it too long (deadline).",
-        ("reason",),
+        "reason",
     ),
-    Spec(
-        PARKED, MetricKind.GAUGE, "Requests that wait while no instance of their model is ready.", ("model",)
-    ),
-    Spec(
+    _gauge(PARKED, "Requests that wait while no instance of their model is ready.", "model"),
+    _counter(
         CONTINUED,
-        MetricKind.COUNTER,
         "Streams cut after their first byte: continued on another instance (continued), ended with an error because the "
         "continuation would not be exact (unfit), or cut there too (failed).",
-        ("outcome",),
+        "outcome",
     ),
-    Spec(SLOT_EJECTED, MetricKind.GAUGE, "1 while the slot is ejected after failures.", ("slot", "model")),
-    Spec(SLOT_EJECTIONS, MetricKind.COUNTER, "Ejections of the slot after failures.", ("slot", "model")),
-    Spec(
+    _gauge(SLOT_EJECTED, "1 while the slot is ejected after failures.", "slot", "model"),
+    _counter(SLOT_EJECTIONS, "Ejections of the slot after failures.", "slot", "model"),
+    _gauge(
         SLOT_WEIGHT,
-        MetricKind.GAUGE,
         "Share of requests that the slot gets, compared to its siblings: less than 1 for a straggler.",
-        ("slot", "model"),
+        "slot",
+        "model",
     ),
-    Spec(
-        UNAUTHORIZED,
-        MetricKind.COUNTER,
-        "Requests without a valid API key (401). They are not accepted requests.",
-    ),
-    Spec(KEY_ACCEPTED, MetricKind.COUNTER, "Accepted requests by API key.", ("key",)),
-    Spec(
-        KEY_ENDED,
-        MetricKind.COUNTER,
-        "Accepted requests that ended, by API key and outcome.",
-        ("key", "outcome"),
-    ),
-    Spec(
+    _counter(UNAUTHORIZED, "Requests without a valid API key (401). They are not accepted requests."),
+    _counter(KEY_ACCEPTED, "Accepted requests by API key.", "key"),
+    _counter(KEY_ENDED, "Accepted requests that ended, by API key and outcome.", "key", "outcome"),
+    _counter(
         KEY_REFUSED,
-        MetricKind.COUNTER,
         "Requests refused by a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, model.",
-        ("key", "limit"),
+        "key",
+        "limit",
     ),
-    Spec(KEY_IN_FLIGHT, MetricKind.GAUGE, "Waiting and running requests by API key.", ("key",)),
-    Spec(KEY_TOKENS, MetricKind.COUNTER, "Prompt and output tokens by API key.", ("key",)),
-    Spec(OVERFLOW_SENT, MetricKind.COUNTER, "Requests sent to the overflow endpoint.", ("model",)),
-    Spec(
+    _gauge(KEY_IN_FLIGHT, "Waiting and running requests by API key.", "key"),
+    _counter(KEY_TOKENS, "Prompt and output tokens by API key.", "key"),
+    _counter(OVERFLOW_SENT, "Requests sent to the overflow endpoint.", "model"),
+    _counter(
         OVERFLOW_ENDED,
-        MetricKind.COUNTER,
         "Requests for the overflow endpoint that ended, by outcome. rejected: not sent, because proxy.overflow.max_requests "
         "were there already.",
-        ("model", "outcome"),
+        "model",
+        "outcome",
     ),
-    Spec(OVERFLOW_IN_FLIGHT, MetricKind.GAUGE, "Requests at the overflow endpoint."),
-    Spec(CONNECTIONS, MetricKind.GAUGE, "Client connections."),
-    Spec(UPLOAD_BYTES, MetricKind.GAUGE, "Memory for request bodies over 64 KiB that are being received."),
-    Spec(UPLOADS_WAITING, MetricKind.GAUGE, "Request bodies that wait for this memory."),
-    Spec(
-        UPLOADS_REFUSED,
-        MetricKind.COUNTER,
-        "Requests that got 503 because their bodies waited for this memory too long.",
-    ),
-    Spec(
-        CONNECTIONS_REFUSED,
-        MetricKind.COUNTER,
-        "Connections closed at once because max_connections were open.",
-    ),
-    Spec(SLOW_CLIENTS, MetricKind.GAUGE, "Clients that read their responses slowly."),
-    Spec(SLOW_CLIENT_BYTES, MetricKind.GAUGE, "Response data buffered for slow clients."),
-    Spec(
+    _gauge(OVERFLOW_IN_FLIGHT, "Requests at the overflow endpoint."),
+    _gauge(CONNECTIONS, "Client connections."),
+    _gauge(UPLOAD_BYTES, "Memory for request bodies over 64 KiB that are being received."),
+    _gauge(UPLOADS_WAITING, "Request bodies that wait for this memory."),
+    _counter(UPLOADS_REFUSED, "Requests that got 503 because their bodies waited for this memory too long."),
+    _counter(CONNECTIONS_REFUSED, "Connections closed at once because max_connections were open."),
+    _gauge(SLOW_CLIENTS, "Clients that read their responses slowly."),
+    _gauge(SLOW_CLIENT_BYTES, "Response data buffered for slow clients."),
+    _counter(
         SLOW_CLIENTS_GIVEN_UP,
-        MetricKind.COUNTER,
         "Clients disconnected for reading below client_min_bytes_per_s, by reason: waiting (requests waited for the "
         "instance), memory (slow_client_buffer_bytes was full), timeout (client_stall_timeout_s).",
-        ("reason",),
+        "reason",
     ),
 )
 
@@ -212,24 +183,16 @@ class Timings:
     """The histograms, and the last times to the first token."""
 
     def __init__(self) -> None:
-        now = time.time()
-        self.queued = Histogram(
-            "numa_launcher_queue_seconds",
-            "Time from a request's arrival to its start on an instance.",
-            _DURATION_BUCKETS,
-            now,
+        make = partial(Histogram, bounds=_DURATION_BUCKETS, created=time.time())
+        self.queued = make(
+            "numa_launcher_queue_seconds", "Time from a request's arrival to its start on an instance."
         )
-        self.first_byte = Histogram(
+        self.first_byte = make(
             "numa_launcher_first_byte_seconds",
             "Time from a request's arrival to the first byte of its response.",
-            _DURATION_BUCKETS,
-            now,
         )
-        self.duration = Histogram(
-            "numa_launcher_request_duration_seconds",
-            "Time from a request's arrival to its end.",
-            _DURATION_BUCKETS,
-            now,
+        self.duration = make(
+            "numa_launcher_request_duration_seconds", "Time from a request's arrival to its end."
         )
         self.first_token = RollingQuantiles()  # by slot, of streams: for `status`, no metric
 

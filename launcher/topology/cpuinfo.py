@@ -44,11 +44,9 @@ def parse_cpuinfo(text: str) -> CpuInfo:
     family = fields.get("cpu family") or fields.get("CPU architecture") or ""
     flags = fields.get("flags") or fields.get("Features") or fields.get("features") or ""
     return CpuInfo(
-        vendor=vendor,
-        model=model,
-        family=int(family) if family.isascii() and family.isdigit() else None,
+        vendor=vendor, model=model, family=int(family) if family.isascii() and family.isdigit() else None,
         flags=frozenset(flags.split()),
-    )
+    )  # fmt: skip
 
 
 def _arm_vendor(implementer: str) -> str:

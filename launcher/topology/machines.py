@@ -75,8 +75,6 @@ def _cpu(table: dict[str, Any]) -> CpuInfo:
                 f"key {key!r} of [cpu] is unknown or of the wrong type: it has {', '.join(_CPU_KEYS)}"
             )
     return CpuInfo(
-        vendor=table.get("vendor", UNNAMED.vendor),
-        model=table.get("model", UNNAMED.model),
-        family=table.get("family"),
-        flags=frozenset(table.get("flags", "").split()),
-    )
+        vendor=table.get("vendor", UNNAMED.vendor), model=table.get("model", UNNAMED.model),
+        family=table.get("family"), flags=frozenset(table.get("flags", "").split()),
+    )  # fmt: skip

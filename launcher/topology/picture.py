@@ -115,12 +115,10 @@ def make_picture(
 ) -> Picture:
     smt = max((len(core.cpus) for core in topology.cores), default=1)
     counts = (
-        (len(topology.sockets), "socket"),
-        (len(topology.numa_nodes), "NUMA node"),
-        (len(topology.l3_domains), "L3 cache"),
-        (len(topology.cores), "core"),
+        (len(topology.sockets), "socket"), (len(topology.numa_nodes), "NUMA node"),
+        (len(topology.l3_domains), "L3 cache"), (len(topology.cores), "core"),
         (len(topology.online), "cpu"),
-    )
+    )  # fmt: skip
     return Picture(
         title=topology.cpu.model or "unknown cpu",
         counts=" · ".join(counted(n, what) for n, what in counts) + (f" ({smt} per core)" if smt > 1 else ""),
