@@ -140,6 +140,7 @@ class Executor:
             Action.REFUSE: responder.refuse,
             Action.BREAK_OFF: responder.break_off,
             Action.ABORT: responder.abort,
+            Action.FAULT: self._fault_told,
             Action.COUNT: self.registry.count,
             Action.LOG: self._log,
         }
@@ -157,7 +158,7 @@ class Executor:
             while inbox:
                 request, event = inbox.popleft()
                 try:
-                    # Lifecycle.advance without its frame: it is called for each event.
+                    # As Lifecycle.advance, without its frame (test_executor.py compares them).
                     actions = TABLE[request.state].get(event.__class__)
                     if actions is None or (event.of_attempt and event.attempt is not request.attempt):
                         continue
@@ -170,7 +171,10 @@ class Executor:
         finally:
             self._running = False
 
-    def _fault(self, request: Request, error: Exception) -> None:
+    def _fault_told(self, request: Request, event: Faulted, _now: float) -> None:
+        self._fault(request, event.error)
+
+    def _fault(self, request: Request, error: BaseException) -> None:
         """The proxy itself failed on a request: it gets an honest end, each action of it an item of its own."""
         note = {"request_id": request.request_id}
         if not request.faulted:

@@ -102,7 +102,8 @@ class Streaming:
     def _listen(self, request: Request, attempt: Attempt, data: bytes) -> None:
         """A first event may come before a prompt is computed: only words tell that it has been."""
         said = request.transcript
-        if not begins_response(data) if said is None else bool(said.text) or said.odd is not None:
+        wordless = begins_response(data) if said is None else not said.text and said.odd is None
+        if not wordless:
             attempt.note_words()
             self._post(request, PromptComputed(attempt))
 

@@ -29,7 +29,6 @@ from launcher.proxy.request.words import (
     ClientStalled,
     Diverged,
     Event,
-    Faulted,
     InstanceDied,
     NoCapacity,
     Outcome,
@@ -252,6 +251,7 @@ class Decisions:
             request.reason = reason
             return _deliver(request, failures.answer, Outcome.FAILED)
         if pause_s:
+            failures.pause_s = pause_s
             request.state = State.BACKOFF
             return _RETRY_LATER if counted else _LEAVE_AND_WAIT
         request.state = State.QUEUED
@@ -302,9 +302,6 @@ class Decisions:
     def stopped(self, request: Request, event: ServerStopped, _now: float) -> Actions:
         request.ending = Ending.BROKEN
         return self._fail(request, event.reason)
-
-    def faulted(self, _request: Request, event: Faulted, _now: float) -> Actions:
-        raise event.error
 
     def _refuse(self, request: Request, error: HttpError) -> Actions:
         request.reason = error.message

@@ -50,6 +50,7 @@ _COMMENT: Final = (Action.COMMENT,)
 _CHECK: Final = (Action.CHECK_CLIENT,)
 _PAUSE: Final = (Action.PAUSE,)
 _RESUME: Final = (Action.RESUME,)
+_FAULT: Final = (Action.FAULT,)
 
 
 class Lifecycle(Decisions):
@@ -74,7 +75,7 @@ _ANYWHERE: Final[Mapping[type[Event], Handler]] = {
     ClientLeft: Decisions.client_left,
     ClientStalled: Decisions.client_stalled,
     ServerStopped: Decisions.stopped,
-    Faulted: Decisions.faulted,
+    Faulted: _FAULT,
     InstanceDied: Decisions.died,
     ClientPaused: _PAUSE,
     ClientResumed: _RESUME,

@@ -25,7 +25,7 @@ class Failures:
         self.reached = False  # one was, in this round
         self.unreached = 0  # connects that failed
         self.parked_until: float | None = None  # since no instance could be reached
-        self.pause_s = 0.0  # the present back-off
+        self.pause_s = 0.0  # of the present back-off
         self.blamed: list[Upstream] = []  # they answered 5xx: at fault if another one succeeds
         self.answer: Answer | None = None  # the last one that could be delivered
 
@@ -39,7 +39,7 @@ class RetryPolicy:
     def next(
         self, failures: Failures, attempts: int, tried: int, now: float, *, possible: bool
     ) -> float | None:
-        """Seconds until the next attempt (0: at once); None: give up.
+        """Seconds until the next attempt (0: at once); None: give up. A round that is over is noted in `failures`.
 
         `attempts` is how many there were, `tried` the instances of this round, `possible` whether one is left.
         """
@@ -59,5 +59,4 @@ class RetryPolicy:
                 return None
             pause_s = PARKED_PAUSE_S if failures.unreached >= MAX_ROUNDS * tried else ROUND_PAUSE_S
         failures.reached = False
-        failures.pause_s = pause_s
         return pause_s

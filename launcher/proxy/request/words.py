@@ -62,6 +62,7 @@ class Action(IntEnum):
     ABORT = auto()  # close the client's connection without a clean end
     WITHDRAW = auto()  # out of the queue; no timer, no page
     LEAVE = auto()  # off the upstream
+    FAULT = auto()  # log the proxy's own error, then end the request (decisions.fault)
     COUNT = auto()  # outcome, histograms, the key's charge
     LOG = auto()  # the access log's line
 

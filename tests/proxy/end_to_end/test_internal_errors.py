@@ -18,7 +18,7 @@ from launcher.config.schema import Overflow
 from launcher.proxy.downstream.connection import DownstreamConnection
 from launcher.proxy.request.decisions import INTERNAL_ERROR
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Action, Event
+from launcher.proxy.request.words import Action, Event, Faulted
 
 CHAT = "/v1/chat/completions"
 FAILED: set[str | None] = set()  # ids of requests
@@ -126,7 +126,32 @@ ALWAYS = set(Action) - {Action.COUNT}  # what counts must be able to count
 
 
 def test_every_action_has_a_scene() -> None:
-    assert SCENES.keys() == set(Action)
+    assert SCENES.keys() == set(Action) - {
+        Action.FAULT
+    }  # due after any error that is told, as in the next test
+
+
+async def test_an_error_that_is_told_ends_the_request_and_stays_inside(
+    proxy: ProxyUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page's task can end with any BaseException."""
+    await proxy.engine(0, waits)
+    asked = asyncio.create_task(read(proxy))
+    await until(lambda: proxy.sums()["in_flight"] == 1)
+    (request,) = proxy.server._executor.registry._in_flight
+    error = KeyboardInterrupt()
+    proxy.server.post(request, Faulted(error))
+    status, body = await asked
+    assert (status, b"internal proxy error" in body) == (502, True)
+    (record,) = [record for record in caplog.records if record.exc_info is not None]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+    assert proxy.sums()["failed"] == 1
+
+
+async def read(proxy: ProxyUnderTest) -> tuple[int, bytes]:
+    async with proxy.chat() as answer:
+        return answer.status, await answer.read()
 
 
 def fail_at(proxy: ProxyUnderTest, action: Action, *, once: bool) -> list[str]:
