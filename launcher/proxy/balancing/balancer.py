@@ -279,7 +279,9 @@ class Balancer:
                 continue
             if load.pending and self.costs.prefills_enough(upstream, now):
                 continue
-            if (outliers.ejected_until is None and not outliers.half_open) or outliers.admits(now):
+            if outliers.ejected_until is not None:
+                outliers.end_pause(now)
+            if outliers.ejected_until is None and (not outliers.half_open or outliers.admits):
                 opened.append(upstream)
         return opened
 

@@ -35,15 +35,17 @@ class OutlierDetection:
         """Whether it is ejected, or only a trial may use it."""
         return bool(self.ejected_until) or self.half_open
 
-    def admits(self, now: float) -> bool:
-        """Whether it may get a request now."""
-        if self.ejected_until is not None:
-            if now < self.ejected_until:
-                return False
+    @property
+    def admits(self) -> bool:
+        """Whether it may get a request."""
+        return self.ejected_until is None and not (self.half_open and self.trial is not None)
+
+    def end_pause(self, now: float) -> None:
+        """Half open, once the time of its ejection is over."""
+        if self.ejected_until is not None and now >= self.ejected_until:
             self.ejected_until = None
             self.half_open = True
             self.trial = None
-        return not (self.half_open and self.trial is not None)
 
     def bound(self, number: int) -> None:
         """A request starts on it: the trial, when it is half open."""

@@ -159,7 +159,8 @@ def half_open(made: Balancer) -> tuple[OutlierDetection, float]:
     upstream = next(iter(made.table))
     for _ in range(3):
         made.failed(upstream, 0.0)
-    assert not upstream.outliers.admits(9.9)
+    upstream.outliers.end_pause(9.9)
+    assert not upstream.outliers.admits
     return upstream.outliers, 10.0
 
 

@@ -74,7 +74,8 @@ async def test_a_client_that_leaves_teaches_nothing_and_heals_nothing(
     made = scheduler_of(proxy)
     before, upstream = learned(made), next(iter(made.table))
     upstream.outliers.eject(0.0)
-    assert upstream.outliers.admits(1.0)
+    upstream.outliers.end_pause(1.0)
+    assert upstream.outliers.admits
     asked = asyncio.create_task(
         post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000, stream=stream))
     )
