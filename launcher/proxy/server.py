@@ -49,6 +49,8 @@ from launcher.telemetry.rolling_quantiles import Quantiles
 _LOG = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events to be written
+# After the last accept: for the first request of a connection.
+FIRST_REQUEST_S = 1.0
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
 TICK_MAX_S = 0.25  # deadlines are held this exactly; shorter where one that is set is short
 TICK_MIN_S = 0.01
@@ -246,15 +248,15 @@ class ProxyServer:
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
         self.closing = True
-        self._executor.authorizer.close()
         await self._templates.close()
         if self._listener is None:
+            self._executor.authorizer.close()
             return
         deadline = self._loop.time() + grace_s
         self._listener.close()
-        for client in tuple(self._clients):
-            client.close_if_idle()
-        if not await self._executor.registry.idle(grace_s):
+        await self._first_requests(min(FIRST_REQUEST_S, grace_s))
+        self._executor.authorizer.close()
+        if not await self._executor.registry.idle(max(0.0, deadline - self._loop.time())):
             self._executor.stop("the server is shutting down")
         await self._wait_closed(deadline)
         if self._timer is not None:
@@ -294,6 +296,18 @@ class ProxyServer:
             overflow=self._overflow,
         )
         return {**own, **self._more_values()}
+
+    async def _first_requests(self, wait_s: float) -> None:
+        """Close idle connections; one that was accepted just now has a request on its way, which is served."""
+        deadline = self._loop.time() + wait_s
+        while True:
+            late = self._loop.time() >= deadline
+            for client in tuple(self._clients):
+                if late or not client.unused:
+                    client.close_if_idle()
+            if late or not any(client.unused for client in self._clients):
+                return
+            await asyncio.sleep(0.01)
 
     async def _wait_closed(self, deadline: float) -> None:
         """Until every client has gone: with its last words, or by the deadline with all of its answer."""

@@ -443,6 +443,26 @@ async def test_stop_waits_for_what_is_in_flight(proxy: ProxyUnderTest) -> None:
         await stopping
 
 
+async def test_stop_serves_the_first_request_of_a_connection_that_was_accepted(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
+    body = b'{"model":"m","messages":[]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    used, _ = await proxy.raw(head + body)
+    await used.readuntil(b"\r\n\r\n")
+    late, writer = await proxy.raw(b"")
+    silent, _ = await proxy.raw(b"")
+    await until(lambda: proxy.server._connections == 3)
+    stopping = asyncio.create_task(proxy.server.stop(10 * SOON_S))
+    async with asyncio.timeout(SOON_S):
+        await used.read()  # an idle one is closed at once
+        writer.write(head + body)
+        answer = await late.read()
+        assert await silent.read() == b""
+        await stopping
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert proxy.sums()["completed"] == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_ends_the_rest_honestly(proxy: ProxyUnderTest, stream: bool) -> None:
     async def script(call: Call) -> None:

@@ -324,6 +324,11 @@ class DownstreamConnection(asyncio.Protocol):
             )  # fmt: skip
         self.abort()
 
+    @property
+    def unused(self) -> bool:
+        """No request has begun on it."""
+        return self._state is _State.HEAD and self._served == "-"
+
     def close_if_idle(self) -> None:
         if self._state is _State.HEAD:
             self._finish(linger=False)
