@@ -174,7 +174,6 @@ class ProxyServer:
 
     @property
     def endpoints(self) -> list[str]:
-        """URLs of all listeners."""
         return [] if self._listener is None else list(self._listener.endpoints)
 
     def add_upstream(
@@ -194,7 +193,7 @@ class ProxyServer:
         """The instance may get requests; a drain of this very generation is taken back.
 
         `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
-        adapters that it serves. `ask_template`: find out what its chat template is good for (template_check.py).
+        adapters that it serves. `ask_template`: find out what its chat template is good for (template_probe.py).
         `token_ids`: it tells the ids of its tokens where it is asked to, as vLLM does; without them an event counts
         as one token. `sampling_defaults`: what it applies to requests that name none, by vLLM's names.
         """
@@ -242,7 +241,6 @@ class ProxyServer:
         return self._timings.first_token.quantiles(slot, self._loop.time())
 
     async def metrics_page(self) -> str:
-        """What `GET /metrics` answers."""
         return (await self._pages.metrics_page()).body.decode()
 
     async def stop(self, grace_s: float) -> None:
@@ -268,7 +266,6 @@ class ProxyServer:
         await self._pages.close()
 
     def _sources(self) -> Sources:
-        """What the pages show."""
         return Sources(
             instances=lambda: [
                 Instance(
@@ -350,16 +347,13 @@ class ProxyServer:
         return DownstreamConnection(self)
 
     def closed(self, client: DownstreamConnection) -> None:
-        """A client has gone."""
         self._clients.discard(client)
         self.slow_clients.remove(client)
 
     def fell_behind(self, client: DownstreamConnection) -> None:
-        """Its buffers are full."""
         self.slow_clients.add(client)
 
     def caught_up(self, client: DownstreamConnection) -> None:
-        """They are not any more."""
         self.slow_clients.remove(client)
 
     def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:

@@ -14,7 +14,7 @@ ENOUGH: Final = 20
 
 
 class OutlierDetection:
-    """The state of one instance."""
+    """Failures in a row and slowness of one instance, and what follows from them."""
 
     __slots__ = ("ejected_until", "failures", "half_open", "slowness", "straggler", "trial")
 

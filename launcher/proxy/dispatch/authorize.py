@@ -19,7 +19,7 @@ _TEXT = "text/plain"
 
 
 class Authorizer:
-    """Lets requests in."""
+    """Judges requests by their heads."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class _Unread:
 
 
 class Classifier:
-    """Reads requests."""
+    """Makes a ticket of a whole request."""
 
     def __init__(self, proxy: Proxy, traits: ModelTraits, balancer: Balancer, instances: Instances) -> None:
         self._proxy = proxy

@@ -147,7 +147,6 @@ class Executor:
         self._do = [performed[action] for action in Action]
 
     def post(self, request: Request, event: Any) -> None:
-        """Something happened to a request."""
         inbox = self._inbox
         inbox.append((request, event))
         if self._running:
@@ -191,19 +190,15 @@ class Executor:
     # --- facts for decisions ------------------------------------------------------------------------
 
     def possible(self, ticket: Ticket) -> bool:
-        """Whether there is an instance that it has not tried yet."""
         return self._balancer.possible(ticket)
 
     def retry_after_s(self) -> int:
-        """When a client may try again."""
         return self.instances.retry_after_s()
 
     def server(self, model: str | None) -> Server:
-        """What is known of the model's instances."""
         return self._traits.server(model)
 
     def overflow_takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
-        """Whether the overflow endpoint may get a request now."""
         return self._overflow is not None and self._overflow.takes(path, model, local_only=local_only)
 
     # --- before an upstream is asked ---------------------------------------------------------------
@@ -371,7 +366,6 @@ class Executor:
     # --- the clock ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Called a few times a second."""
         self.registry.tick(now)
         self._slow_clients.tick(now, self.instances.models_waited_for)
         for request, event in self.instances.expired(now):
@@ -381,7 +375,6 @@ class Executor:
             self._overflow.pool.sweep(now)
 
     def stop(self, reason: str) -> None:
-        """End all requests."""
         self.instances.stop()
         self.registry.stop(reason)
 

@@ -66,7 +66,6 @@ class Instances:
     # --- instances come and go ---------------------------------------------------------------------
 
     def add(self, upstream: Upstream) -> None:
-        """It may get requests."""
         now = self._clock()
         known = self.balancer.add(upstream)
         if known is None:
@@ -107,7 +106,6 @@ class Instances:
         return bool(self._seen) if model is None else model in self._seen
 
     def retry_after_s(self) -> int:
-        """When a client may try again."""
         return self.balancer.retry_after_s(self._clock())
 
     def holder(self, response_id: str | None) -> InstanceId | None:
@@ -141,7 +139,6 @@ class Instances:
             self.balancer.release(ticket, now, Ending.LEFT)
 
     def pump(self, now: float) -> None:
-        """Start what can start now."""
         if self._waiting:
             for ticket in self.balancer.pump(now):
                 if ticket.upstream is not None:
@@ -164,7 +161,6 @@ class Instances:
 
     @property
     def waiting(self) -> Iterable[Request]:
-        """The requests in the queue."""
         return self._waiting.values()
 
     def models_waited_for(self) -> set[str | None]:
@@ -260,7 +256,6 @@ class Instances:
         return traffic.upstream.in_flight < traffic.upstream.max_num_seqs
 
     def tick(self, now: float) -> None:
-        """Called a few times a second."""
         for traffic in tuple(self._traffic.values()):
             traffic.forget(now)
             traffic.pool.sweep(now)
@@ -329,7 +324,6 @@ class Instances:
         self._stopping = True
 
     def close(self) -> None:
-        """Close every connection."""
         if self._pump_timer is not None:
             self._pump_timer.cancel()
         for traffic in self._traffic.values():
@@ -346,6 +340,5 @@ class Instances:
 
 
 def _is_out(upstream: Upstream, now: float) -> bool:
-    """Ejected."""
     until = upstream.outliers.ejected_until
     return until is not None and now < until

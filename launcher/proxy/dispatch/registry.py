@@ -33,7 +33,6 @@ class RequestRegistry:
         self._awaited = False
 
     def accept(self, request: Request) -> None:
-        """A request on a route has begun."""
         self._in_flight.add(request)
         if request.match is not None and request.match.route.kind not in OWN_PAGES:
             request.accepted = True
@@ -86,7 +85,6 @@ class RequestRegistry:
         return True
 
     def stop(self, reason: str) -> None:
-        """End all that are left."""
         for request in tuple(self._in_flight):
             self._post(request, ServerStopped(reason))
 

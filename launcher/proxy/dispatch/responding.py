@@ -17,8 +17,6 @@ _SERVER_ERROR = 500
 
 
 class Responder:
-    """Performs actions that write to clients."""
-
     def __init__(self, slow_clients: SlowClients, comment_interval_s: float) -> None:
         self._slow_clients = slow_clients
         self._comment_interval_s = comment_interval_s

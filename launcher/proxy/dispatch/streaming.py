@@ -58,7 +58,6 @@ class Streaming:
             self._arm(request, attempt)
 
     def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
-        """Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place."""
         request = attempt.request
         if request.splice is not None:
             events, clean = self._spliced(request, attempt, request.splice, events), False
@@ -75,7 +74,6 @@ class Streaming:
         self._pass(request, attempt, told, chunk, clean=clean)
 
     def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
-        """A part of a response that is no stream; `raw`: the same as a whole chunk."""
         self._pass(attempt.request, attempt, data, None if raw is data else raw, clean=False)
 
     def _pass(

@@ -58,7 +58,6 @@ class Traffic:
         return max(flowing, default=None)
 
     def leave(self, attempt: Attempt) -> None:
-        """An attempt is over."""
         if self.attempts.pop(attempt, None) is not None:
             self._reads += attempt.reads
 

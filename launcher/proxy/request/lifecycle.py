@@ -54,7 +54,7 @@ _FAULT: Final = (Action.FAULT,)
 
 
 class Lifecycle(Decisions):
-    """Every decision, by state and event."""
+    """Chooses the decision by state and event."""
 
     def advance(self, request: Request, event: Any, now: float) -> Actions:
         """Change the request; what to do about it, in this order."""

@@ -1,6 +1,7 @@
 """The record of one request: what its client sent, where it is, what its access log line says.
 
-`lifecycle.advance` and the executor's actions change it, nobody else.
+Decisions write its state, its end and what an action needs; actions write what they did: those of dispatch/, and for
+the client's side downstream/response.py. ProxyServer.begin fills `forwarded`, Counters.end sets `counted`.
 """
 
 from __future__ import annotations

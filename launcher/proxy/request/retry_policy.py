@@ -31,8 +31,6 @@ class Failures:
 
 
 class RetryPolicy:
-    """Decides on the next attempt."""
-
     def __init__(self, park_timeout_s: float) -> None:
         self._park_timeout_s = park_timeout_s
 

@@ -102,8 +102,6 @@ class Event:
 class HeadReceived(Event):
     """The client's request head was read."""
 
-    __slots__ = ()
-
 
 class BodyGrew(Event):
     """More of a large body came: `body` is all of it so far."""
@@ -132,13 +130,10 @@ class Refused(Event):
         self.error = error
 
 
-class NoCapacity(Event):
+class NoCapacity(Refused):
     """No instance takes it: the queue is full, its deadline passed, or none is ready."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: HttpError) -> None:
-        self.error = error
+    __slots__ = ()
 
 
 class Bound(Event):
@@ -153,31 +148,21 @@ class Bound(Event):
 class BackoffOver(Event):
     """All instances may be tried again."""
 
-    __slots__ = ()
-
 
 class CommentDue(Event):
     """A stream has waited long enough for a comment that keeps its connection alive."""
-
-    __slots__ = ()
 
 
 class ClientPaused(Event):
     """The client's write buffers are full."""
 
-    __slots__ = ()
-
 
 class ClientResumed(Event):
     """The client reads again, or there is memory for the rest of its response."""
 
-    __slots__ = ()
-
 
 class ClientLeft(Event):
     """The client closed its connection."""
-
-    __slots__ = ()
 
 
 class ClientStalled(Event):
@@ -201,8 +186,6 @@ class ServerStopped(Event):
 class InstanceDied(Event):
     """An instance died shortly after its connection broke under this request."""
 
-    __slots__ = ()
-
 
 class PageReady(Event):
     """A page of the proxy's own, or a whole answer of its own."""
@@ -224,8 +207,6 @@ class Faulted(Event):
 
 class ConnectionDue(Event):
     """A deadline of the client's connection has passed, that of the request's body or one between requests."""
-
-    __slots__ = ()
 
 
 class Due(Event):

@@ -127,7 +127,6 @@ class UpstreamConnection(FastPath):
             transport.write(self._body)
 
     def connected(self) -> None:
-        """It has a transport now."""
         self._connecting = None
         if self._sink is None or self._pool.closed or self._transport is None:
             self.not_connected("the upstream was removed")
@@ -135,7 +134,6 @@ class UpstreamConnection(FastPath):
             self._send_request(self._transport)
 
     def not_connected(self, reason: str) -> None:
-        """It can't have one."""
         self._connecting = None
         sink = self._sink
         self.abort()
@@ -158,7 +156,6 @@ class UpstreamConnection(FastPath):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         if self._pause:
             self._pause = False
             if self._transport is not None and not self._transport.is_closing():
@@ -172,7 +169,6 @@ class UpstreamConnection(FastPath):
     # --- the event loop ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 

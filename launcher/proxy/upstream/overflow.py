@@ -101,12 +101,10 @@ class Overflow:
         return self._endpoint.head(head, request_id, path.removeprefix("/v1"), length, lines)
 
     def begin(self, model: str) -> None:
-        """Count a request that is sent."""
         self.in_flight += 1
         self.sent[model] += 1
 
     def end(self, model: str, ending: Ending) -> None:
-        """Count its end."""
         self.in_flight -= 1
         self.ended[model, ending] += 1
 

@@ -40,7 +40,6 @@ class ConnectionPool:
         return connection
 
     def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]:
-        """Connect it; then its `connected` or `not_connected` is called."""
         return self._loop.create_task(self._connect(connection), name="connect to an upstream")
 
     async def _connect(self, connection: UpstreamConnection) -> None:
@@ -68,13 +67,11 @@ class ConnectionPool:
         self._idle.clear()
 
     def keep(self, connection: UpstreamConnection) -> None:
-        """A connection is free again."""
         if self.closed:
             connection.abort()
         else:
             self._idle.append((self._loop.time(), connection))
 
     def lost(self, connection: UpstreamConnection) -> None:
-        """A connection is gone."""
         if self._idle:
             self._idle = deque(kept for kept in self._idle if kept[1] is not connection)

@@ -86,14 +86,12 @@ class Attempt:
     def send(
         self, pool: ConnectionPool, method: str, head: bytes, body: bytes | bytearray, now: float
     ) -> None:
-        """Send the request."""
         if pool.closed:
             self.broken("the upstream was removed", sent=False)
         else:
             self.connection = pool.send(self, method, head, body, now)
 
     def cancel(self) -> None:
-        """Nothing more is wanted of it."""
         connection = self.connection
         if connection is not None:
             self._part()
@@ -105,7 +103,6 @@ class Attempt:
             self._events, self._fast_bytes = connection.events, connection.bytes
 
     def pause(self) -> None:
-        """The client takes no more for now."""
         if self.connection is not None:
             self.connection.pause()
 
@@ -128,7 +125,6 @@ class Attempt:
 
     @property
     def fast_bytes(self) -> int:
-        """Bytes that the fast path relayed."""
         return self._fast_bytes if self.connection is None else self.connection.bytes
 
     @property
@@ -143,7 +139,6 @@ class Attempt:
         return self.request.stalled_at is not None
 
     def note_words(self) -> None:
-        """Words of its response have come."""
         self.spoke = True
 
     def start(self, data: bytes, raw: bytes | None, *, clean: bool) -> None:
@@ -154,11 +149,9 @@ class Attempt:
     # --- what the upstream says (connection.Sink) ---------------------------------------------------
 
     def bytes_arrived(self, data: bytes) -> None:
-        """A read for `read`."""
         self._post(self.request, BytesArrived(self, data))
 
     def head_received(self, head: ResponseHead) -> None:
-        """Its response begins."""
         if self._policy is not None:
             reason = self._policy.unusable(head)
             if reason is not None:
@@ -174,7 +167,6 @@ class Attempt:
             self._hold = 0
 
     def body_received(self, payload: bytes, raw: bytes | None) -> None:
-        """A piece of it."""
         tracker = self.tracker
         if tracker is None:
             self._plain_part(payload, raw)
@@ -265,13 +257,11 @@ class Attempt:
             self._post(self.request, AnswerCompleted(self, rest))
 
     def broken(self, reason: str, *, sent: bool, deterministic: bool = False) -> None:
-        """Its connection broke."""
         self._part()
         self.reached = sent
         self.fail(reason, deterministic=deterministic)
 
     def faulted(self, error: Exception) -> None:
-        """The proxy's own code raised."""
         self._part()
         self._post(self.request, Faulted(error))
 
