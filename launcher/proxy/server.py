@@ -48,7 +48,7 @@ from launcher.telemetry.rolling_quantiles import Quantiles
 
 _LOG = logging.getLogger(__name__)
 
-LAST_WORDS_S = 1.0  # after `stop` has cut what was left: for the error events to be written
+FLUSH_S = 1.0  # after `stop` has cut what was left: for the error events to be written
 # After the last accept: for the first request of a connection.
 FIRST_REQUEST_S = 1.0
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
@@ -307,12 +307,12 @@ class ProxyServer:
             await asyncio.sleep(0.01)
 
     async def _wait_closed(self, deadline: float) -> None:
-        """Until every client has gone: with its last words, or by the deadline with all of its answer."""
-        last_words = self._loop.time() + LAST_WORDS_S
-        while self._clients and (now := self._loop.time()) < max(last_words, deadline):
+        """Until every client has gone: with its error event written, or by the deadline with all of its answer."""
+        flushed_by = self._loop.time() + FLUSH_S
+        while self._clients and (now := self._loop.time()) < max(flushed_by, deadline):
             for client in tuple(self._clients):
                 client.close_if_idle()
-            if now > last_words and not any(client.unsent for client in self._clients):
+            if now > flushed_by and not any(client.unsent for client in self._clients):
                 break
             await asyncio.sleep(0.01)
         for client in tuple(self._clients):

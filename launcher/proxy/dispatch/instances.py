@@ -262,7 +262,7 @@ class Instances:
         for traffic in hung(self._traffic.values(), now, self._proxy.hung_timeout_s):
             self._give_up(traffic, now)
         for traffic in tuple(self._traffic.values()):
-            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.room_made:
+            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.probe_has_room:
                 self._on_silence(traffic, now)
         self.pump(now)
         for note in self.balancer.notes():
@@ -283,7 +283,7 @@ class Instances:
         spare = not upstream.draining and upstream.max_num_seqs > 1 and next(others, None) is not None
         if spare or not traffic.silence_told:
             self._suspect(upstream, reason, now)
-        traffic.told_silent(room_made=spare)
+        traffic.told_silent(probe_has_room=spare)
         if not spare:
             return
         self._eject(upstream, now)

@@ -54,7 +54,7 @@ class Streaming:
             response.send(request, data)
         if attempt.tracker is None:
             return
-        if clean and attempt.spoke and request.chunked:
+        if clean and attempt.has_output and request.chunked:
             self._arm(request, attempt)
 
     def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
@@ -83,8 +83,8 @@ class Streaming:
             self.write(request, attempt, data, raw, clean=clean)
         else:
             attempt.start(data, raw, clean=clean)
-        if attempt.tracker is not None and not attempt.spoke:
-            self._listen(request, attempt, data)
+        if attempt.tracker is not None and not attempt.has_output:
+            self._note_output(request, attempt, data)
 
     def _spliced(self, request: Request, attempt: Attempt, splice: Splicer, events: bytes) -> bytes:
         """What of a continuation the client does not have yet."""
@@ -97,12 +97,12 @@ class Streaming:
             self._post(request, Diverged(attempt, str(error), ids_ignored=ids_ignored))
             return b""
 
-    def _listen(self, request: Request, attempt: Attempt, data: bytes) -> None:
-        """A first event may come before a prompt is computed: only words tell that it has been."""
+    def _note_output(self, request: Request, attempt: Attempt, data: bytes) -> None:
+        """A first event may come before a prompt is computed: only output tells that it has been."""
         said = request.transcript
-        wordless = begins_response(data) if said is None else not said.text and said.odd is None
-        if not wordless:
-            attempt.note_words()
+        is_opening = begins_response(data) if said is None else not said.text and said.odd is None
+        if not is_opening:
+            attempt.note_output()
             self._post(request, PromptComputed(attempt))
 
     def _arm(self, request: Request, attempt: Attempt) -> None:

@@ -53,7 +53,7 @@ class Attempt:
 
     __slots__ = (
         "_events", "_fast_bytes", "_held", "_hold", "_output", "_policy", "_post", "_reads", "_seen", "asked_at",
-        "connection", "delivering", "head", "moved_at", "reached", "request", "spoke", "tracker", "upstream",
+        "connection", "delivering", "has_output", "head", "moved_at", "reached", "request", "tracker", "upstream",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
@@ -77,7 +77,7 @@ class Attempt:
         self._hold = HOLD_BYTES  # beyond this it is delivered in pieces
         self.reached = True  # the upstream may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
-        self.spoke = False  # words of it did
+        self.has_output = False  # text, or another delta, has come: its prompt is computed
         self._events = self._fast_bytes = 0  # relayed by the fast path of the connection that it had
         self._reads = 0  # the others
         self._seen = 0  # reads that `watch` knows of
@@ -138,8 +138,8 @@ class Attempt:
         """Its client takes nothing, so it is not read."""
         return self.request.stalled_at is not None
 
-    def note_words(self) -> None:
-        self.spoke = True
+    def note_output(self) -> None:
+        self.has_output = True
 
     def start(self, data: bytes, raw: bytes | None, *, clean: bool) -> None:
         """The first bytes that may go to the client."""
@@ -172,15 +172,15 @@ class Attempt:
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
-        if tracker.done and self.upstream is not None and self._wordless(tracker, passed):
-            self.fail("it ended without a word")
+        if tracker.done and self.upstream is not None and self._is_empty(tracker, passed):
+            self.fail("it ended without any output")
             return
         if passed:
             self._output.events(self, passed, raw, clean=passed is payload)
         if tracker.error is not None and tracker.engine_fault:
             self.fail("its engine failed in the middle of the answer")
 
-    def _wordless(self, tracker: EventTracker, passed: bytes) -> bool:
+    def _is_empty(self, tracker: EventTracker, passed: bytes) -> bool:
         """Whether a plain stream that ends with these events has said nothing at all, not even why it ends.
 
         vLLM 0.32 ends requests this way during engine shutdown: a role at most, then [DONE] (chat_completion/serving.py).
@@ -273,7 +273,7 @@ class Attempt:
         deterministic: bool = False,
         died: bool = False,
     ) -> None:
-        """It is no use any more: `answer` says so itself, or its connection, its process (`died`), the clock."""
+        """It failed: `answer` says so itself, or its connection, its process (`died`) or the clock."""
         self.cancel()
         tracker = self.tracker
         if answer is None and tracker is not None and tracker.error_first and tracker.error is not None:

@@ -104,7 +104,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(listener, "_bind_tcp", bind_small)
     monkeypatch.setattr(connection, "LINGER_S", 0.05)
-    monkeypatch.setattr(server, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(server, "FLUSH_S", 0.05)
 
 
 @pytest.mark.usefixtures("hasty")
