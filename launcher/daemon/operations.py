@@ -63,7 +63,7 @@ class Operations:
         )
 
     def config_of(self, slot: int) -> Config:
-        """The configuration of a slot: during a reload some slots already have the next one."""
+        """The configuration of a slot: during a reload, or after one that got stuck, some slots have the next one."""
         target, controller = self._reloader.target, self._supervisor.controllers.get(slot)
         if target is not None and controller is not None and controller.engine is target.engine:
             return target.config

@@ -11,7 +11,7 @@ import msgspec
 
 from launcher.config.schema import Config
 from launcher.daemon.deployment import Deployment
-from launcher.engines.base import Launch
+from launcher.engines.base import Engine, Launch
 from launcher.plan import Slot
 from launcher.redaction import masked_arguments
 
@@ -58,7 +58,12 @@ _ONCE: Final = ("proxy", "control", "systemd", "logging")
 _BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
 
 
-def compare(before: Deployment, after: Deployment) -> Changes:
+Running = Mapping[int, tuple[Slot, Engine]]
+"""What each slot starts."""
+
+
+def compare(before: Deployment, after: Deployment, running: Running | None = None) -> Changes:
+    """`running` differs from `before` after a rollout that got stuck."""
     keys = tuple(_differing(before.config, after.config))
     once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
     if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
@@ -67,22 +72,24 @@ def compare(before: Deployment, after: Deployment) -> Changes:
         once.append("the models' aliases")
     if before.plan.reserved != after.plan.reserved:
         once.append("the reserved cpus")
-    old, new = ({slot.id: slot for slot in deployment.plan.slots} for deployment in (before, after))
-    slots = [_change(number, old, new, before, after) for number in sorted(old.keys() | new.keys())]
+    old, new = _slots(before) if running is None else running, _slots(after)
+    slots = [_change(number, old.get(number), new.get(number)) for number in sorted(old.keys() | new.keys())]
     live = tuple(key for key in keys if key.startswith(_LIVE) and key not in once)
     return Changes(tuple(slots), live, tuple(once))
 
 
-def _change(
-    number: int, old: Mapping[int, Slot], new: Mapping[int, Slot], before: Deployment, after: Deployment
-) -> SlotChange:
-    if number not in new:
+def _slots(deployment: Deployment) -> Running:
+    return {slot.id: (slot, deployment.engine) for slot in deployment.plan.slots}
+
+
+def _change(number: int, old: tuple[Slot, Engine] | None, new: tuple[Slot, Engine] | None) -> SlotChange:
+    if new is None:
         return SlotChange(number, Step.STOP, ("it is not in the new plan",))
-    if number not in old:
+    if old is None:
         return SlotChange(number, Step.START, ("it is new",))
-    was = before.engine.launch(old[number], 1)
-    will = after.engine.launch(new[number], 1)
-    reasons = (*_placement(old[number], new[number]), *_launch(was, will))
+    (was_slot, was_engine), (slot, engine) = old, new
+    was, will = was_engine.launch(was_slot, 1), engine.launch(slot, 1)
+    reasons = (*_placement(was_slot, slot), *_launch(was, will))
     return SlotChange(number, Step.RESTART if reasons else Step.NOTHING, reasons)
 
 

@@ -66,7 +66,8 @@ class Reloader:
             await self._wait_for_adoption()
             allowed = before.topology.allowed | before.topology.offline  # offline cpus may be back online
             after = await asyncio.to_thread(_reread_with_all_cpus, self._reread, overrides, allowed)
-            changes = compare(before, after)
+            controllers = self._supervisor.controllers.items()
+            changes = compare(before, after, {slot: (k.slot, k.engine) for slot, k in controllers})
             if dry_run:
                 return {"stage": "dry run", "changes": changes}
             if self._ended:  # meanwhile
@@ -136,7 +137,8 @@ class Reloader:
 
     @property
     def target(self) -> Deployment | None:
-        return self._rollout.after if self._rollout is not None and self._rolling is not None else None
+        """The new deployment of the running rollout, or of the last: a slot that could not be restored has it."""
+        return None if self._rollout is None else self._rollout.after
 
     async def end(self) -> None:
         """The daemon exits: cancel a rollout that is running."""

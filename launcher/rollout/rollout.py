@@ -134,7 +134,10 @@ class Rollout:
         self._note(stage=Stage.ROLLING_BACK)
         self._reconfigure(self._before, self.progress.changes.slots)
         failed = False
+        before = {slot.id for slot in self._before.plan.slots}
         for change in reversed(applied):
+            if change.step is Step.STOP and change.slot not in before:
+                continue  # an earlier rollout had left it
             back = SlotChange(change.slot, _OPPOSITE[change.step])
             self._note(doing=f"back: {back.step} slot {back.slot}")
             try:
@@ -142,6 +145,7 @@ class Rollout:
                 await self._apply(back, self._before)
             except RefusedError as error:
                 failed = True
+                self._reconfigure(self.after, [change])  # also after a crash, until the next reload
                 kept = f"slot {change.slot} keeps the new configuration: {error.message}"
                 self._note(error=f"{self.progress.error}; {kept}")
                 log.error("reload: %s", kept)  # noqa: TRY400

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fakes import SOON_S, FakeProcess, FakeSpawner, until
 from rollout.test_diff import made
-from rollout.test_rollout import CHANGED, LIMITS, PROBES, TimedProber
+from rollout.test_rollout import CHANGED, LIMITS, PROBES, TimedProber, lame
 
 from launcher.daemon.deployment import Deployment
 from launcher.engines.base import Launch
 from launcher.errors import BusyError, LauncherError, RefusedError
 from launcher.instances.ports import Adopted, InstanceDraining, InstanceEvent
-from launcher.instances.slot_state import HoldRequested, State
+from launcher.instances.slot_state import HoldRequested, StartRequested, State
 from launcher.instances.supervisor import Supervisor
 from launcher.rollout.reload import Reloader
 
@@ -70,7 +70,7 @@ class Setup:
         return await self.reloader.reload(self.before, (), dry_run=dry_run, force=force)
 
     async def over(self) -> str:
-        await until(lambda: self.reloader.target is None)
+        await until(lambda: self.reloader._rolling is None)
         return str(self.reloader.show()["stage"])
 
 
@@ -90,6 +90,29 @@ async def test_it_goes_there_and_is_the_configuration_then() -> None:
         assert all(
             controller.engine is setup.after.engine for controller in setup.supervisor.controllers.values()
         )
+
+
+async def test_after_a_stuck_rollout_a_reload_of_the_old_file_restores_the_slot_that_was_left() -> None:
+    once = {"crash_limit": 1}
+    setup = Setup(made(supervision=once), made(supervision=once, engine=CHANGED))
+    async with setup.play() as reloader:
+        lame(setup.spawner, 1)
+        await setup.ask()
+        assert await setup.over() == "stuck"
+        kept = setup.supervisor.controllers[0]
+        assert kept.slot_state.state is State.READY
+        assert reloader.target is setup.after
+        assert kept.engine is setup.after.engine, "also when it exits and starts again"
+        setup.spawner.spawn = FakeSpawner.spawn.__get__(setup.spawner)  # type: ignore[method-assign]
+        setup.supervisor.post(1, StartRequested())
+        await until(lambda: setup.supervisor.controllers[1].slot_state.state is State.READY)
+        setup.after = made(supervision=once)
+        assert [change.slot for change in (await setup.ask(dry_run=True))["changes"].steps] == [0]
+        await setup.ask()
+        assert await setup.over() == "done"
+        launch = kept.instance.launch
+        assert launch is not None
+        assert "--changed" not in launch.argv
 
 
 async def test_a_slot_that_goes_and_one_that_would_restart_after_it_is_refused_beforehand() -> None:

@@ -326,9 +326,9 @@ async def test_a_slot_that_became_ready_before_its_stop_and_is_kept_ends_no_roll
         assert controller.slot_state.generation == 2
 
 
-def _lame(company: Company, *slots: int) -> None:
-    """None of the next lives of these slots comes up."""
-    spawn = company.spawner.spawn
+def lame(spawner: FakeSpawner, *slots: int) -> None:
+    """The next instances of these slots exit at once."""
+    spawn = spawner.spawn
 
     async def and_end(slot: int, *more: Any) -> FakeProcess:
         process = await spawn(slot, *more)
@@ -336,13 +336,13 @@ def _lame(company: Company, *slots: int) -> None:
             asyncio.get_running_loop().call_soon(process.end, 9)
         return process
 
-    company.spawner.spawn = and_end  # type: ignore[method-assign]
+    spawner.spawn = and_end  # type: ignore[method-assign]
 
 
 async def test_the_way_back_leaves_the_last_one_that_is_ready() -> None:
     company = Company(made(), made(engine=CHANGED))
     async with company.play() as rollout:
-        _lame(company, 1)
+        lame(company.spawner, 1)
         assert not await rollout.run()
         assert rollout.progress.stage is Stage.STUCK
         assert rollout.progress.error.endswith(
