@@ -6,8 +6,6 @@ import msgspec
 
 
 class HttpError(Exception):
-    """A request that the proxy answers with an error of its own."""
-
     def __init__(
         self,
         status: int,
@@ -44,22 +42,12 @@ def error_body(message: str, type_: str, param: str | None = None, code: str | i
 
 def unavailable(message: str, retry_after_s: int, *, close: bool = False) -> HttpError:
     """503: no instance can take the request now."""
-    return HttpError(
-        503,
-        message,
-        type_="service_unavailable",
-        code="no_instance_ready",
-        headers={"Retry-After": str(retry_after_s)},
-        close=close,
-    )
+    headers = {"Retry-After": str(retry_after_s)}
+    type_, code = "service_unavailable", "no_instance_ready"
+    return HttpError(503, message, type_=type_, code=code, headers=headers, close=close)
 
 
 def too_many(reason: str, retry_after_s: int) -> HttpError:
     """429: the queue is full, or the request waited in it for as long as it may."""
-    return HttpError(
-        429,
-        f"the server is at its limit: {reason}",
-        type_="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    message, headers = f"the server is at its limit: {reason}", {"Retry-After": str(retry_after_s)}
+    return HttpError(429, message, type_="rate_limit_error", code="queue_full", headers=headers)

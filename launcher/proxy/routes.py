@@ -32,8 +32,6 @@ OWN_PAGES = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # t
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of the allow-list."""
-
     path: str
     methods: tuple[str, ...]
     kind: Kind

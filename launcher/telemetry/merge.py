@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,7 +79,12 @@ class _Source:
 
 
 class Merger:
-    """One page of many, again and again. Whoever renders owns it."""
+    """One page of many, again and again: each family once, its HELP and TYPE from the first page that had them.
+
+    A source that was in an earlier page and is not in this one keeps its counters and histograms, so that sums over all
+    never fall while an instance restarts; its gauges go. A sample that has one of the added labels already keeps its own
+    as `exported_<label>`, as Prometheus does. Timestamps, and lines that are no samples, are left out.
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
@@ -88,20 +93,8 @@ class Merger:
         self._round = 0
         self._place = 0
 
-    def merge(self, pages: Iterable[Page]) -> str:
-        """One page: each family once, its HELP and TYPE from the first page that had them.
-
-        A source that was in an earlier call and is not in this one keeps its counters and histograms, so that sums
-        over all never fall while an instance restarts; its gauges go. A sample that has one of the added labels
-        already keeps its own as `exported_<label>`, as Prometheus does. Timestamps, and lines that are no samples,
-        are left out."""
-        self.begin()
-        for page in pages:
-            self.add(page)
-        return self.end()
-
     def begin(self) -> None:
-        """Begin a page; `add` and `end` do what `merge` does, for those who have other things to do between."""
+        """Begin a page: then `add` each source, and `end`."""
         self._round += 1
         self._place = 0
         for family in self._families.values():
@@ -184,11 +177,6 @@ class Merger:
         if len(self._comments) < MAX_SERIES:
             self._comments[line] = words[2]
         return words[2]
-
-
-def merge(pages: Iterable[Page]) -> str:
-    """One page of these, with nothing remembered."""
-    return Merger().merge(pages)
 
 
 def _grows(name: str, kind: str) -> bool:

@@ -7,7 +7,7 @@ histogram observations and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -78,6 +78,7 @@ CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 SLOW_CLIENTS = "numa_launcher_slow_clients"
 SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
 SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 TABLE: tuple[Spec, ...] = (
     _counter(
         ACCEPTED,
@@ -199,9 +200,6 @@ class Timings:
     def all(self) -> tuple[Histogram, ...]:
         return (self.queued, self.first_byte, self.duration)
 
-    def collect(self) -> Iterator[Metric]:
-        return map(_histogram_family, self.all())
-
 
 class _Snapshot:
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -214,7 +212,7 @@ class _Snapshot:
 def render(values: Values, timings: Timings) -> str:
     """The launcher's metrics in Prometheus' text format. A metric without values has no samples."""
     families = [_family(spec, values.get(spec.name, {})) for spec in TABLE]
-    return generate_latest(_Snapshot([*families, *timings.collect()])).decode()
+    return generate_latest(_Snapshot([*families, *map(_histogram_family, timings.all())])).decode()
 
 
 def to_markdown() -> str:

@@ -73,7 +73,10 @@ def test_the_values_of_any_page_are_counts(page: str) -> None:
 def test_any_pages_can_be_merged(pages: list[str]) -> None:
     merger = Merger()
     for generation in (1, 2):
-        merger.merge(Page(page, {"slot": str(slot)}, slot, generation) for slot, page in enumerate(pages))
+        merger.begin()
+        for slot, page in enumerate(pages):
+            merger.add(Page(page, {"slot": str(slot)}, slot, generation))
+        merger.end()
 
 
 def test_a_value_that_is_not_a_count_is_not_read_as_zero() -> None:

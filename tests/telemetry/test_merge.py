@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.telemetry import merge as merge_module
-from launcher.telemetry.merge import Merger, Page, merge
+from launcher.telemetry.merge import Merger, Page
+
+
+def merge(merger: Merger, pages: Iterable[Page]) -> str:
+    """The next page of these."""
+    merger.begin()
+    for page in pages:
+        merger.add(page)
+    return merger.end()
+
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests.
@@ -31,7 +41,9 @@ orphan 5
 
 
 def test_two_instances() -> None:
-    merged = merge([Page("# TYPE own gauge\nown 1\n"), Page(VLLM, {"slot": "0"}), Page(VLLM, {"slot": "1"})])
+    merged = merge(
+        Merger(), [Page("# TYPE own gauge\nown 1\n"), Page(VLLM, {"slot": "0"}), Page(VLLM, {"slot": "1"})]
+    )
     assert merged.count("# TYPE vllm:e2e_seconds histogram") == 1
     assert merged.count("# HELP vllm:num_requests_running") == 1
     assert 'vllm:num_requests_running{slot="1",engine="0",model_name="m"} 3.0' in merged
@@ -46,13 +58,15 @@ def test_two_instances() -> None:
 
 
 def test_a_label_that_is_taken_is_kept_as_exported() -> None:
-    merged = merge([Page('x{model="theirs",slot="9",a="model=1"} 1\n', {"slot": "0", "model": 'a"\\\n'})])
+    merged = merge(
+        Merger(), [Page('x{model="theirs",slot="9",a="model=1"} 1\n', {"slot": "0", "model": 'a"\\\n'})]
+    )
     assert 'x{slot="0",model="a\\"\\\\\\n",exported_model="theirs",exported_slot="9",a="model=1"} 1' in merged
 
 
 def test_nothing_in_nothing_out() -> None:
-    assert merge([]) == ""
-    assert merge([Page("", {"slot": "0"}), Page("# HELP x y\n# TYPE x gauge\n")]) == ""
+    assert merge(Merger(), []) == ""
+    assert merge(Merger(), [Page("", {"slot": "0"}), Page("# HELP x y\n# TYPE x gauge\n")]) == ""
 
 
 @settings(deadline=None)  # a busy machine is no fault
@@ -67,7 +81,7 @@ def test_any_page_of_the_client_library_parses_after_the_merge(
     for value, number in samples:
         gauge.labels(value).set(number)
     text = generate_latest(registry).decode()
-    merged = merge([Page(text, {"slot": label}), Page(text, {"slot": label + "2"})])
+    merged = merge(Merger(), [Page(text, {"slot": label}), Page(text, {"slot": label + "2"})])
     before = sum(len(family.samples) for family in text_string_to_metric_families(text))
     after = list(text_string_to_metric_families(merged))
     assert sum(len(family.samples) for family in after) == 2 * before
@@ -97,26 +111,26 @@ def values(text: str) -> dict[str, float]:
 
 def test_counters_go_on_over_a_restart() -> None:
     merger = Merger()
-    assert values(merger.merge([page(1, counter(5))])) == {"c_total": 5, "g": 1}
-    assert values(merger.merge([page(1, counter(7.5))])) == {"c_total": 7.5, "g": 1}
-    assert values(merger.merge([])) == {"c_total": 7.5}  # gone for now: the gauge goes, the sum stands
-    assert values(merger.merge([page(2, counter(0, gauge=3))])) == {"c_total": 7.5, "g": 3}
-    assert values(merger.merge([page(2, counter(9))])) == {"c_total": 16.5, "g": 1}
-    assert values(merger.merge([page(3, "")])) == {"c_total": 16.5}  # a life that has not counted yet
-    assert values(merger.merge([page(3, counter(1))])) == {"c_total": 17.5, "g": 1}
+    assert values(merge(merger, [page(1, counter(5))])) == {"c_total": 5, "g": 1}
+    assert values(merge(merger, [page(1, counter(7.5))])) == {"c_total": 7.5, "g": 1}
+    assert values(merge(merger, [])) == {"c_total": 7.5}  # gone for now: the gauge goes, the sum stands
+    assert values(merge(merger, [page(2, counter(0, gauge=3))])) == {"c_total": 7.5, "g": 3}
+    assert values(merge(merger, [page(2, counter(9))])) == {"c_total": 16.5, "g": 1}
+    assert values(merge(merger, [page(3, "")])) == {"c_total": 16.5}  # a life that has not counted yet
+    assert values(merge(merger, [page(3, counter(1))])) == {"c_total": 17.5, "g": 1}
 
 
 def test_a_restart_is_seen_although_the_value_rose() -> None:
     merger = Merger()
-    merger.merge([page(1, counter(5))])
-    assert values(merger.merge([page(2, counter(6))]))["c_total"] == 11
+    merge(merger, [page(1, counter(5))])
+    assert values(merge(merger, [page(2, counter(6))]))["c_total"] == 11
 
 
 def test_a_fall_is_a_restart_although_nobody_said_so() -> None:
     merger = Merger()
-    merger.merge([page(1, counter(5))])
-    assert values(merger.merge([page(1, counter(2))]))["c_total"] == 7
-    assert values(merger.merge([page(1, counter(2))]))["c_total"] == 7
+    merge(merger, [page(1, counter(5))])
+    assert values(merge(merger, [page(1, counter(2))]))["c_total"] == 7
+    assert values(merge(merger, [page(1, counter(2))]))["c_total"] == 7
 
 
 def test_histograms_and_summaries_go_on_and_gauges_do_not() -> None:
@@ -125,8 +139,8 @@ def test_histograms_and_summaries_go_on_and_gauges_do_not() -> None:
         '# TYPE s summary\ns{quantile="0.5"} 9\ns_sum 8\ns_count 2\n# TYPE c_created gauge\nc_created 1e9\n'
     )
     merger = Merger()
-    merger.merge([page(1, text)])
-    merged = merger.merge([page(2, text)])
+    merge(merger, [page(1, text)])
+    merged = merge(merger, [page(2, text)])
     for line in ('h_bucket{slot="0",le="1"} 4.0', 'h_bucket{slot="0",le="+Inf"} 6.0', 'h_sum{slot="0"} 9.0'):
         assert line in merged
     for line in ('s{slot="0",quantile="0.5"} 9', 's_sum{slot="0"} 16.0', 'c_created{slot="0"} 1e9'):
@@ -135,8 +149,8 @@ def test_histograms_and_summaries_go_on_and_gauges_do_not() -> None:
 
 def test_values_that_were_never_carried_over_are_passed_as_written() -> None:
     text = "# TYPE c counter\nc_total 1e+06\n# TYPE d counter\nd_total 0.30000000000000004\n"
-    assert 'c_total{slot="0"} 1e+06\n' in Merger().merge([page(1, text)])
-    assert 'd_total{slot="0"} 0.30000000000000004\n' in Merger().merge([page(1, text)])
+    assert 'c_total{slot="0"} 1e+06\n' in merge(Merger(), [page(1, text)])
+    assert 'd_total{slot="0"} 0.30000000000000004\n' in merge(Merger(), [page(1, text)])
 
 
 @pytest.mark.parametrize(
@@ -154,17 +168,17 @@ def test_values_that_were_never_carried_over_are_passed_as_written() -> None:
 def test_odd_spacing_is_the_same_series(text: str) -> None:
     merger = Merger()
     for _ in range(2):
-        assert values(merger.merge([page(1, f"# TYPE c counter\n{text}\n")])) == {"c_total": 5}
-    assert values(merger.merge([page(2, counter(1))])) == {"c_total": 6, "g": 1}
+        assert values(merge(merger, [page(1, f"# TYPE c counter\n{text}\n")])) == {"c_total": 5}
+    assert values(merge(merger, [page(2, counter(1))])) == {"c_total": 6, "g": 1}
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "five", "", "0x5", "5 6 7"])
 def test_what_is_no_number_is_no_fault(value: str) -> None:
     merger = Merger()
-    merger.merge([page(1, counter(5))])
-    merger.merge([page(1, counter(value))])
-    merger.merge([page(2, counter(value))])
-    text_string_to_metric_families(merger.merge([page(3, counter(1))]))
+    merge(merger, [page(1, counter(5))])
+    merge(merger, [page(1, counter(value))])
+    merge(merger, [page(2, counter(value))])
+    text_string_to_metric_families(merge(merger, [page(3, counter(1))]))
 
 
 def test_a_sum_does_not_fall_when_its_labels_change_and_change_back() -> None:
@@ -172,27 +186,27 @@ def test_a_sum_does_not_fall_when_its_labels_change_and_change_back() -> None:
     for generation, node, count in ((1, "0", 100), (2, "1", 3), (3, "0", 5)):
         labels = {"slot": "0", "numa_node": node}
         text = f"# TYPE c_total counter\nc_total {count}\n"
-        merged = merger.merge([Page(text, labels, 0, generation)])
+        merged = merge(merger, [Page(text, labels, 0, generation)])
         (family,) = text_string_to_metric_families(merged)
         seen.append({sample.labels["numa_node"]: sample.value for sample in family.samples})
     assert seen == [{"0": 100}, {"0": 100, "1": 3}, {"0": 105, "1": 3}]
 
 
 def test_a_series_comes_once() -> None:
-    merged = merge([Page("x 1\nx 2\n", {"slot": "0"})])
+    merged = merge(Merger(), [Page("x 1\nx 2\n", {"slot": "0"})])
     assert merged.count("\nx{") == 1
 
 
 def test_a_page_that_invents_labels_does_not_eat_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_module, "MAX_SERIES", 3)
     merger = Merger()
-    merged = merger.merge([page(1, "".join(f'x{{id="{number}"}} 1\n' for number in range(9)))])
+    merged = merge(merger, [page(1, "".join(f'x{{id="{number}"}} 1\n' for number in range(9)))])
     assert merged.count("x{") == 3
 
 
 def test_a_real_page_keeps_every_sample() -> None:
     pages = [Page(REAL, {"slot": str(slot), "model": "m", "numa_node": "0"}, slot, 1) for slot in range(2)]
-    merged = Merger().merge(pages)
+    merged = merge(Merger(), pages)
     before = {family.name: family for family in text_string_to_metric_families(REAL)}
     after = {family.name: family for family in text_string_to_metric_families(merged)}
     assert {name: family.type for name, family in after.items()} == {
@@ -207,8 +221,8 @@ def test_a_real_page_keeps_every_sample() -> None:
 
 def test_a_real_page_of_a_second_life_doubles_the_sums() -> None:
     merger = Merger()
-    merger.merge([page(1, REAL)])
-    after = {family.name: family for family in text_string_to_metric_families(merger.merge([page(2, REAL)]))}
+    merge(merger, [page(1, REAL)])
+    after = {family.name: family for family in text_string_to_metric_families(merge(merger, [page(2, REAL)]))}
     for family in text_string_to_metric_families(REAL):
         for old, new in zip(family.samples, after[family.name].samples, strict=True):
             grows = family.type in {"counter", "histogram", "summary"} and not old.name.endswith("_created")
@@ -226,7 +240,7 @@ def test_the_sum_is_what_all_lives_counted(steps: list[tuple[int, int]]) -> None
             generation, value = generation + 1, 0
         value += more
         total += more
-        shown = values(merger.merge([page(generation, counter(value))]))["c_total"]
+        shown = values(merge(merger, [page(generation, counter(value))]))["c_total"]
         assert shown == total
         assert shown >= last
         last = shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,12 +63,6 @@ class ApiKeys:
     def required(self) -> bool:
         return self._path is not None
 
-    def __iter__(self) -> Iterator[KeyEntry]:
-        return iter(self._entries.values())
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def check(self, authorization: str | None, x_api_key: str | None, now: float) -> KeyEntry | None:
         """The key of a request's `Authorization` or, where that is missing, its `X-Api-Key` header.
 
@@ -128,9 +121,8 @@ class ApiKeys:
             sums = self.sums.setdefault(record.name, KeySums())
             limits = KeyLimits(record, sums) if known is None else known.limits
             limits.follow(record, sums, now)
-            entries[record.id] = KeyEntry(
-                record, bytes.fromhex(record.salt), bytes.fromhex(record.hash), limits, sums
-            )
+            salt, hash_ = bytes.fromhex(record.salt), bytes.fromhex(record.hash)
+            entries[record.id] = KeyEntry(record, salt, hash_, limits, sums)
         self._entries = entries
 
 
@@ -145,16 +137,8 @@ def _sent(authorization: str | None, x_api_key: str | None) -> str:
 
 def _refusal(key: str) -> HttpError:
     """401 as OpenAI's; without credentials no error code (RFC 6750 section 3.1). The key is not quoted."""
+    message, challenge = "incorrect API key provided", 'Bearer realm="numa-launcher", error="invalid_token"'
     if not key:
-        return HttpError(
-            401,
-            "you did not provide an API key: send it as `Authorization: Bearer KEY`",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": 'Bearer realm="numa-launcher"'},
-        )
-    return HttpError(
-        401,
-        "incorrect API key provided",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": 'Bearer realm="numa-launcher", error="invalid_token"'},
-    )
+        message = "you did not provide an API key: send it as `Authorization: Bearer KEY`"
+        challenge = 'Bearer realm="numa-launcher"'
+    return HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})

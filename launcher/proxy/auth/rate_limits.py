@@ -50,7 +50,6 @@ class Bucket:
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Change the limit; what was spent stays spent."""
         self.refill(now)
         spent = self.per_minute - self.level
         self.per_minute, self.level = per_minute, per_minute - spent
@@ -122,13 +121,8 @@ class KeyLimits:
         if names and not self.allows(*names):
             self._take_back()
             self.sums.refused[Limit.MODEL] += 1
-            raise HttpError(
-                403,
-                f"this API key may not use the model `{names[0]}`",
-                type_="permission_error",
-                param="model",
-                code="model_not_allowed",
-            )
+            why = f"this API key may not use the model `{names[0]}`"
+            raise HttpError(403, why, type_="permission_error", param="model", code="model_not_allowed")
         if self._tokens is not None:
             self._tokens.refill(now)
             if wait := self._tokens.wait_s(max(tokens, 1)):
@@ -155,18 +149,10 @@ class KeyLimits:
     def _too_many(self, limit: Limit, most: int, wait_s: float) -> HttpError:
         self.sums.refused[limit] += 1
         seconds = min(LONGEST_WAIT_S, max(1, math.ceil(wait_s - 1e-9)))
-        what = {
-            Limit.CONCURRENCY: "requests at once",
-            Limit.REQUESTS: "requests per minute",
-            Limit.TOKENS: "tokens per minute",
-        }[limit]
-        return HttpError(
-            429,
-            f"this API key may have {most:,} {what}; try again in {seconds} s",
-            type_="rate_limit_error",
-            code="rate_limit_exceeded",
-            headers={"Retry-After": str(seconds)},
-        )
+        what = "requests at once" if limit is Limit.CONCURRENCY else limit.value.replace("_", " ")
+        why = f"this API key may have {most:,} {what}; try again in {seconds} s"
+        headers = {"Retry-After": str(seconds)}
+        return HttpError(429, why, type_="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
 @dataclass(slots=True)

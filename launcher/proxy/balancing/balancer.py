@@ -6,7 +6,6 @@ balancer's owner, which sends what was bound; `next_pump` returns when time alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
@@ -16,7 +15,7 @@ from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
 from launcher.proxy.balancing.estimators import Arrivals
 from launcher.proxy.balancing.load import Load
-from launcher.proxy.balancing.policies import Pick, Policy, make_policy
+from launcher.proxy.balancing.policies import Pick, Policy, Upstreams, make_policy
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
@@ -194,9 +193,8 @@ class Balancer:
         load, outliers, number = upstream.load, upstream.outliers, ticket.number
         # Removes what is done by now, as far as time tells.
         self.costs.prefill_s(upstream, now)
-        computed = ticket.first_token_at is not None or (
-            ending is not Ending.REFUSED and number not in load.pending
-        )
+        prefilled = ending is not Ending.REFUSED and number not in load.pending
+        computed = ticket.first_token_at is not None or prefilled
         upstream.in_flight -= 1
         load.leave(number, now)
         outliers.left(number)
@@ -248,7 +246,6 @@ class Balancer:
         return self.table.drain(slot, generation)
 
     def remove(self, slot: int, generation: int, reason: str) -> Upstream | None:
-        """It is gone; what is bound to it is still to be released."""
         return self.table.remove(slot, generation, reason)
 
     def eject(self, key: InstanceId, until: float) -> None:
@@ -270,8 +267,7 @@ class Balancer:
 
     # --- which instances ---------------------------------------------------------------------------
 
-    def _open(self, candidates: Sequence[Upstream], now: float) -> list[Upstream]:
-        """Those of them that can start one more request now."""
+    def _open(self, candidates: Upstreams, now: float) -> list[Upstream]:
         opened: list[Upstream] = []
         for upstream in candidates:
             load, outliers = upstream.load, upstream.outliers
@@ -286,7 +282,7 @@ class Balancer:
         return opened
 
     @staticmethod
-    def _least_busy(candidates: Sequence[Upstream]) -> Upstream | None:
+    def _least_busy(candidates: Upstreams) -> Upstream | None:
         """The instance with the fewest requests that runs fewer than it can, whatever it prefills."""
         best: Upstream | None = None
         for upstream in candidates:
@@ -320,7 +316,7 @@ class Balancer:
         self._passed.clear()
 
     def _choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
+        self, ticket: Ticket, candidates: Upstreams, opened: Upstreams, now: float
     ) -> Upstream | None:
         """The upstream to bind it to now; None when it has to wait, which is then noted where it waits."""
         if len(opened) == len(candidates):
@@ -339,7 +335,7 @@ class Balancer:
             self.queue.wait_for(ticket, chosen)
         return None
 
-    def _rank(self, ticket: Ticket, candidates: Sequence[Upstream]) -> Upstream | None:
+    def _rank(self, ticket: Ticket, candidates: Upstreams) -> Upstream | None:
         """Set its cost and rank for the queue, as if it started where most of its prompt is cached; return that instance."""
         demand = ticket.demand
         best: Upstream | None = None

@@ -46,8 +46,6 @@ class CostModel:
         self._uncached: Mean = Mean(TYPICAL_PROMPT, 200)  # tokens of one prompt that are not cached
         self.block_tokens: float = BLOCK_BYTES * TOKENS_PER_BYTE
 
-    # --- estimates ---------------------------------------------------------------------------------
-
     def fit(self, model: str) -> LinearFit:
         """Seconds to the first token over tokens of prefill up to it."""
         fit = self._fits.get(model)
@@ -106,13 +104,10 @@ class CostModel:
         return int(prompt_bytes * self._per_byte.value) + 1
 
     def output_tokens(self, max_tokens: int | None, n: int = 1) -> int:
-        """Tokens of `n` answers, when at most `max_tokens` are asked for each."""
         likely = self._output.value
         if max_tokens is not None:
             likely = max_tokens * self._used.value if self._used.count else max_tokens
         return max(1, int(likely)) * n
-
-    # --- learning ----------------------------------------------------------------------------------
 
     def seen_bound(self, upstream: Upstream, uncached: float, now: float) -> None:
         self._uncached.add(uncached)
@@ -129,7 +124,6 @@ class CostModel:
         fit.add(ticket.work, took)
 
     def seen_end(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
-        """A whole answer ended, `ticket.tokens` long."""
         demand = ticket.demand
         if not demand.stream and demand.prompt_tokens:
             self._seen_unstreamed(ticket, upstream, now - ticket.bound_at)

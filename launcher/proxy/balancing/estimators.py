@@ -48,11 +48,7 @@ class LinearFit:
         self._scale: float = scale
         self._weight: float = 1.0
         self._far: float = 4.0 * scale  # the largest x of late; at first, how far the prior may be trusted
-        self._n: float = 0.0
-        self._x: float = 0.0
-        self._y: float = 0.0
-        self._xx: float = 0.0
-        self._xy: float = 0.0
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         keep = self._keep
@@ -119,7 +115,6 @@ class Arrivals:
         return self._rate(self._count, now)
 
     def amount_per_s(self, now: float) -> float:
-        """Work per second; 0.0 while there was none."""
         return self._rate(self._amount, now)
 
     def _rate(self, total: float, now: float) -> float:

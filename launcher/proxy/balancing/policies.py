@@ -16,17 +16,14 @@ from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
+Upstreams = Sequence[Upstream]
 Pick = Callable[[int], int]  # n -> a number in range(n): random.Random(seed).randrange, or a test's own
 
 _HIT: Final = itemgetter(0)
 
 
 class Policy(Protocol):
-    """One rule, and what it remembers from request to request."""
-
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
+    def choose(self, ticket: Ticket, candidates: Upstreams, opened: Upstreams, now: float) -> Upstream:
         """One of `candidates`; one of `opened` if it shall start now."""
 
 
@@ -36,9 +33,7 @@ class LeastRequests:
     def __init__(self, pick: Pick) -> None:
         self._pick = pick
 
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
+    def choose(self, ticket: Ticket, candidates: Upstreams, opened: Upstreams, now: float) -> Upstream:
         loads = [(u.in_flight + 1) * u.lag for u in opened]
         fewest = min(loads)
         tied = [u for u, load in zip(opened, loads, strict=True) if load == fewest]
@@ -51,9 +46,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
 
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
+    def choose(self, ticket: Ticket, candidates: Upstreams, opened: Upstreams, now: float) -> Upstream:
         last = self._last.get(opened[0].model, -1)
         chosen = next((u for u in opened if u.slot > last), opened[0])
         self._last[chosen.model] = chosen.slot
@@ -71,9 +64,7 @@ class PrefixAware:
         self._costs = costs
         self._sharing = sharing
 
-    def choose(
-        self, ticket: Ticket, candidates: Sequence[Upstream], opened: Sequence[Upstream], now: float
-    ) -> Upstream:
+    def choose(self, ticket: Ticket, candidates: Upstreams, opened: Upstreams, now: float) -> Upstream:
         prefix = ticket.demand.prefix
         if not prefix:
             return self._soonest(ticket, opened, now)
@@ -105,7 +96,7 @@ class PrefixAware:
                 best, least = upstream, cost
         return best
 
-    def _soonest(self, ticket: Ticket, opened: Sequence[Upstream], now: float) -> Upstream:
+    def _soonest(self, ticket: Ticket, opened: Upstreams, now: float) -> Upstream:
         """The same rule without a prefix: no cache, so no copy and no reason to wait."""
         tokens, typical = max(1.0, ticket.demand.prompt_tokens), self._costs.typical_uncached
         best, least = opened[0], float("inf")

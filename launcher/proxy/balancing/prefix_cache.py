@@ -90,5 +90,4 @@ class PrefixCache:
         self.capacity = max(1, blocks)
 
     def resize(self, factor: float) -> None:
-        """It holds more, or fewer, blocks than was believed."""
         self.capacity = min(MOST_CAPACITY, max(LEAST_CAPACITY, int(self.capacity * factor + (factor > 1.0))))

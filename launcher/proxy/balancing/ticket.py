@@ -16,10 +16,9 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, demand: Demand, arrived: float, deadline: float) -> None:
-        """`deadline`: the ticket expires when it is still queued then."""
         self.demand = demand
         self.arrived = arrived
-        self.deadline = deadline
+        self.deadline = deadline  # the ticket expires when it is still queued then
         self.number: int = 0  # order of arrival; 0: never offered
         self.tried: set[InstanceId] = set()  # instances that failed it, since the last pause before a retry
 

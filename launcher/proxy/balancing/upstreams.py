@@ -118,7 +118,6 @@ class UpstreamTable:
         return known
 
     def ready(self, model: str | None = None, without: Collection[InstanceId] = ()) -> list[Upstream]:
-        """As `of`, except those in `without`."""
         return [upstream for upstream in self.of(model) if upstream.key not in without]
 
     def candidates(

@@ -76,7 +76,6 @@ def may_ask_ids(body: bytes | bytearray) -> bool:
 
 
 def field_value(request: Fields, key: str) -> Any:
-    """A field's value; None without one."""
     return msgspec.json.decode(request[key]) if key in request else None
 
 
@@ -106,10 +105,8 @@ def why_not(
     for key in request.keys() - _FREE if begun else request.keys() & {"n", "best_of"}:
         value = field_value(request, key)
         if value is not None and (key not in _JUDGED or not _JUDGED[key](value)):
-            whose = (
-                "in the request" if sent is None or key in sent else "among the server's sampling defaults"
-            )
-            return f"`{key}` {whose}"
+            own = sent is None or key in sent
+            return f"`{key}` in the request" if own else f"`{key}` among the server's sampling defaults"
     if begun and field_value(request, "temperature") != 0:
         for key in _UNSURE[:1] if by_ids else _UNSURE:
             if field_value(request, key) not in (None, "", {}):

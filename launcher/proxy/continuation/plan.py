@@ -68,8 +68,6 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is known of a model's instances."""
-
     template_fits: bool = True  # False: the chat template is known not to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
@@ -182,8 +180,6 @@ class _Planner:
         body = msgspec.json.encode(one_token(self._request))
         return Continuation(body, tokens, only_usage=True, finish_reason=finish_reason)
 
-    # --- by token ids ------------------------------------------------------------------------------
-
     def _by_ids(self, tokens: Tokens) -> Continuation | None:
         """None where no token is known to end where a text does."""
         pieces, held = self._pieces, held_back(self._request)
@@ -221,8 +217,6 @@ class _Planner:
                 return index + 1
             told -= lengths[index]
         return None
-
-    # --- by text -----------------------------------------------------------------------------------
 
     def _by_text(self) -> Continuation | NotExact:
         if self._certain and len(self._pieces) <= REPEAT_EVENTS:
@@ -286,9 +280,8 @@ class _Planner:
         """Whether the number of tokens that were delivered matters, and is not known."""
         if not plan.base_tokens or plan.only_usage:
             return plan.only_usage and not self._server.one_token_events
-        limited = self._path == COMPLETIONS or any(
-            field_value(self._request, key) is not None for key in LIMITS
-        )
+        limits = [field_value(self._request, key) for key in LIMITS]
+        limited = self._path == COMPLETIONS or any(limit is not None for limit in limits)
         return self._usage or (limited and not self._server.one_token_events)
 
 

@@ -108,9 +108,8 @@ class Splicer:
         told = choice.get("token_ids") or []
         count = min(len(told), len(self._repeated_ids))
         if told[:count] != self._repeated_ids[:count]:
-            raise Diverged(
-                f"diverged: tokens {self._repeated_ids[:count]} should be repeated, {told[:count]} came"
-            )
+            wanted = self._repeated_ids[:count]
+            raise Diverged(f"diverged: tokens {wanted} should be repeated, {told[:count]} came")
         if count:
             choice["token_ids"] = told[count:]
             del self._repeated_ids[:count]
@@ -178,7 +177,6 @@ class Splicer:
         return not opening or bool(text) or bool(delta.keys() - {"content"})
 
     def _new_text(self, text: str) -> str:
-        """The part of the text that the client does not have."""
         if self._overlap.startswith(text):
             self._overlap = self._overlap[len(text) :]
             return ""

@@ -143,7 +143,6 @@ class Transcript:
         self._keep_only(records)
 
     def _records(self) -> list[tuple[bytes, bytes]]:
-        """Of each event its text and its ids."""
         found: list[tuple[bytes, bytes]] = (_PIECE_AND_IDS if self._keeps_ids else _PIECE).findall(self.text)
         return found
 
@@ -173,7 +172,6 @@ class Transcript:
         return take_list(event, IDS_KEY)
 
     def _follow(self, event: bytes, ids: bytes | None) -> None:
-        """One event as the client gets it, and its ids."""
         piece = self.pattern.piece(event)
         if piece is None:
             piece = self._parse(event)

@@ -186,7 +186,6 @@ class DownstreamConnection(asyncio.Protocol):
         self._upload.begin(rest)
 
     def body_ended(self, rest: bytes) -> None:
-        """The present request's body is complete; `rest` came after it."""
         self._upload = None
         self._state = _State.BUSY
         self._buffer = rest

@@ -22,7 +22,6 @@ class TrustedProxies:
         self._networks = tuple(ip_network(entry) for entry in entries if entry != UNIX)
 
     def trusts(self, peer: str) -> bool:
-        """Whether this direct peer (`peer_name`) is one of them."""
         if peer == UNIX:
             return self._unix
         return any(ip_address(peer) in network for network in self._networks)

@@ -50,7 +50,6 @@ class Handshakes:
         self._in_progress.discard(connection)
 
     def listen(self, sock: socket.socket) -> None:
-        """Accept on a listening socket, and own it."""
         self._listening.append(sock)
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 

@@ -105,7 +105,6 @@ def break_off(request: Request, error: HttpError) -> None:
 
 
 def abort(request: Request) -> None:
-    """Close the connection without a clean end."""
     request.finished = True
     request.client.abort()
 

@@ -91,9 +91,8 @@ def _load(certificate: str, key: str | None) -> ssl.SSLContext:
             "write it without a password (openssl pkey -in OLD -out NEW; chmod 600 NEW)",
         ) from None
     except (ssl.SSLError, OSError) as error:
-        raise LauncherError(
-            f"cannot use the TLS certificate '{certificate}': {_why(error)}", _REMEDY
-        ) from None
+        what = f"cannot use the TLS certificate '{certificate}'"
+        raise LauncherError(f"{what}: {_why(error)}", _REMEDY) from None
     return context
 
 

@@ -62,7 +62,6 @@ class UploadMemory:
             self._pooled += STEP_BYTES
 
     def give_back(self, share: Share) -> None:
-        """Free a share; bodies that wait take it."""
         self._waiting.pop(share, None)
         self.used -= share.granted
         self._pooled -= share.pooled

@@ -68,7 +68,6 @@ class Upload:
         self.deadline = now + limits.body_timeout_s
 
     def begin(self, data: bytes) -> None:
-        """Take what came with the head."""
         if data:
             self.take(data)
         elif not self._reserve():
@@ -90,7 +89,6 @@ class Upload:
             self._share.give_back()
 
     def late(self, now: float) -> HttpError:
-        """The refusal, once the deadline has passed."""
         limits = self._limits
         if self._waits_since is not None:
             limits.upload_memory.refused += 1
@@ -165,8 +163,6 @@ class Upload:
         self._connection.body_ended(rest)
         self._limits.post(self._request, BodyCompleted(body))
 
-    # --- memory ------------------------------------------------------------------------------------
-
     def _reserve(self) -> bool:
         """Take memory before more is read. False: wait for it, or the request was refused."""
         have = FREE_BYTES + (0 if self._share is None else self._share.granted)
@@ -199,11 +195,6 @@ def too_large(limit: int) -> HttpError:
 
 
 def _no_memory(why: str) -> HttpError:
-    return HttpError(
-        503,
-        f"the server has no memory for the request's body {why}; try again in {RETRY_AFTER_S} s",
-        type_="service_unavailable",
-        code="upload_memory",
-        headers={"Retry-After": str(RETRY_AFTER_S)},
-        close=True,
-    )
+    message = f"the server has no memory for the request's body {why}; try again in {RETRY_AFTER_S} s"
+    type_, headers = "service_unavailable", {"Retry-After": str(RETRY_AFTER_S)}
+    return HttpError(503, message, type_=type_, code="upload_memory", headers=headers, close=True)

@@ -23,8 +23,6 @@ _PART_OF_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t;]%s*)?\r?" % VALUE)
 
 
 class _State(Enum):
-    """What comes next."""
-
     SIZE = 0  # a chunk's size line
     DATA = 1  # bytes of a chunk
     CRLF = 2  # the end of a chunk's data
@@ -72,7 +70,6 @@ class ChunkedDecoder:
         return self._walk(data)
 
     def _walk(self, data: bytes) -> bytes:
-        """Any number of chunks, whole or in part."""
         if self.ended:
             self.rest += data
             return b""

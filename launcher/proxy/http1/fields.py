@@ -10,7 +10,7 @@ from launcher.proxy.errors import HttpError
 MAX_HEAD_BYTES = 65536  # nginx allows 4 x 8 KiB, vLLM (h11) 64 KiB
 MAX_LINE_BYTES = 8190  # of one line; RFC 9112 3 asks for 8000 at least, nginx and Apache have the same
 MAX_FIELDS = 256
-MAX_EMPTY_LINES = 4  # before a request line (RFC 9112 2.2)
+MAX_EMPTYLINES = 4  # before a request line (RFC 9112 2.2)
 SERVER = b"numa-launcher"
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"  # RFC 9110 5.6.2
@@ -21,7 +21,7 @@ HOP_BY_HOP = (
     rb"connection|http2-settings|keep-alive|proxy-(?:authenticate|authorization|connection)"
     rb"|te|trailer|transfer-encoding|upgrade"
 )
-_LINE = re.compile(rb"\r\n([^:\r]+):[^\r]*")
+LINE = re.compile(rb"\r\n([^:\r]+):[^\r]*")
 ODD = re.compile(rb"\x00|(?<!\r)\n|\r(?!\n|\Z)")  # RFC 9112 2.2: neither CR nor LF stands alone
 
 Span = tuple[int, int]
@@ -37,7 +37,7 @@ def head_end(buffer: bytes | bytearray, start: int = 0, scanned: int = 0) -> int
     first = start
     while buffer.startswith(b"\r\n", first):
         first += 2
-    if first - start > 2 * MAX_EMPTY_LINES:
+    if first - start > 2 * MAX_EMPTYLINES:
         raise bad("more than a few empty lines before the request")
     end = buffer.find(b"\r\n\r\n", max(first, scanned - 3))
     if end >= 0:
@@ -68,12 +68,7 @@ def tokens(values: Iterable[bytes]) -> list[bytes]:
 
 def lines_of(lowered: bytes, names: Container[bytes]) -> list[Span]:
     """Where the field lines of these names are: spans of `CRLF name: value`. One pass, however many names."""
-    return [line.span() for line in _LINE.finditer(lowered) if line[1] in names]
-
-
-def all_lines(lowered: bytes) -> list[Span]:
-    """Where the field lines are: spans of `CRLF name: value`."""
-    return [line.span() for line in _LINE.finditer(lowered)]
+    return [line.span() for line in LINE.finditer(lowered) if line[1] in names]
 
 
 def first_value(lines: bytes, lowered: bytes, name: bytes) -> str | None:

@@ -9,9 +9,9 @@ from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import (
     FIELD,
     HOP_BY_HOP,
+    LINE,
     MAX_FIELDS,
     Span,
-    all_lines,
     all_values,
     bad,
     first_value,
@@ -300,10 +300,9 @@ def upstream_head(
 def field_lines(head: RequestHead, names: re.Pattern[bytes], *, but: Container[bytes] = ()) -> bytes:
     """The field lines as they came, each ended by CRLF, whose name in lower case matches and is not in `but`."""
     found = (
-        head.lines[start + 2 : end] + b"\r\n"
-        for start, end in all_lines(head.lowered)
-        if names.fullmatch(name := head.lowered[start + 2 : head.lowered.index(b":", start)])
-        and name not in but
+        head.lines[line.start() + 2 : line.end()] + b"\r\n"
+        for line in LINE.finditer(head.lowered)
+        if names.fullmatch(line[1]) and line[1] not in but
     )
     return b"".join(found)
 

@@ -11,7 +11,6 @@ from launcher.proxy.http1.fields import (
     SERVER,
     VALUE,
     Span,
-    all_values,
     first_value,
     lines_of,
     tokens,
@@ -77,7 +76,6 @@ class ResponseHead:
         self._passing: bytes | None = None
 
     def with_length(self, length: int | None) -> ResponseHead:
-        """The same with a body of another length."""
         other = ResponseHead(
             self.status, self.reason, length, self.chunked, self.until_close, self.keep_alive, self.content_type,
             self.lines, self.lowered, self.cuts,
@@ -101,9 +99,6 @@ class ResponseHead:
 
     def get(self, name: bytes) -> str | None:
         return first_value(self.lines, self.lowered, name)
-
-    def all(self, name: bytes) -> list[str]:
-        return all_values(self.lines, self.lowered, name)
 
 
 def parse_response(head: bytes, method: str) -> ResponseHead:

@@ -55,8 +55,6 @@ class LineWriter(Protocol):
 
 
 class AccessLog:
-    """Formats a line when a request ends, and writes it soon after."""
-
     def __init__(self, wanted: str, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """`wanted`: "all", "errors" or "off". `call_soon`: runs a callback at the event loop's next turn."""
         self._wanted = wanted

@@ -49,5 +49,4 @@ def decoder(prompt: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
 
 
 def known_fields(prompt: tuple[str, ...]) -> frozenset[str]:
-    """The names of fields that the decoder of these prompt fields looks for."""
     return frozenset((*RawBody.__struct_fields__, *prompt))

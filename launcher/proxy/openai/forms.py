@@ -130,7 +130,6 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _is_model(head: bytes) -> bool:
-    """Whether a part is the field `model`. Raises HttpError."""
     lines = head.split(b"\r\n")
     if len(lines) > _MAX_HEAD_LINES:
         raise _refused("a part has too many header lines")

@@ -17,7 +17,6 @@ class ModelNames:
         self.aliases = dict(aliases or {})
 
     def all_of(self, name: str) -> tuple[str, ...]:
-        """A model's own name and its aliases."""
         return (name, *(alias for alias, real in self.aliases.items() if real == name))
 
     def resolve(self, wanted: str | None) -> str:

@@ -34,8 +34,6 @@ Spans = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt's raw JSON text."""
-
     text: memoryview | bytes = b""  # at least its first TEXT_BYTES, media replaced
     size: int = 0  # bytes of all of it, each image or sound counted as MEDIA_BYTES
     media: bool = False  # it has images or sounds

@@ -48,9 +48,8 @@ class ModelList:
         for name in self._names.names:
             if (entry := self._known.get(name)) is not None:
                 found += ({**entry, "id": own} for own in self._names.all_of(name))
-                found += (
-                    self._known[other] for other in self._traits.adapters_of(name) if other in self._known
-                )
+                adapters = self._traits.adapters_of(name)
+                found += (self._known[adapter] for adapter in adapters if adapter in self._known)
         return found
 
     async def _refresh(self, name: str, instances: Sequence[Instance]) -> None:
@@ -62,20 +61,16 @@ class ModelList:
             if instance.model != name or not instance.ready:
                 continue
             instance_key = (instance.slot, instance.generation)
-            if (
-                (asked := self._asked.get(name)) is not None
-                and asked[1] == instance_key
-                and now - asked[0] < MODELS_AGE_S
-            ):
+            asked_at, asked_key = self._asked.get(name, (0.0, None))
+            if asked_key == instance_key and now - asked_at < MODELS_AGE_S:
                 return
             (body,) = await fetch_pages((instance,), "/v1/models")
             listed = [] if body is None else read_list(body)
             entry = describe(name, listed)
             if entry is not None:
                 self._known[name] = entry
-                self._known |= {
-                    other: own for other in self._traits.adapters_of(name) if (own := _own(other, listed))
-                }
+                adapters = self._traits.adapters_of(name)
+                self._known |= {adapter: own for adapter in adapters if (own := _own(adapter, listed))}
                 self._asked[name] = (now, instance_key)
                 return
             self._failed[name] = self._clock()

@@ -39,8 +39,6 @@ Deliver = Callable[[Page | BaseException], None]
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The values that pages show, read when one is rendered."""
-
     instances: Callable[[], Sequence[Instance]]  # those that live, ready or draining, ordered by slot
     values: Callable[[], metrics.Values]  # the values of telemetry.metrics.TABLE
     timings: metrics.Timings
@@ -77,9 +75,7 @@ class PageRenderer:
                 error = task.exception()
                 deliver(task.result() if error is None else error)
 
-        task = asyncio.get_running_loop().create_task(
-            self._in_time(found, key), name=f"render {found.route.path}"
-        )
+        task = asyncio.create_task(self._in_time(found, key), name=f"render {found.route.path}")
         self._tasks.add(task)
         task.add_done_callback(rendered)
         return task
@@ -89,9 +85,8 @@ class PageRenderer:
             async with asyncio.timeout(PAGE_TIMEOUT_S):
                 return await self.page(found, key)
         except TimeoutError:
-            raise unavailable(
-                "the page was not ready in time: instances do not answer", self._sources.retry_after_s()
-            ) from None
+            why = "the page was not ready in time: instances do not answer"
+            raise unavailable(why, self._sources.retry_after_s()) from None
 
     async def page(self, found: Match, key: KeyEntry | None) -> Page:
         """The page of a route. Raises HttpError."""
@@ -105,9 +100,8 @@ class PageRenderer:
 
         entries = await self._models.entries(self._sources.instances())
         if found.route.kind is Kind.MODELS:
-            return _json(
-                {"object": "list", "data": [entry for entry in entries if visible(str(entry["id"]))]}
-            )
+            shown = [entry for entry in entries if visible(str(entry["id"]))]
+            return _json({"object": "list", "data": shown})
         if not visible(found.item):
             raise unknown_model(found.item)
         for entry in entries:
@@ -117,7 +111,6 @@ class PageRenderer:
         raise unavailable(f"no instance of {quoted(found.item)} is ready", self._sources.retry_after_s())
 
     def health(self) -> Page:
-        """200 while an instance is ready. Raises HttpError."""
         ready = sum(instance.ready for instance in self._sources.instances())
         if not ready or self._sources.stopping():
             raise unavailable("no instance is ready", self._sources.retry_after_s())
@@ -140,7 +133,6 @@ class PageRenderer:
         return {key: load for key, load in found if load is not None}
 
     async def close(self) -> None:
-        """Cancel the pages that are being rendered."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

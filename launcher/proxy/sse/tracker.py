@@ -125,7 +125,6 @@ class EventTracker:
 
     @property
     def inside_event(self) -> bool:
-        """Whether part of an event has passed without its end."""
         return self._open
 
     @property

@@ -69,14 +69,14 @@ def test_a_valid_key_is_accepted(path: Path) -> None:
     put(path, ann_record, bob_record)
     keys = ApiKeys(str(path))
     assert keys.required
-    assert len(keys) == 2
+    assert len(keys._entries) == 2
     assert entry(keys, f"Bearer {ann}").name == "ann"
     assert entry(keys, f"bearer  {bob} ").name == "bob"
     assert entry(keys, None, ann).name == "ann"  # Anthropic's clients
     assert entry(keys, f"Bearer {ann}").may_overflow
     assert not entry(keys, f"Bearer {bob}").may_overflow
     assert keys.unauthorized == 0
-    assert {found.name for found in keys} == {"ann", "bob"}
+    assert {found.name for found in keys._entries.values()} == {"ann", "bob"}
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic QQ=="])
@@ -178,7 +178,7 @@ def test_a_missing_file_is_an_error_at_start(path: Path) -> None:
 def test_good_modes(path: Path, mode: int) -> None:
     put(path, make("ann")[1])
     path.chmod(mode)
-    assert len(ApiKeys(str(path))) == 1
+    assert len(ApiKeys(str(path))._entries) == 1
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o666, 0o755])

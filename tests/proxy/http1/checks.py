@@ -13,12 +13,14 @@ from launcher.proxy.http1 import (
     BadFraming,
     BadResponse,
     ChunkedDecoder,
+    ResponseHead,
     client_head,
     head_end,
     parse_request,
     parse_response,
     upstream_head,
 )
+from launcher.proxy.http1.fields import all_values
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STAYS = {
@@ -98,6 +100,10 @@ def _check_upstream(head: bytes, method: str) -> None:
     assert not _STAYS & set(names)
 
 
+def sent(head: ResponseHead, name: bytes) -> list[str]:
+    return all_values(head.lines, head.lowered, name)
+
+
 def check_response(head: bytes, method: str) -> bool:
     """An answer's head that is taken reads the same to h11, and so does what the client gets."""
     try:
@@ -109,10 +115,10 @@ def check_response(head: bytes, method: str) -> bool:
     out = client_head(answer, "id-1", framing=framing, keep_alive=False)
     again = parse_response(out, method)
     assert read_response(out, method) == again.status == answer.status
-    assert again.all(b"x-request-id") == ["id-1"]
-    assert again.all(b"server") == ["numa-launcher"]
-    assert again.all(b"connection") == ["close"]
-    assert not again.all(b"transfer-encoding")
+    assert sent(again, b"x-request-id") == ["id-1"]
+    assert sent(again, b"server") == ["numa-launcher"]
+    assert sent(again, b"connection") == ["close"]
+    assert not sent(again, b"transfer-encoding")
     assert again.content_type == answer.content_type or answer.get(b"connection") is not None
     return True
 

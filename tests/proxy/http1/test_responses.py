@@ -24,7 +24,7 @@ def test_a_stream() -> None:
     assert (head.status, head.reason, head.content_type) == (200, b"OK", b"text/event-stream")
     assert (head.length, head.chunked, head.until_close, head.keep_alive) == (None, True, False, True)
     assert head.get(b"content-type") == "Text/Event-Stream; charset=utf-8"
-    assert head.all(b"date") == ["d"]
+    assert head.get(b"date") == "d"
     assert head.lines[2:].startswith(b"date: d\r\n")
 
 
