@@ -78,7 +78,7 @@ CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 SLOW_CLIENTS = "numa_launcher_slow_clients"
 SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
 SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
-_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
+
 TABLE: tuple[Spec, ...] = (
     _counter(
         ACCEPTED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +63,9 @@ class ApiKeys:
     @property
     def required(self) -> bool:
         return self._path is not None
+
+    def __iter__(self) -> Iterator[KeyEntry]:
+        return iter(self._entries.values())
 
     def check(self, authorization: str | None, x_api_key: str | None, now: float) -> KeyEntry | None:
         """The key of a request's `Authorization` or, where that is missing, its `X-Api-Key` header.
@@ -127,7 +131,6 @@ class ApiKeys:
 
 
 def _sent(authorization: str | None, x_api_key: str | None) -> str:
-    """The key in the headers; empty: none."""
     if authorization is None:
         return (x_api_key or "").strip()
     if authorization[: len(_BEARER)].lower() == _BEARER:

@@ -18,6 +18,7 @@ from launcher.proxy.auth.watched_file import excess_mode
 
 ALLOWED_MODE: Final = 0o640  # who can write to it can add keys
 MAX_BYTES: Final = 64 << 20
+_NAME_THE_FILE: Final = "name the file that `numa-launcher key add` writes in [proxy] api_keys_file"
 
 Change = Callable[[tuple[KeyRecord, ...]], Iterable[KeyRecord]]
 
@@ -35,17 +36,11 @@ def read(path: str) -> tuple[KeyRecord, ...]:
             f"cannot use API keys '{path}': mode {mode} lets other users add keys", f"chmod 640 {path}"
         )
     if len(data) > MAX_BYTES:
-        raise LauncherError(
-            f"cannot read API keys '{path}': larger than {MAX_BYTES:,} bytes",
-            "name the file that `numa-launcher key add` writes in [proxy] api_keys_file",
-        )
+        raise LauncherError(f"cannot read API keys '{path}': larger than {MAX_BYTES:,} bytes", _NAME_THE_FILE)
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise LauncherError(
-            f"cannot read API keys '{path}': not UTF-8 text",
-            "name the file that `numa-launcher key add` writes in [proxy] api_keys_file",
-        ) from None
+        raise LauncherError(f"cannot read API keys '{path}': not UTF-8 text", _NAME_THE_FILE) from None
     return key_record.parse(text, path)
 
 

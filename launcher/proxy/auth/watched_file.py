@@ -15,8 +15,6 @@ class WatchedFile:
     A change is another inode (a file replaced by rename, a Kubernetes secret's symlink), time or size.
     """
 
-    __slots__ = ("_identity", "_look_at", "path")
-
     def __init__(self, path: str) -> None:
         self.path = path
         self._look_at = 0.0

@@ -18,8 +18,6 @@ WINDOW_S: Final = 30.0  # of the rates at which work comes and goes
 class Mean:
     """Mean of the last samples, each new one weighing at least 1/`memory`; `prior` until there are some."""
 
-    __slots__ = ("_memory", "count", "value")
-
     def __init__(self, prior: float, memory: int) -> None:
         self.value: float = prior
         self.count: int = 0
@@ -92,8 +90,6 @@ class LinearFit:
 
 class Arrivals:
     """Requests, and amounts of work, per second over about the last `window_s` seconds."""
-
-    __slots__ = ("_amount", "_count", "_last", "_since", "_window_s")
 
     def __init__(self, window_s: float) -> None:
         self._window_s: float = window_s

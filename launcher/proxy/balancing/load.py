@@ -6,11 +6,6 @@ from __future__ import annotations
 class Load:
     """Outstanding prefill of one instance, and who waits for it. Tokens; seconds where the name ends in `_s`."""
 
-    __slots__ = (
-        "_beyond", "ahead", "ahead_s", "full", "head_since", "pending", "prefill", "surplus", "waiting",
-        "waiting_s",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         # Requests without a first token, in the order in which they were bound: ticket number -> (uncached tokens, stream).
         self.pending: dict[int, tuple[float, bool]] = {}

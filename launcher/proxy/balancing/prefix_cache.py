@@ -42,8 +42,6 @@ class PrefixCache:
     first, and what is held of a chain is always its beginning.
     """
 
-    __slots__ = ("_blocks", "capacity")
-
     def __init__(self, capacity: int = 512) -> None:
         self.capacity: int = max(1, capacity)
         # Block -> the ticket number of the last request that used it.

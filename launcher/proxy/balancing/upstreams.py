@@ -22,11 +22,6 @@ from launcher.proxy.balancing.prefix_cache import PrefixCache
 class Upstream:
     """The proxy's view of one ready or draining instance. Changed by the table and the balancer only."""
 
-    __slots__ = (
-        "address", "arrivals", "draining", "fit", "generation", "gone", "idle_wanted", "in_flight", "key",
-        "kv_tokens", "lag", "load", "max_num_seqs", "model", "outliers", "prefixes", "slot",
-    )  # fmt: skip
-
     def __init__(
         self,
         slot: int,

@@ -165,7 +165,6 @@ class Transcript:
             self.text.clear()
 
     def _take_ids(self, event: bytes) -> tuple[bytes, bytes | None]:
-        """One event without ids, and the ids of its tokens ("12,13"); None where it has none."""
         event, prompt = take_list(event, PROMPT_KEY)
         if self._prompt is None:
             self._prompt = prompt

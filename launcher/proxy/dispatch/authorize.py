@@ -32,7 +32,7 @@ class Authorizer:
         self._keys = keys
         self._by_key = keys.required
         self._cors = cors
-        self._by_origin = cors.enabled
+        self._by_origin = bool(cors.origins)
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._retry_after_s = retry_after_s

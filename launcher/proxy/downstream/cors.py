@@ -33,10 +33,6 @@ class Cors:
     def _allowed(self) -> frozenset[str]:
         return frozenset(origin.rstrip("/").lower() for origin in self.origins)
 
-    @property
-    def enabled(self) -> bool:
-        return bool(self.origins)
-
     def allows(self, origin: str) -> bool:
         return ANY in self._allowed or origin.lower() in self._allowed
 

@@ -137,7 +137,6 @@ def _bind_unix(listen: str, path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket file that no process listens on."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
     except FileNotFoundError:

@@ -39,7 +39,9 @@ class ServerTls:
         for file in self._files:
             file.look()
         self._newest = _load(certificate, key)
-        _warn_of_mode(key or certificate)
+        if mode := excess_mode(os.stat(key or certificate), KEY_MODE):  # noqa: PTH116
+            text = "the TLS key %s has mode %s: other users can read it; chmod 600 %s"
+            _LOG.warning(text, key or certificate, mode, key or certificate)
         self.context = _load(certificate, key)  # for handshakes
         self.context.sni_callback = self._choose
 
@@ -111,8 +113,3 @@ def _why(error: OSError) -> str:
         "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # another type of key
         "NO_START_LINE": "no PEM block in it",
     }.get(str(reason), str(reason or error))
-
-
-def _warn_of_mode(path: str) -> None:
-    if mode := excess_mode(os.stat(path), KEY_MODE):  # noqa: PTH116
-        _LOG.warning("the TLS key %s has mode %s: other users can read it; chmod 600 %s", path, mode, path)

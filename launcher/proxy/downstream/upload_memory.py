@@ -9,6 +9,7 @@ never waits again: it completes or is refused, and its memory goes to the next. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 FREE_BYTES = 65536  # of each body; most requests are smaller
 STEP_BYTES = 1 << 20
@@ -33,9 +34,10 @@ class UploadMemory:
     def share(self, on_granted: Callable[[], None]) -> Share:
         """A body's share; `on_granted` is called when it has waited and may be read again."""
         self._number += 1
-        return Share(self, self._number, on_granted)
+        return Share(self._number, on_granted)
 
     def ask(self, share: Share) -> bool:
+        """Take one step. False: wait for `on_granted`."""
         if not self._may_go_on(share):
             self._waiting[share] = None
             return False
@@ -62,6 +64,7 @@ class UploadMemory:
             self._pooled += STEP_BYTES
 
     def give_back(self, share: Share) -> None:
+        """Free it; bodies that wait take it. A second call does nothing."""
         self._waiting.pop(share, None)
         self.used -= share.granted
         self._pooled -= share.pooled
@@ -77,22 +80,11 @@ class UploadMemory:
             first.on_granted()
 
 
+@dataclass(slots=True, eq=False)
 class Share:
-    """One body's memory."""
+    """One body's memory, in bytes."""
 
-    __slots__ = ("_memory", "granted", "number", "on_granted", "pooled")
-
-    def __init__(self, memory: UploadMemory, number: int, on_granted: Callable[[], None]) -> None:
-        self._memory = memory
-        self.number = number  # in order of arrival
-        self.on_granted = on_granted
-        self.granted = 0  # bytes
-        self.pooled = 0  # bytes of `granted` from the pool
-
-    def ask(self) -> bool:
-        """Take one step. False: wait for `on_granted`."""
-        return self._memory.ask(self)
-
-    def give_back(self) -> None:
-        """Free it. A second call does nothing."""
-        self._memory.give_back(self)
+    number: int  # in order of arrival
+    on_granted: Callable[[], None]  # called when it has waited and may be read again
+    granted: int = 0
+    pooled: int = 0  # of `granted`, from the pool

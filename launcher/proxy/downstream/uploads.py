@@ -86,7 +86,7 @@ class Upload:
         self._body = bytearray()
         self._unread = b""
         if self._share is not None:
-            self._share.give_back()
+            self._limits.upload_memory.give_back(self._share)
 
     def late(self, now: float) -> HttpError:
         limits = self._limits
@@ -176,7 +176,7 @@ class Upload:
                 self._refuse(_no_memory(f"and {MAX_WAITING} bodies wait for it"))
                 return False
             self._share = memory.share(self._granted)
-        if self._share.ask():
+        if memory.ask(self._share):
             return True
         self._waits_since = self._loop.time()
         self.deadline = self._waits_since + self._limits.upload_wait_s

@@ -11,8 +11,6 @@ from launcher.proxy.request.words import Outcome
 class SlotCounters:
     """Sums of one slot, over its generations."""
 
-    __slots__ = ("broken", "ejected", "model", "outcomes", "sent")
-
     def __init__(self, model: str) -> None:
         self.model = model
         self.sent = 0  # attempts, so a retried request counts on each slot it reached

@@ -114,7 +114,6 @@ class FormReader:
 
 
 def _boundary(content_type: str) -> bytes:
-    """The boundary that a Content-Type names. Raises HttpError."""
     matched = _CONTENT_TYPE.fullmatch(content_type.strip(" \t"))
     if matched is None:
         raise _refused("Content-Type must be multipart/form-data with one boundary")

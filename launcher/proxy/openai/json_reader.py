@@ -93,6 +93,7 @@ class JsonReader:
         return [(start - first, end - first) for start, end in self._media.spans if first < start < last]
 
     def _read(self, body: bytes | bytearray, end: int) -> None:
+        """Read tokens up to `end`; _string, _below and _top return False for an incomplete one."""
         self._media.feed(body, end)
         while self._at < end:
             if self._in_string:
@@ -105,7 +106,6 @@ class JsonReader:
                 return
 
     def _string(self, body: bytes | bytearray, end: int) -> bool:
-        """Read to the end of a string. False: incomplete."""
         self._at = _match(_IN_STRING, body, self._at, end)
         if self._at == end or body[self._at] != _QUOTE:  # or half an escape
             return False
@@ -116,7 +116,7 @@ class JsonReader:
         return True
 
     def _below(self, body: bytes | bytearray, end: int) -> bool:
-        """Read to the end of a value, from bracket to bracket. False: incomplete."""
+        """Read to the end of a value, from bracket to bracket."""
         at, depth, values = self._at, self._depth, self._values
         while depth > 1 and (at := _match(_BELOW, body, at, end)) < end:
             char = body[at]
@@ -135,7 +135,6 @@ class JsonReader:
         return at < end
 
     def _top(self, body: bytes | bytearray, end: int) -> bool:
-        """Read one token of the top level. False: incomplete."""
         self._at = _match(_SPACE, body, self._at, end)
         if self._at == end:
             return False

@@ -54,13 +54,9 @@ class MergedMetrics:
     async def _merge(self, pages: Sequence[tuple[Instance, str]]) -> None:
         self._merger.begin()
         for instance, text in pages:
-            self._merger.add(Page(text, _labels(instance), instance.slot, instance.generation))
+            labels = {"slot": str(instance.slot), "model": instance.model}
+            if instance.numa_node:
+                labels["numa_node"] = instance.numa_node
+            self._merger.add(Page(text, labels, instance.slot, instance.generation))
             await asyncio.sleep(0)  # tokens that came meanwhile go first
         self._merged = self._merger.end()
-
-
-def _labels(instance: Instance) -> dict[str, str]:
-    labels = {"slot": str(instance.slot), "model": instance.model}
-    if instance.numa_node:
-        labels["numa_node"] = instance.numa_node
-    return labels

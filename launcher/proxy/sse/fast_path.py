@@ -258,7 +258,6 @@ def _chunks(data: bytes) -> list[bytes]:
 
 
 def _framed(data: bytes) -> bytes:
-    """A chunk of data that has the line end behind it already."""
     return b"%x\r\n%b" % (len(data) - 2, data)
 
 

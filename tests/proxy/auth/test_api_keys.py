@@ -76,7 +76,7 @@ def test_a_valid_key_is_accepted(path: Path) -> None:
     assert entry(keys, f"Bearer {ann}").may_overflow
     assert not entry(keys, f"Bearer {bob}").may_overflow
     assert keys.unauthorized == 0
-    assert {found.name for found in keys._entries.values()} == {"ann", "bob"}
+    assert {found.name for found in keys} == {"ann", "bob"}
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic QQ=="])

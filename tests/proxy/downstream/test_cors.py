@@ -25,7 +25,7 @@ def headers(lines: bytes) -> dict[str, str]:
 
 
 def test_no_origin_by_default() -> None:
-    assert not Cors().enabled
+    assert not Cors().origins
     assert Cors().lines(APP) == b""
     assert Cors().preflight(APP, "POST", None) is None
 

@@ -14,6 +14,7 @@ class Body:
     """One that needs `steps` of memory, one after the other, and holds all it got until it is whole."""
 
     def __init__(self, memory: UploadMemory, steps: int) -> None:
+        self.memory = memory
         self.share: Share = memory.share(self.granted)
         self.needs = steps
         self.waits = False
@@ -26,9 +27,9 @@ class Body:
         """One step, or the end."""
         assert not self.waits
         if self.share.granted >= self.needs * STEP_BYTES:
-            self.share.give_back()
+            self.memory.give_back(self.share)
             self.needs = 0
-        elif not self.share.ask():
+        elif not self.memory.ask(self.share):
             self.waits = True
 
 
@@ -50,7 +51,7 @@ def test_every_body_ends_however_many_stop_half_way(
             break
         body = chance.choice(going)  # type: ignore[attr-defined]
         if chance.random() < lost:  # type: ignore[attr-defined]
-            body.share.give_back()  # its client has left
+            memory.give_back(body.share)  # its client has left
             body.needs = 0
         else:
             body.go_on()
@@ -67,10 +68,10 @@ def test_the_earliest_body_proceeds_first() -> None:
     second.go_on()
     first.go_on()
     assert (first.waits, second.waits, third.waits) == (True, True, False)
-    third.share.give_back()
-    third.share.give_back()
+    memory.give_back(third.share)
+    memory.give_back(third.share)
     assert (first.waits, second.waits) == (False, True)
-    first.share.give_back()
+    memory.give_back(first.share)
     assert not second.waits
     assert memory.used == STEP_BYTES
 
@@ -80,7 +81,7 @@ def test_a_client_that_leaves_while_waiting_is_removed() -> None:
     first, second = Body(memory, 1), Body(memory, 1)
     first.go_on()
     second.go_on()
-    second.share.give_back()
-    first.share.give_back()
+    memory.give_back(second.share)
+    memory.give_back(first.share)
     assert second.waits
     assert memory.used == memory.waiting == 0
