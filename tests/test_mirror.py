@@ -76,7 +76,6 @@ COVERED_BY = {
     "proxy.continuation.eligibility": "proxy/continuation/test_plan.py",
     "proxy.continuation.next_request": "proxy/continuation/test_plan.py",
     "proxy.continuation.splicer": "proxy/continuation/test_plan.py",
-    "proxy.dispatch.executor": "proxy/end_to_end/test_internal_errors.py",
     "proxy.dispatch.registry": "proxy/end_to_end",
     "proxy.downstream.connection": "proxy/end_to_end",
     "proxy.downstream.handshakes": "proxy/end_to_end/test_file_descriptors.py",
