@@ -151,8 +151,24 @@ def _request_row(state: str, event: type, handler: Any, handlers: _Handlers) -> 
     )
 
 
+def _sequences() -> dict[tuple[Any, ...], str]:
+    """The longer sequences of actions that decisions.py names: `_LET_GO` as `let go`."""
+    return {
+        value: name.strip("_").lower().replace("_", " ")
+        for name, value in vars(decisions).items()
+        if re.fullmatch(r"_[A-Z_]+", name) and isinstance(value, tuple) and len(value) > 1
+    }
+
+
+def request_actions() -> str:
+    """The names that `request_states` uses, and the actions that each stands for."""
+    rows = ((f"*{name}*", ", ".join(action.name for action in value)) for value, name in _sequences().items())
+    return table(("name", "actions"), rows)
+
+
 def _actions(actions: Iterable[Any]) -> str:
-    return ", ".join(action.name for action in actions)
+    name = _sequences().get(tuple(actions))
+    return ", ".join(action.name for action in actions) if name is None else f"*{name}*"
 
 
 class _Handlers:
@@ -241,6 +257,7 @@ def slot_causes() -> str:
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "import map": import_map,
+    "request actions": request_actions,
     "request states": request_states,
     "slot states": slot_states,
     "slot checks": slot_checks,

@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add.add_argument("--json", action="store_true", help="print the key and its record as JSON")
     show = actions.add_parser(
-        "list", help="print names and limits of all keys, never the keys",
-        description="Print names and limits of all keys, never the keys.", allow_abbrev=False,
+        "list", help="print names and limits of all keys, without the secrets",
+        description="Print names and limits of all keys, without the secrets.", allow_abbrev=False,
     )  # fmt: skip
     show.add_argument("--json", action="store_true", help="print JSON")
     revoke = actions.add_parser(

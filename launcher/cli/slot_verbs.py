@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-wait", action="store_true", help="return at once, without waiting for the result")
     add(
         "--timeout", type=options.seconds, default=3600.0, metavar="S",
-        help="wait for at most S seconds (default: 3600)",
+        help="wait for at most S seconds, then exit with 3; the command continues (default: 3600)",
     )  # fmt: skip
     add("--json", action="store_true", help="print the slot's status as JSON")
 

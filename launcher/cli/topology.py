@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         nargs="?",
         choices=("snapshot",),
-        help="save the files that describe the machine to the file of -o, for use with --snapshot",
+        help="write the description of this machine to the file given with -o; `plan --snapshot` reads it",
     )
     machine.add_machine(parser)
     add("-o", "--output", type=Path, metavar="FILE", help="write the snapshot to this file (tar.gz)")

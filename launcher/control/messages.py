@@ -32,12 +32,14 @@ class SlotCommand(StrEnum):
 
 
 SUMMARY: Final[dict[SlotCommand, str]] = {
-    SlotCommand.RESTART: "drain a slot, stop its instance and start a new one",
-    SlotCommand.DRAIN: "take a slot out of rotation; keep its instance running",
+    SlotCommand.RESTART: "send a slot no new requests, wait for running ones, stop its instance and start a new one",
+    SlotCommand.DRAIN: "take a slot out of rotation (no new requests) until `resume`; keep its instance running",
     SlotCommand.RESUME: "put a drained slot back into rotation",
-    SlotCommand.STOP: "drain a slot and stop its instance",
+    SlotCommand.STOP: "send a slot no new requests, wait for running ones, and stop its instance until `start`, `restart` "
+    "or the next start of the daemon",
     SlotCommand.START: "start the instance of a stopped or failed slot",
-    SlotCommand.HOLD: "drain a slot, stop its instance and keep it stopped until `release`",
+    SlotCommand.HOLD: "send a slot no new requests, wait for running ones, and stop its instance until `release`, also "
+    "across a restart of the daemon",
     SlotCommand.QUARANTINE: "take a slot out of rotation for inspection until `release`; keep its instance running",
     SlotCommand.RELEASE: "end the hold or quarantine of a slot",
 }
