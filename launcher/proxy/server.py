@@ -339,7 +339,7 @@ class ProxyServer:
         """Whether another connection may come; one that may not is counted."""
         if self.closing or self._connections >= self._most_clients:
             if not self.closing:
-                self.counters.connections_refused += 1
+                self.counters.refuse_connection()
             return False
         return True
 

@@ -243,7 +243,7 @@ class Executor:
             self._responder.plan_comment(request, now)
 
     def _count_retry(self, _request: Request, _event: Event, _now: float) -> None:
-        self._counters.retried += 1
+        self._counters.retry()
 
     def _set_timer(self, request: Request, _event: Event, _now: float) -> None:
         pause_s = 0.0 if request.failures is None else request.failures.pause_s

@@ -36,7 +36,7 @@ class RequestRegistry:
         self._in_flight.add(request)
         if request.match is not None and request.match.route.kind not in OWN_PAGES:
             request.accepted = True
-            self._counters.accepted += 1
+            self._counters.accept()
             if request.key is not None:
                 request.key.sums.accepted += 1
 

@@ -35,6 +35,15 @@ class Counters:
     def in_flight(self) -> int:
         return self.accepted - self.ended
 
+    def accept(self) -> None:
+        self.accepted += 1
+
+    def retry(self) -> None:
+        self.retried += 1
+
+    def refuse_connection(self) -> None:
+        self.connections_refused += 1
+
     def slot(self, slot: int, model: str) -> SlotCounters:
         found = self.slots.get(slot)
         if found is None or found.model != model:

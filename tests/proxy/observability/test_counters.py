@@ -15,10 +15,10 @@ from launcher.proxy.request.words import Outcome
 def test_accepted_is_the_four_and_in_flight(outcomes: list[Outcome], open_: int) -> None:
     counters = Counters()
     for outcome in outcomes:
-        counters.accepted += 1
+        counters.accept()
         counters.end(request_of(), outcome)
     for _ in range(open_):
-        counters.accepted += 1
+        counters.accept()
     assert counters.in_flight == open_
     assert counters.accepted == counters.in_flight + sum(counters.outcomes[outcome] for outcome in Outcome)
 
