@@ -91,7 +91,7 @@ def test_revoke_by_name_and_id(file: Path, capsys: Output) -> None:
     when = [record["revoked"] for record in listed(file, capsys)]
     assert run(file, "revoke", ann["id"]) == 0  # again: done already
     assert [record["revoked"] for record in listed(file, capsys)] == when
-    assert len(ApiKeys(str(file))) == 0
+    assert not list(ApiKeys(str(file)))
     assert run(file, "add", "ann") == 0  # the name is free again
     assert [record["name"] for record in listed(file, capsys)] == ["ann", "bob", "ann"]
 
