@@ -252,7 +252,7 @@ def test_killed_processes_leave_no_container(start: Start, runtime: Runtime) -> 
         assert after["last_cause"]["name"] == "killed-by-operator", victim
         assert not any(process.is_running() for process in processes), victim
         assert runtime.containers() == names, victim
-    daemon.processes()
+    daemon.descendants()
     # Only the daemon is killed: the shims remove their containers.
     daemon.process.kill()
     daemon.process.wait()
