@@ -24,6 +24,8 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     control      the operator's interface to the daemon
     rollout      applies a new configuration slot by slot
     daemon       builds and connects everything but cli; only cli.serve imports daemon.main
+    bench        measures a running endpoint
+    tuning       searches the layout that makes this machine fastest
     doctor       checks of a host before the daemon starts
     cli          one module per verb
 

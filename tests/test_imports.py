@@ -40,6 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"errors", "printable", "redaction"},
     "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
+    # The command line gives tuning its plans: tuning never imports daemon or planning.
+    "bench": {"config.schema", "control.client", "host.hardware", "host.state_folder", "intervals", "telemetry", *LEAVES},
+    "tuning": {"bench", "config.schema", "host", "intervals", "plan", "topology.model", *LEAVES},
     "doctor": {"build", "config", "topology", "plan", "planning", "engines", "host", *LEAVES},
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",

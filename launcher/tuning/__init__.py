@@ -1,0 +1,1 @@
+"""Searching the layout that makes this machine fastest: candidates, a pure search, visits that measure."""
