@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+# The lowest status of a request's own fault, and of the server's.
+CLIENT_ERROR: Final = 400
+SERVER_ERROR: Final = 500
 
 
 class HttpError(Exception):

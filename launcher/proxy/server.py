@@ -113,7 +113,7 @@ class ProxyServer:
         self._handshakes = (
             None
             if self._tls is None
-            else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._has_room)
+            else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._below_limit)
         )
         self._nodes: dict[int, str] = {}
         self._templates = TemplateChecks(self._traits)
@@ -228,7 +228,7 @@ class ProxyServer:
         return self._instances.progress(slot, generation)
 
     def silent(self, slot: int, generation: int) -> bool:
-        """Nothing has come of an instance's requests for `hung_timeout_s`, and it has room for a question."""
+        """Nothing has come of an instance's requests for `hung_timeout_s`, and it can run a probe beside them."""
         return self._instances.silent(slot, generation)
 
     def stats(self) -> dict[str, object]:
@@ -296,15 +296,14 @@ class ProxyServer:
 
     async def _first_requests(self, wait_s: float) -> None:
         """Close idle connections; one that was accepted just now has a request on its way, which is served."""
+        for client in tuple(self._clients):
+            if not client.unused:
+                client.close_if_idle()
         deadline = self._loop.time() + wait_s
-        while True:
-            late = self._loop.time() >= deadline
-            for client in tuple(self._clients):
-                if late or not client.unused:
-                    client.close_if_idle()
-            if late or not any(client.unused for client in self._clients):
-                return
+        while self._loop.time() < deadline and any(client.unused for client in self._clients):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        for client in tuple(self._clients):
+            client.close_if_idle()
 
     async def _wait_closed(self, deadline: float) -> None:
         """Until every client has gone: with its error event written, or by the deadline with all of its answer."""
@@ -325,7 +324,7 @@ class ProxyServer:
         """A client connected; False: there are too many."""
         if self._handshakes is not None:
             self._handshakes.ended(client)
-        if not self._has_room():
+        if not self._below_limit():
             return False
         self._clients.add(client)
         return True
@@ -335,7 +334,7 @@ class ProxyServer:
         """Connections of clients, also before they have shaken hands."""
         return len(self._clients) + (0 if self._handshakes is None else len(self._handshakes))
 
-    def _has_room(self) -> bool:
+    def _below_limit(self) -> bool:
         """Whether another connection may come; one that may not is counted."""
         if self.closing or self._connections >= self._most_clients:
             if not self.closing:

@@ -29,7 +29,7 @@ from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.errors import CLIENT_ERROR, HttpError, unavailable
 from launcher.proxy.http1 import upstream_head
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
@@ -65,7 +65,6 @@ from launcher.telemetry.metrics import Timings
 Perform = Callable[[Request, Any, float], None]
 
 _LOG = logging.getLogger(__name__)
-_CLIENT_ERROR = 400
 _OVERFLOW_ENDINGS = {
     Ending.WHOLE: overflow_endpoint.Ending.COMPLETED,
     Ending.REFUSED: overflow_endpoint.Ending.COMPLETED,
@@ -348,7 +347,7 @@ class Executor:
             request.tracker = attempt.tracker  # what its engine said of its fault is told at the end
         upstream = attempt.upstream
         if isinstance(event, AnswerReceived) and (
-            upstream is None or event.answer.head.status < _CLIENT_ERROR
+            upstream is None or event.answer.head.status < CLIENT_ERROR
         ):
             self._streaming.learn_whole(request, event.answer.body)
         if upstream is not None:

@@ -262,17 +262,17 @@ class Instances:
         for traffic in hung(self._traffic.values(), now, self._proxy.hung_timeout_s):
             self._give_up(traffic, now)
         for traffic in tuple(self._traffic.values()):
-            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.probe_has_room:
+            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.probe_fits:
                 self._on_silence(traffic, now)
         self.pump(now)
         for note in self.balancer.notes():
             _LOG.warning("%s", note)
 
     def _on_silence(self, traffic: Traffic, now: float) -> None:
-        """Told once, and once more with room made. A whole response may take long: the supervisor finds out if it hangs.
+        """Tell the supervisor, which finds out whether the instance hangs or just takes long over a whole response.
 
-        Where siblings can take them, new requests go there for a while, and one that waits on a full instance makes
-        room for the supervisor's probe. An instance that runs one request at a time keeps it.
+        Where other instances can take them, new requests go there for a while, and one request leaves a full instance, so
+        that the supervisor's probe need not wait. An instance that runs one request at a time keeps it.
         """
         upstream, requests = traffic.upstream, len(traffic.attempts)
         prefill_s = self._proxy.first_token_timeout_per_1k_s * traffic.largest_prompt() / 1000
@@ -283,7 +283,7 @@ class Instances:
         spare = not upstream.draining and upstream.max_num_seqs > 1 and next(others, None) is not None
         if spare or not traffic.silence_told:
             self._suspect(upstream, reason, now)
-        traffic.told_silent(probe_has_room=spare)
+        traffic.told_silent(probe_fits=spare)
         if not spare:
             return
         self._eject(upstream, now)

@@ -7,14 +7,13 @@ import asyncio
 from launcher.config.schema import Proxy
 from launcher.proxy.auth.rate_limits import Grant
 from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.request.words import COMMENT_DUE, Event, Outcome, ServerStopped
 from launcher.proxy.routes import OWN_PAGES
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
-
-_ERROR = 400
 
 
 class RequestRegistry:
@@ -111,7 +110,7 @@ class RequestRegistry:
 
 def _charged(request: Request, grant: Grant, outcome: Outcome) -> int:
     """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
-    if request.committed or (outcome is Outcome.COMPLETED and request.status < _ERROR):
+    if request.committed or (outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
         return grant.charged if request.overflowed and request.usage is None else request.tokens
     if outcome is Outcome.CLIENT_ABORTED and request.bound is not None and request.ticket is not None:
         return request.ticket.demand.prompt_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.proxy.dispatch.streaming import timing
 from launcher.proxy.downstream import response
 from launcher.proxy.downstream.slow_clients import SlowClients
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.openai.answers import error_event_of, rewrite_detail
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.words import Event, own_head
@@ -12,8 +13,6 @@ from launcher.proxy.sse.tracker import EventTracker
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _COMMENT = b": waiting\n\n"
-_CLIENT_ERROR = 400
-_SERVER_ERROR = 500
 
 
 class Responder:
@@ -37,7 +36,7 @@ class Responder:
     def pause(self, request: Request, _event: Event, now: float) -> None:
         """The rest is kept for the client, and where there is no memory for it its upstream waits."""
         if request.stalled_at is None:
-            if self._slow_clients.has_room(request.client):
+            if self._slow_clients.accepts(request.client):
                 return
             request.stalled_at = now
         if request.attempt is not None:
@@ -57,7 +56,7 @@ class Responder:
         if answer is None:
             raise AssertionError("there is nothing to deliver")
         head, body = answer.head, answer.body
-        if _CLIENT_ERROR <= head.status < _SERVER_ERROR:
+        if CLIENT_ERROR <= head.status < SERVER_ERROR:
             body = rewrite_detail(head.status, body, request.method, request.path) or body
         if request.head_sent:  # comments went out while it waited
             request.status = head.status

@@ -17,7 +17,7 @@ class Traffic:
     """An upstream, its connections, and the attempts on it. An instance that is removed and comes again is another one."""
 
     __slots__ = (
-        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_has_room", "silence_told", "upstream"
+        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_fits", "silence_told", "upstream"
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream, pool: ConnectionPool, now: float) -> None:
@@ -28,7 +28,7 @@ class Traffic:
         self._seen = 0  # reads at the last tick
         self._moved_at = now  # when there were more, or nothing was owed
         self.silence_told = False
-        self.probe_has_room = False  # in this silence, for the supervisor's probe
+        self.probe_fits = False  # in this silence, for the supervisor's probe
         self._left_lately: deque[tuple[float, Request]] = deque()  # because their connections broke, and when
 
     def progress(self) -> int:
@@ -44,7 +44,7 @@ class Traffic:
         reads = self.progress()
         if reads != self._seen or all(attempt.held_back for attempt in self.attempts):
             self._seen, self._moved_at = reads, now
-            self.silence_told = self.probe_has_room = False
+            self.silence_told = self.probe_fits = False
         return now - self._moved_at
 
     def largest_prompt(self) -> int:
@@ -74,9 +74,9 @@ class Traffic:
         """The requests under which it broke lately."""
         return {request for _, request in self._left_lately}
 
-    def told_silent(self, *, probe_has_room: bool) -> None:
+    def told_silent(self, *, probe_fits: bool) -> None:
         """The supervisor knows of this silence."""
-        self.silence_told, self.probe_has_room = True, probe_has_room
+        self.silence_told, self.probe_fits = True, probe_fits
 
 
 def hung(traffic: Iterable[Traffic], now: float, timeout_s: float) -> list[Traffic]:

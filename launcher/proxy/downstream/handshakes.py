@@ -31,13 +31,13 @@ class Handshakes:
         make: Callable[[], asyncio.Protocol],
         context: ssl.SSLContext,
         timeout_s: float,
-        has_room: Callable[[], bool],
+        below_limit: Callable[[], bool],
     ) -> None:
         """`make` is called for each accepted connection; its `connection_made` after the handshake."""
         self._make = make
         self._context = context
         self._timeout_s = timeout_s
-        self._has_room = has_room
+        self._below_limit = below_limit
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +74,7 @@ class Handshakes:
                 self._loop.remove_reader(sock.fileno())
                 self._loop.call_later(RETRY_S, self._accept_again, sock)
                 return
-            if not self._has_room():
+            if not self._below_limit():
                 accepted.close()
                 continue
             accepted.setblocking(False)

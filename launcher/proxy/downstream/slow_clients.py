@@ -1,7 +1,7 @@
 """Clients that take their answers slowly: the memory that buffers for them, and when they are dropped.
 
-A client is slow while its connection's write buffer is over its mark. More of its answer is buffered while there is
-room, so that the instance is free as soon as the answer is generated. Without room the instance is not read
+A client is slow while its connection's write buffer is over its mark. More of its answer is buffered while memory is
+left for it, so that the instance is free as soon as the answer is generated. Then the instance is no longer read
 (back-pressure), and waits for the client.
 
 A slow client must take `client_min_bytes_per_s`. It may take less for `client_grace_s` if others wait
@@ -71,7 +71,7 @@ class SlowClients:
         if seen is not None:
             self.bytes -= seen.size
 
-    def has_room(self, client: SlowClient) -> bool:
+    def accepts(self, client: SlowClient) -> bool:
         seen = self._behind.get(client)
         if seen is None:
             return True
@@ -81,7 +81,7 @@ class SlowClients:
         return self.bytes < self._most_bytes and size < self._most_bytes / SHARE
 
     def tick(self, now: float, waited_for: Callable[[], Collection[str | None]]) -> None:
-        """Stop or resume reading instances as there is room; drop clients that are too slow.
+        """Stop reading instances whose clients hold too much memory, resume the others; drop clients that are too slow.
 
         `waited_for`: the models of queued requests; None among them: any model.
         """
@@ -89,10 +89,10 @@ class SlowClients:
             return
         wanted = waited_for()
         for client, seen in tuple(self._behind.items()):
-            room = self.has_room(client)
+            accepts = self.accepts(client)
             answering = client.answering
-            if answering is not None and (answering.holds is not None) is room:
-                if room:
+            if answering is not None and (answering.holds is not None) is accepts:
+                if accepts:
                     client.resume_answer()
                 else:
                     client.pause_answer()

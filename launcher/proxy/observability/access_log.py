@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from launcher.printable import MAX_LINE, quoted
+from launcher.proxy.errors import CLIENT_ERROR
 
 ACCESS: Final = logging.getLogger("launcher.access")
 MOST_LINES: Final = 64  # so many lines are written without waiting for the event loop
 _QUIET: Final = frozenset({"/health", "/metrics"})  # scraped every few seconds: logged at DEBUG
-_ERROR: Final = 400
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 # The attributes that all lines share. The record that logging would make costs as much as the rest of the line: it looks
 # up the thread, the process and the file's parts.
@@ -64,7 +64,7 @@ class AccessLog:
     def add(self, entry: Entry, now: float) -> None:
         """A request has ended. `now`: loop time, seconds. No prompt text gets into the log."""
         if self._wanted != "all" and (
-            self._wanted == "off" or (entry.outcome == "completed" and entry.status < _ERROR)
+            self._wanted == "off" or (entry.outcome == "completed" and entry.status < CLIENT_ERROR)
         ):
             return
         path = entry.path

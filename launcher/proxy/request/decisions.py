@@ -14,7 +14,7 @@ from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact, Server
 from launcher.proxy.continuation.splicer import continue_stream
-from launcher.proxy.errors import HttpError
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import Failures, RetryPolicy
 from launcher.proxy.request.words import (
@@ -41,15 +41,12 @@ from launcher.proxy.request.words import (
 from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued
-MAX_REWRITTEN_BYTES = (
-    8 << 20
-)  # of a request that is written again, for a continuation or the overflow endpoint: up to 40 ms
+# Of a request that is written again, for a continuation or the overflow endpoint: up to 40 ms.
+MAX_REWRITTEN_BYTES = 8 << 20
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
 INTERNAL_ERROR: Final = "internal proxy error"
 
 _OVERFLOW_FAILED: Final = "overflow endpoint failed"
-_CLIENT_ERROR = 400
-_SERVER_ERROR = 500
 
 Actions = tuple[Action, ...]
 
@@ -157,8 +154,8 @@ class Decisions:
         status, upstream = answer.head.status, event.attempt.upstream
         if upstream is None:
             request.ending = Ending.WHOLE
-            return _deliver(request, answer, Outcome.COMPLETED if status < _SERVER_ERROR else Outcome.FAILED)
-        well = status < _CLIENT_ERROR
+            return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
+        well = status < CLIENT_ERROR
         request.ending = Ending.WHOLE if well else Ending.REFUSED
         if request.committed:
             _note_tried(request, upstream)
@@ -175,9 +172,8 @@ class Decisions:
     def completed(self, request: Request, event: AnswerCompleted, _now: float) -> Actions:
         tracker = event.attempt.tracker
         request.ending = Ending.WHOLE if tracker is None or tracker.error is None else Ending.REFUSED
-        request.tail = (
-            event.last if request.splice is None else b""
-        )  # a continuation passes whole events only
+        # A continuation passes whole events only.
+        request.tail = event.last if request.splice is None else b""
         actions = _FINISH if request.state is State.ANSWERING else _START_AND_FINISH
         request.state = State.DONE
         request.outcome = Outcome.COMPLETED
@@ -361,7 +357,7 @@ def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:
         failures is None
         or not failures.blamed
         or outcome is not Outcome.COMPLETED
-        or answer.head.status >= _SERVER_ERROR
+        or answer.head.status >= SERVER_ERROR
     ):
         return _DELIVER
     return _DELIVER_AND_SETTLE

@@ -37,7 +37,7 @@ class SlowClient(Protocol):
         """The same, and bytes in the kernel."""
 
     def pause_answer(self) -> None:
-        """Stop reading the instance where there is no room."""
+        """Stop reading the instance while slow clients hold too much memory."""
 
     def resume_answer(self) -> None:
         """Read the instance again."""

@@ -12,6 +12,7 @@ import re
 from typing import Protocol
 
 from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
 from launcher.proxy.request.record import Post, Request
@@ -33,8 +34,6 @@ from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
 _STREAM = b"text/event-stream"
-_CLIENT_ERROR = 400
-_SERVER_ERROR = 500
 _SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 
 
@@ -209,7 +208,7 @@ class Attempt:
 
     def _may_come_in_pieces(self) -> bool:
         """Not an error, and not into a stream that has begun."""
-        well = self.head is None or self.head.status < _CLIENT_ERROR
+        well = self.head is None or self.head.status < CLIENT_ERROR
         return well and not self.request.head_sent
 
     def completed(self) -> None:
@@ -230,7 +229,7 @@ class Attempt:
         """Whether a whole response is fit for the client; the overflow endpoint's always is."""
         if self.upstream is None:
             self._post(self.request, AnswerReceived(self, answer))
-        elif answer.head.status >= _SERVER_ERROR:
+        elif answer.head.status >= SERVER_ERROR:
             self.fail(f"it answered {answer.head.status}", answer)
         elif b'"abort"' in answer.body and aborted(answer.body):
             self.fail("its engine gave the request up")
@@ -299,4 +298,4 @@ class Attempt:
 def _error_answer(event: bytes) -> Answer:
     """What a stream's first and only event, an error, would have been as a plain answer."""
     data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
-    return own_answer(_SERVER_ERROR, data)
+    return own_answer(SERVER_ERROR, data)
