@@ -15,8 +15,9 @@ from launcher.config.values import (
 )
 
 _MIB = 1024 * 1024
-# What slow_start_s was, as long as it had an effect.
+# Defaults of settings that no longer have an effect.
 SLOW_START_S = 20.0
+SESSION_HEADER = "X-Session-Id"
 
 
 class Overflow(Section, frozen=True):
@@ -81,7 +82,7 @@ class Proxy(Section, frozen=True):
         ),
     ] = Policy.PREFIX_AWARE
     session_header: Annotated[str, doc("Ignored. Belonged to the policy session.", min_length=1)] = (
-        "X-Session-Id"
+        SESSION_HEADER
     )
     queue_max_requests: Annotated[
         NonNegativeInt, doc("Requests that may wait for an instance. Further requests get 429.")
@@ -194,6 +195,9 @@ class Proxy(Section, frozen=True):
         if self.policy in REMOVED_POLICIES:
             was = f'[proxy] policy = "{self.policy}" is no longer available'
             found.append(f"{was}: prefix-aware is used, which was never slower in simulation")
+        if self.session_header != SESSION_HEADER:
+            was = f'[proxy] session_header = "{self.session_header}" is ignored'
+            found.append(f"{was}: it belonged to the policy session, which is no longer available")
         if self.slow_start_s != SLOW_START_S:
             was = f"[proxy] slow_start_s = {self.slow_start_s:g} is ignored"
             found.append(f"{was}: requests are bound late, so that a new instance is not flooded without it")

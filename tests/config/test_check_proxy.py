@@ -18,7 +18,8 @@ def parse(proxy: dict[str, Any], *models: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("proxy", "about"),
     [
-        ({"policy": "prefix-aware", "session_header": "X-S", "slow_start_s": 20}, None),
+        ({"policy": "prefix-aware", "session_header": "X-Session-Id", "slow_start_s": 20}, None),
+        ({"session_header": "X-S"}, 'session_header = "X-S" is ignored'),
         ({"policy": "session"}, 'policy = "session"'),
         ({"policy": "least-tokens"}, 'policy = "least-tokens"'),
         ({"slow_start_s": 5}, "slow_start_s = 5 is ignored"),
