@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from launcher.errors import LauncherError
@@ -47,22 +48,21 @@ class ApiKeys:
 
     def __init__(self, path: str | None) -> None:
         """Raises LauncherError for a file that is missing or invalid."""
-        self._path = path
         self._entries: dict[str, KeyEntry] = {}
-        self._complaint: str | None = None
         self.unauthorized = 0  # requests that were refused with 401
         self.sums: dict[str, KeySums] = {}
         """By name; those of a revoked key stay, so that no counter decreases."""
         # Unknown ids are compared with this, so that they take as long as known ones.
         self._nobody = (os.urandom(key_record.SALT_BYTES), os.urandom(key_record.HASH_BYTES))
-        self._watched = None if path is None else WatchedFile(path)
-        if self._watched is not None:
-            self._watched.look()
-            self._take(key_store.read(self._watched.path), 0.0)
+        self._records: tuple[KeyRecord, ...] = ()
+        self._file: WatchedFile[tuple[KeyRecord, ...]] | None = None
+        if path is not None:
+            self._file = WatchedFile("API keys", partial(self._read, path), path)
+            self._follow(self._file.value, 0.0)
 
     @property
     def required(self) -> bool:
-        return self._path is not None
+        return self._file is not None
 
     def __iter__(self) -> Iterator[KeyEntry]:
         return iter(self._entries.values())
@@ -73,10 +73,10 @@ class ApiKeys:
         None where no key is needed. `now` is the event loop's time, seconds. Raises HttpError 401 for a key that is
         missing, unknown or revoked; the last two get the same answer.
         """
-        if self._watched is None:
+        if self._file is None:
             return None
-        if self._watched.changed(now):
-            self.reload(now)
+        if (records := self._file.latest(now)) is not self._records:
+            self._follow(records, now)
         key = _sent(authorization, x_api_key)
         entry = self._entry(key)
         if entry is None:
@@ -90,32 +90,21 @@ class ApiKeys:
         return entry if key_record.proves(key, salt, expected) else None
 
     def reload(self, now: float) -> bool:
-        """Read the file now (SIGHUP). False: the file is invalid, which is logged, and the keys stay as they are."""
-        if self._path is None:
-            return True
-        try:
-            records = key_store.read(self._path)
-            # Revoked keys stay in the file: an empty one is being written, or was cut.
-            if self._entries and not records:
-                raise LauncherError(
-                    f"cannot use API keys '{self._path}': the file is empty",
-                    "revoke the last key with `numa-launcher key revoke`",
-                )
-        except LauncherError as error:
-            if error.message != self._complaint:
-                _LOG.error(
-                    "%s; keeping the %d keys read before (%s)",
-                    error.message, len(self._entries), error.remedy, extra={"reason": error.message},
-                )  # fmt: skip
-            self._complaint = error.message
-            return False
-        self._complaint = None
-        before = len(self._entries)
-        self._take(records, now)
-        _LOG.info("API keys read from %s: %d in force, %d before", self._path, len(self._entries), before)
+        """Read the file now. False: it cannot be used, and the keys stay as they are."""
+        if self._file is None or not self._file.reload():
+            return self._file is None
+        self._follow(self._file.value, now)
         return True
 
-    def _take(self, records: tuple[KeyRecord, ...], now: float) -> None:
+    def _read(self, path: str) -> tuple[KeyRecord, ...]:
+        records = key_store.read(path)
+        # Revoked keys stay in the file: an empty one is being written, or was cut.
+        if self._entries and not records:
+            remedy = "revoke the last key with `numa-launcher key revoke`"
+            raise LauncherError(f"cannot use API keys '{path}': the file is empty", remedy)
+        return records
+
+    def _follow(self, records: tuple[KeyRecord, ...], now: float) -> None:
         """Replace the keys; what a key has spent of its limits stays spent."""
         entries: dict[str, KeyEntry] = {}
         for record in records:
@@ -127,7 +116,8 @@ class ApiKeys:
             limits.follow(record, sums, now)
             salt, hash_ = bytes.fromhex(record.salt), bytes.fromhex(record.hash)
             entries[record.id] = KeyEntry(record, salt, hash_, limits, sums)
-        self._entries = entries
+        _LOG.info("API keys: %d in force, %d before", len(entries), len(self._entries))
+        self._records, self._entries = records, entries
 
 
 def _sent(authorization: str | None, x_api_key: str | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.proxy.auth import key_record
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.watched_file import excess_mode
@@ -30,7 +30,7 @@ def read(path: str) -> tuple[KeyRecord, ...]:
             status = os.fstat(file.fileno())
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise LauncherError(f"cannot read API keys '{path}': {_why(error)}", _remedy(path, error)) from None
+        raise LauncherError(f"cannot read API keys '{path}': {reason(error)}", _remedy(path, error)) from None
     if (mode := excess_mode(status, ALLOWED_MODE)) and stat.S_ISREG(status.st_mode):
         raise LauncherError(
             f"cannot use API keys '{path}': mode {mode} lets other users add keys", f"chmod 640 {path}"
@@ -55,7 +55,9 @@ def update(path: str, change: Change) -> tuple[KeyRecord, ...]:
             records = tuple(change(read(path)))
             _replace(Path(path).resolve(), key_record.to_text(records).encode())
     except OSError as error:
-        raise LauncherError(f"cannot write API keys '{path}': {_why(error)}", _remedy(path, error)) from None
+        raise LauncherError(
+            f"cannot write API keys '{path}': {reason(error)}", _remedy(path, error)
+        ) from None
     return records
 
 
@@ -96,10 +98,6 @@ def _replace(path: Path, data: bytes) -> None:
         os.fsync(folder)  # the rename itself outlives a power cut
     finally:
         os.close(folder)
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
 
 
 def _remedy(path: str, error: OSError) -> str:

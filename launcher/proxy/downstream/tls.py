@@ -12,9 +12,10 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.proxy.auth.watched_file import WatchedFile, excess_mode
 
 ALPN: Final = ("http/1.1",)
@@ -31,14 +32,11 @@ class ServerTls:
         self, certificate: str, key: str | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`key` None: it is in the certificate's file. Raises LauncherError for unusable files."""
-        self._certificate = certificate
-        self._key = key
         self._clock = clock
-        self._files = tuple(WatchedFile(path) for path in dict.fromkeys((certificate, key or certificate)))
-        self._complaint: str | None = None
-        for file in self._files:
-            file.look()
-        self._newest = _load(certificate, key)
+        # A chain and its key seldom change at the same moment: files that do not fit together are refused until the
+        # next change.
+        load = partial(_load, certificate, key)
+        self._newest = WatchedFile("TLS certificate", load, certificate, key or certificate)
         if mode := excess_mode(os.stat(key or certificate), KEY_MODE):  # noqa: PTH116
             text = "the TLS key %s has mode %s: other users can read it; chmod 600 %s"
             _LOG.warning(text, key or certificate, mode, key or certificate)
@@ -46,30 +44,12 @@ class ServerTls:
         self.context.sni_callback = self._choose
 
     def reload(self) -> bool:
-        """Read the files now (SIGHUP). False: they are unusable, which is logged, and the certificate stays."""
-        try:
-            self._newest = _load(self._certificate, self._key)
-        except LauncherError as error:
-            if error.message != self._complaint:
-                _LOG.error(
-                    "%s; keeping the certificate read before (%s)",
-                    error.message, error.remedy, extra={"reason": error.message},
-                )  # fmt: skip
-            self._complaint = error.message
-            return False
-        self._complaint = None
-        _LOG.info("TLS certificate read from %s", self._certificate)
-        return True
+        """Read the files now. False: they cannot be used, and the certificate stays."""
+        return self._newest.reload()
 
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Called in each handshake, before a certificate is sent."""
-        now = self._clock()
-        # A chain and its key seldom change at the same moment: files that do not fit together are refused until the
-        # next change.
-        changes = [file.changed(now) for file in self._files]
-        if any(changes):
-            self.reload()
-        connection.context = self._newest
+        connection.context = self._newest.latest(self._clock())
 
 
 def _load(certificate: str, key: str | None) -> ssl.SSLContext:
@@ -79,8 +59,7 @@ def _load(certificate: str, key: str | None) -> ssl.SSLContext:
             with open(path, "rb"):  # noqa: PTH123 - ssl says "No such file" and not of which
                 pass
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise LauncherError(f"cannot read the TLS file '{path}': {why}", _REMEDY) from None
+            raise LauncherError(f"cannot read the TLS file '{path}': {reason(error)}", _REMEDY) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -107,9 +86,9 @@ def _no_password() -> str:
 
 
 def _why(error: OSError) -> str:
-    reason = getattr(error, "reason", None)
+    found = getattr(error, "reason", None)
     return {
         "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
         "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # another type of key
         "NO_START_LINE": "no PEM block in it",
-    }.get(str(reason), str(reason or error))
+    }.get(str(found), str(found or error))

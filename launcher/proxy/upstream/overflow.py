@@ -7,10 +7,10 @@ the body passes as it is. Responses pass byte for byte, marked `X-Served-By: ove
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections import Counter
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -19,7 +19,7 @@ import msgspec
 
 from launcher.address import TcpAddress
 from launcher.config import schema
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
@@ -40,8 +40,6 @@ _LINES: Final = (
     b"Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: numa-launcher\r\n"
 )
 
-_LOG = logging.getLogger(__name__)
-
 
 class Ending(StrEnum):
     """How a request there ended; label `outcome` of its metric."""
@@ -58,11 +56,9 @@ class Overflow:
     def __init__(self, settings: schema.Overflow, connect_timeout_s: float) -> None:
         """Raises LauncherError when the key's file can't be read or the URL has no port or host."""
         self._settings = settings
-        self._key_file = None if settings.api_key_file is None else WatchedFile(settings.api_key_file)
-        self._key: str | None = None
-        if self._key_file is not None:
-            self._key_file.look()
-            self._key = _read_key(self._key_file.path)
+        self._key: WatchedFile[str] | None = None
+        if (path := settings.api_key_file) is not None:
+            self._key = WatchedFile("key of the overflow endpoint", partial(_read_key, path), path)
         self._endpoint = _endpoint(settings.url)
         self.pool = ConnectionPool(self._endpoint, connect_timeout_s)
         self.in_flight = 0
@@ -96,8 +92,10 @@ class Overflow:
 
     def head(self, head: RequestHead, request_id: str, path: str, length: int) -> bytes:
         """The head of a request for `path` with a body of `length` bytes."""
-        key = self._current_key()
-        lines = _LINES if key is None else b"%bAuthorization: Bearer %b\r\n" % (_LINES, key.encode())
+        lines = _LINES
+        if self._key is not None:
+            key = self._key.latest(asyncio.get_running_loop().time())
+            lines = b"%bAuthorization: Bearer %b\r\n" % (_LINES, key.encode())
         return self._endpoint.head(head, request_id, path.removeprefix("/v1"), length, lines)
 
     def begin(self, model: str) -> None:
@@ -107,15 +105,6 @@ class Overflow:
     def end(self, model: str, ending: Ending) -> None:
         self.in_flight -= 1
         self.ended[model, ending] += 1
-
-    def _current_key(self) -> str | None:
-        """The key sent there, read again when its file changes; a bad file keeps the old key."""
-        if self._key_file is not None and self._key_file.changed(asyncio.get_running_loop().time()):
-            try:
-                self._key = _read_key(self._key_file.path)
-            except LauncherError as error:
-                _LOG.error("%s; the key read before stays in use (%s)", error.message, error.remedy)
-        return self._key
 
 
 def _endpoint(url: str) -> Endpoint:
@@ -144,17 +133,13 @@ def _endpoint(url: str) -> Endpoint:
 
 
 def _read_key(path: str) -> str:
+    remedy = "put the key, and nothing else, into the file of [proxy.overflow] api_key_file"
     try:
         key = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-        raise LauncherError(
-            f"cannot read the overflow endpoint's key '{path}': {why}",
-            "put the key, and nothing else, into the file of [proxy.overflow] api_key_file",
-        ) from None
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise LauncherError(f"cannot read the overflow endpoint's key '{path}': {why}", remedy) from None
     if not key or not key.isprintable() or " " in key:
-        raise LauncherError(
-            f"cannot use the overflow endpoint's key '{path}': it is empty or more than one word",
-            "put the key, and nothing else, into the file of [proxy.overflow] api_key_file",
-        )
+        why = "it is empty or more than one word"
+        raise LauncherError(f"cannot use the overflow endpoint's key '{path}': {why}", remedy)
     return key

@@ -163,7 +163,7 @@ def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureF
     assert entry(keys, f"Bearer {ann}", now=5.0).name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
     assert len(errors) == 3  # each complaint once
-    assert "keeping the 1 keys read before" in errors[0]
+    assert "keeping the API keys read before" in errors[0]
     assert "the file is empty" in errors[1]
     assert "no such file" in errors[2]
 

@@ -155,7 +155,7 @@ async def test_bad_files_leave_the_old_certificate(
     shelf.key.unlink()
     assert (await server.shown(later=True))[0] == "a"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
-    assert [error.count("keeping the certificate read before") for error in errors] == [1, 1]
+    assert [error.count("keeping the TLS certificate read before") for error in errors] == [1, 1]
     assert "the key is not that of the certificate" in errors[0]
     shelf.put("b")
     assert (await server.shown(later=True))[0] == "b"
