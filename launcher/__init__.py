@@ -10,6 +10,7 @@
 Packages, lower ones first; tests/test_imports.py has the table of allowed imports, docs/architecture.md explains it:
 
     cpuset, address, sizes, errors, text_table, printable, redaction   values: import nothing of ours
+    intervals    confidence intervals of measured figures
     build        whether this is the compiled build; stale libraries are never imported
     background   tasks that restart after a fault
     plan         the Plan, Slot and Placement values

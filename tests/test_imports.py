@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"config.schema", "topology.model", *LEAVES},
     "background": {"errors"},
     "build": set(),
+    "intervals": set(),
     "config": {"cpuset", "sizes", "errors", "redaction"},
     "config.schema": {"config.values", "config.proxy_schema"},
     "config.values": set(),
@@ -71,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
-    "config.schema", "config.proxy_schema", "config.values", "topology.model",
+    "intervals", "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
