@@ -36,9 +36,9 @@ from launcher.proxy.observability import stats
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.request.events import ConnectionDue, HeadReceived, Refused
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import CONNECTION_DUE, HEAD_RECEIVED, Refused
 from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.scraper import Instance
@@ -365,7 +365,7 @@ class ProxyServer:
         )  # fmt: skip
         if self._proxies is not None and self._proxies.trusts(peer := client.peer):
             request.forwarded = appended(head, peer)
-        self.post(request, HEAD_RECEIVED)
+        self.post(request, HeadReceived())
         return request
 
     def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
@@ -383,7 +383,7 @@ class ProxyServer:
         now = self._loop.time()
         for client in tuple(self._clients):
             if client.due(now):
-                self.post(client.answering or self._unread(client), CONNECTION_DUE)
+                self.post(client.answering or self._unread(client), ConnectionDue())
         self._executor.tick(now)
 
 

@@ -11,8 +11,8 @@ from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.upload_memory import FREE_BYTES
 from launcher.proxy.downstream.uploads import too_large
 from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.request.answer import Answer, own_head
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Answer, own_head
 from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
 
 _TEXT = "text/plain"

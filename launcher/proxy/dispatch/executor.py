@@ -34,19 +34,15 @@ from launcher.proxy.http1 import upstream_head
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.pages.renderer import Page, PageRenderer
+from launcher.proxy.request.actions import Action
+from launcher.proxy.request.answer import own_answer
 from launcher.proxy.request.decisions import INTERNAL_ERROR, fault
-from launcher.proxy.request.lifecycle import TABLE, Lifecycle
-from launcher.proxy.request.model_traits import ModelTraits
-from launcher.proxy.request.record import Request
-from launcher.proxy.request.retry_policy import RetryPolicy
-from launcher.proxy.request.words import (
-    BACKOFF_OVER,
-    Action,
+from launcher.proxy.request.events import (
     AnswerCompleted,
     AnswerReceived,
     AttemptFailed,
+    BackoffOver,
     BodyGrew,
-    Bound,
     BytesArrived,
     Due,
     Event,
@@ -55,8 +51,11 @@ from launcher.proxy.request.words import (
     PageReady,
     Refused,
     StreamStarted,
-    own_answer,
 )
+from launcher.proxy.request.lifecycle import TABLE, Lifecycle
+from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.upstream import overflow as overflow_endpoint
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.reader import Attempt
@@ -246,7 +245,7 @@ class Executor:
 
     def _set_timer(self, request: Request, _event: Event, _now: float) -> None:
         pause_s = 0.0 if request.failures is None else request.failures.pause_s
-        request.pending = self._loop.call_later(pause_s, self.post, request, BACKOFF_OVER)
+        request.pending = self._loop.call_later(pause_s, self.post, request, BackoffOver())
 
     def _render_page(self, request: Request, _event: Event, _now: float) -> None:
         def deliver(page: Page | BaseException) -> None:
@@ -269,15 +268,18 @@ class Executor:
 
     # --- an attempt --------------------------------------------------------------------------------
 
-    def _send(self, request: Request, event: Bound, now: float) -> None:
-        upstream = event.upstream
+    def _send(self, request: Request, _event: Event, now: float) -> None:
+        ticket = _ticket_of(request)
+        upstream = ticket.upstream
+        if upstream is None:
+            raise AssertionError("only a bound request is sent")
         request.attempt = attempt = Attempt(request, upstream, self.post, self._streaming, now)
         pool = self.instances.begin(attempt, request, upstream)
         request.slot = upstream.slot
         request.attempts += 1
         if request.bound is None:
             request.bound = now
-        if request.ticket is not None and request.ticket.demand.stream:
+        if ticket.demand.stream:
             self._responder.plan_comment(request, now)
         splice, transcript, head = request.splice, request.transcript, request.head
         body = request.body

@@ -18,8 +18,8 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.dispatch.traffic import Traffic, hung
 from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.counters import Counters
+from launcher.proxy.request.events import AttemptFailed, Bound, Event, InstanceDied, NoCapacity
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.request.words import INSTANCE_DIED, AttemptFailed, Bound, Event, NoCapacity
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
 from launcher.proxy.upstream.reader import Attempt
@@ -94,7 +94,7 @@ class Instances:
         traffic.forget(now)
         if crashed:
             for request in traffic.died_under():
-                self._post(request, INSTANCE_DIED)
+                self._post(request, InstanceDied())
         for attempt, request in tuple(traffic.attempts.items()):
             if request.committed:
                 self._loop.call_later(GONE_GRACE_S, attempt.fail, reason)
@@ -125,7 +125,7 @@ class Instances:
             self._post(request, NoCapacity(too_many(full.reason, full.retry_after_s)))
             return True
         if upstream is not None:
-            self._post(request, Bound(upstream))
+            self._post(request, Bound())
             return True
         self._waiting[ticket] = request
         self._arm(now)
@@ -142,7 +142,7 @@ class Instances:
         if self._waiting:
             for ticket in self.balancer.pump(now):
                 if ticket.upstream is not None:
-                    self._post(self._waiting.pop(ticket), Bound(ticket.upstream))
+                    self._post(self._waiting.pop(ticket), Bound())
             self._arm(now)
 
     def expired(self, now: float) -> Iterable[tuple[Request, Event]]:

@@ -9,8 +9,9 @@ from launcher.proxy.auth.rate_limits import Grant
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.observability.counters import Counters
+from launcher.proxy.request.actions import Outcome
+from launcher.proxy.request.events import CommentDue, Event, ServerStopped
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.request.words import COMMENT_DUE, Event, Outcome, ServerStopped
 from launcher.proxy.routes import OWN_PAGES
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
@@ -91,7 +92,7 @@ class RequestRegistry:
         """Called a few times a second: what took too long?"""
         for request in tuple(self._in_flight):
             if request.comment_at is not None and now >= request.comment_at:
-                self._post(request, COMMENT_DUE)
+                self._post(request, CommentDue())
             attempt = request.attempt
             if isinstance(attempt, Attempt) and request.stalled_at is None:
                 self._watch(request, attempt, now)

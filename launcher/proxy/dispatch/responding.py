@@ -7,8 +7,9 @@ from launcher.proxy.downstream import response
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.openai.answers import error_event_of, rewrite_detail
+from launcher.proxy.request.answer import own_head
+from launcher.proxy.request.events import Event
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Event, own_head
 from launcher.proxy.sse.tracker import EventTracker
 
 _EVENTS = "text/event-stream; charset=utf-8"

@@ -11,9 +11,9 @@ from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.openai.answers import begins_response, response_id, usage_of
+from launcher.proxy.request.events import Diverged, PromptComputed
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.request.words import Diverged, PromptComputed
 from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
 

@@ -22,18 +22,18 @@ from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.downstream.uploads import Upload
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import REPEATED_BYTES, RequestHead, head_end, parse_request
-from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import (
-    CLIENT_LEFT,
-    CLIENT_PAUSED,
-    CLIENT_RESUMED,
+from launcher.proxy.request.actions import State
+from launcher.proxy.request.events import (
     BodyCompleted,
+    ClientLeft,
+    ClientPaused,
+    ClientResumed,
     ClientStalled,
     Event,
     Faulted,
     Refused,
-    State,
 )
+from launcher.proxy.request.record import Request
 
 LINGER_S = 2.0  # for the rest of a refused body, after the client's side received the whole answer
 WRITE_HIGH_BYTES = 65536  # unsent bytes from which a client counts as slow
@@ -120,7 +120,7 @@ class DownstreamConnection(asyncio.Protocol):
         if request is not None:
             # The event loop closes a connection whose protocol raised.
             ours = exc is not None and not isinstance(exc, OSError)
-            self._server.post(request, Faulted(exc) if exc is not None and ours else CLIENT_LEFT)
+            self._server.post(request, Faulted(exc) if exc is not None and ours else ClientLeft())
 
     def eof_received(self) -> bool:
         """The client closed its side: it has left, as nginx and uvicorn see it."""
@@ -214,13 +214,13 @@ class DownstreamConnection(asyncio.Protocol):
         self.paused = True
         self._server.fell_behind(self)
         if self._request is not None:
-            self._server.post(self._request, CLIENT_PAUSED)
+            self._server.post(self._request, ClientPaused())
 
     def resume_writing(self) -> None:
         self.paused = False
         self._server.caught_up(self)
         if self._request is not None:
-            self._server.post(self._request, CLIENT_RESUMED)
+            self._server.post(self._request, ClientResumed())
         elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
             self._loop.call_soon(self._next)
 
@@ -231,11 +231,11 @@ class DownstreamConnection(asyncio.Protocol):
 
     def pause_answer(self) -> None:
         if self._request is not None:
-            self._server.post(self._request, CLIENT_PAUSED)
+            self._server.post(self._request, ClientPaused())
 
     def resume_answer(self) -> None:
         if self._request is not None:
-            self._server.post(self._request, CLIENT_RESUMED)
+            self._server.post(self._request, ClientResumed())
 
     def answered(self, *, keep: bool) -> None:
         """The present request is answered. `keep`: the connection may carry another one."""

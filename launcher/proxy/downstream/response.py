@@ -9,8 +9,8 @@ from __future__ import annotations
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import ResponseHead, client_head
 from launcher.proxy.openai.answers import JSON, error_event
+from launcher.proxy.request.answer import own_head
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import own_head
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"

@@ -15,8 +15,9 @@ from launcher.proxy.downstream.upload_memory import FREE_BYTES, MAX_WAITING, Sha
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead
 from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES
+from launcher.proxy.request.actions import State
+from launcher.proxy.request.events import BodyCompleted, BodyGrew, Event, Refused
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import BodyCompleted, BodyGrew, Event, Refused, State
 
 # Larger bodies are read as they come, smaller ones when they are complete: at most 30 ms of CPU.
 LARGE_BYTES = 1 << 20

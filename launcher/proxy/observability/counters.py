@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Outcome
 
 
 class SlotCounters:

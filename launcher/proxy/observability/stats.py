@@ -11,7 +11,7 @@ from launcher.proxy.downstream import slow_clients as slow
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
 from launcher.proxy.observability.counters import Counters
-from launcher.proxy.request.words import Outcome
+from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Ending, Overflow
 from launcher.telemetry import metrics
 

@@ -15,11 +15,9 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact, Server
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
-from launcher.proxy.request.record import Request
-from launcher.proxy.request.retry_policy import Failures, RetryPolicy
-from launcher.proxy.request.words import (
-    Action,
-    Answer,
+from launcher.proxy.request.actions import Action, Outcome, State
+from launcher.proxy.request.answer import Answer
+from launcher.proxy.request.events import (
     AnswerCompleted,
     AnswerReceived,
     AttemptFailed,
@@ -31,13 +29,13 @@ from launcher.proxy.request.words import (
     Event,
     InstanceDied,
     NoCapacity,
-    Outcome,
     PageReady,
     Refused,
     ServerStopped,
-    State,
     StreamStarted,
 )
+from launcher.proxy.request.record import Request
+from launcher.proxy.request.retry_policy import Failures, RetryPolicy
 from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from launcher.proxy.request.actions import Action, State
 from launcher.proxy.request.decisions import Actions, Decisions
-from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import (
-    Action,
+from launcher.proxy.request.events import (
     AnswerCompleted,
     AnswerReceived,
     AttemptFailed,
@@ -38,9 +37,9 @@ from launcher.proxy.request.words import (
     PromptComputed,
     Refused,
     ServerStopped,
-    State,
     StreamStarted,
 )
+from launcher.proxy.request.record import Request
 
 _LOOK: Final = (Action.LOOK,)
 _AUTHORIZE: Final = (Action.AUTHORIZE,)

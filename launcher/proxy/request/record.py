@@ -19,9 +19,11 @@ from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead
 from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.request.actions import Outcome, State
+from launcher.proxy.request.answer import Answer
+from launcher.proxy.request.events import Event
 from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
 from launcher.proxy.request.retry_policy import Failures
-from launcher.proxy.request.words import Answer, Event, Outcome, State
 from launcher.proxy.routes import Match
 from launcher.proxy.sse.tracker import EventTracker
 

@@ -7,7 +7,7 @@ MAX_ROUNDS times; while none can be reached at all the request waits `park_timeo
 from __future__ import annotations
 
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.request.words import Answer
+from launcher.proxy.request.answer import Answer
 
 MAX_ATTEMPTS = 16  # of one request; each instance has one try per round
 MAX_ROUNDS = 3  # over instances that gave no response at all

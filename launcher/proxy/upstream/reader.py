@@ -15,17 +15,16 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.http1 import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
-from launcher.proxy.request.record import Post, Request
-from launcher.proxy.request.words import (
-    Answer,
+from launcher.proxy.request.answer import Answer, own_answer
+from launcher.proxy.request.events import (
     AnswerCompleted,
     AnswerReceived,
     AttemptFailed,
     BytesArrived,
     Faulted,
     StreamStarted,
-    own_answer,
 )
+from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind
 from launcher.proxy.sse.tracker import EventTracker, aborted
 from launcher.proxy.upstream.connection import UpstreamConnection

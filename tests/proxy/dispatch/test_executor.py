@@ -6,10 +6,11 @@ import pytest
 from proxy.proxy_under_test import ProxyUnderTest
 from proxy.request.test_lifecycle import ALL, of, request_of
 
+from launcher.proxy.request.actions import Action, State
+from launcher.proxy.request.events import Event
 from launcher.proxy.request.lifecycle import Lifecycle
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
-from launcher.proxy.request.words import Action, Event, State
 
 
 @pytest.mark.parametrize("state", State)

@@ -24,10 +24,10 @@ from launcher.proxy.dispatch.streaming import Streaming, timing
 from launcher.proxy.downstream import response
 from launcher.proxy.http1 import ChunkedDecoder, parse_request
 from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.request.events import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.ports import Downstream
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
 from launcher.proxy.routes import Match, match
 from launcher.proxy.upstream.connection import UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint

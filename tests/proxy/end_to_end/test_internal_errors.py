@@ -16,9 +16,10 @@ from proxy.scripted_engine import DONE, Call, answer_chat, event
 
 from launcher.config.schema import Overflow
 from launcher.proxy.downstream.connection import DownstreamConnection
+from launcher.proxy.request.actions import Action
 from launcher.proxy.request.decisions import INTERNAL_ERROR
+from launcher.proxy.request.events import Event, Faulted
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Action, Event, Faulted
 
 CHAT = "/v1/chat/completions"
 FAILED: set[str | None] = set()  # ids of requests

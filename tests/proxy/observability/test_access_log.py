@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from proxy.request.test_lifecycle import request_of
 
 from launcher.proxy.observability.access_log import ACCESS, MOST_LINES, AccessLog
+from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.words import Outcome
 
 
 def ended(number: int = 0, status: int = 200, path: str = "/v1/models", **more: object) -> Request:

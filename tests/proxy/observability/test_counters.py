@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from proxy.request.test_lifecycle import request_of
 
 from launcher.proxy.observability.counters import Counters
-from launcher.proxy.request.words import Outcome
+from launcher.proxy.request.actions import Outcome
 
 
 @given(st.lists(st.sampled_from(list(Outcome)), max_size=20), st.integers(0, 5))

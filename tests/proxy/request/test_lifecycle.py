@@ -17,12 +17,14 @@ from launcher.proxy.continuation.plan import Server
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import parse_request, parse_response
-from launcher.proxy.request import words
+from launcher.proxy.request import events
+from launcher.proxy.request.actions import Action, Outcome, State
+from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.decisions import MAX_DEATHS, fault
+from launcher.proxy.request.events import Event
 from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
-from launcher.proxy.request.words import Action, Answer, Event, Outcome, State
 from launcher.proxy.routes import Match, match
 from launcher.proxy.sse.tracker import EventTracker
 
@@ -116,32 +118,32 @@ def of(name: str, request: Request) -> Event:
     """An event by a short name, of the present attempt."""
     attempt: Any = request.attempt
     error = HttpError(429, "no")
-    failed = words.AttemptFailed
+    failed = events.AttemptFailed
     made: dict[str, Event] = {
-        "head": words.HEAD_RECEIVED,
-        "grew": words.BodyGrew(bytearray()),
-        "body": words.BodyCompleted(BODY),
-        "no body": words.BodyCompleted(b""),
-        "refused": words.Refused(error),
-        "no capacity": words.NoCapacity(error),
-        "bound": words.Bound(Upstream(0, 1, "m", NEXT_INSTANCE, 4)),
-        "backoff over": words.BACKOFF_OVER,
-        "comment": words.COMMENT_DUE,
-        "paused": words.CLIENT_PAUSED,
-        "resumed": words.CLIENT_RESUMED,
-        "left": words.CLIENT_LEFT,
-        "stalled": words.ClientStalled("slow"),
-        "stopped": words.ServerStopped("stop"),
-        "died": words.INSTANCE_DIED,
-        "page": words.PageReady(answer(200)),
-        "bytes": words.BytesArrived(attempt, b"x"),
-        "started": words.StreamStarted(attempt, b"x", None),
-        "computed": words.PromptComputed(attempt),
-        "200": words.AnswerReceived(attempt, answer(200)),
-        "404": words.AnswerReceived(attempt, answer(404)),
-        "completed": words.AnswerCompleted(attempt, b""),
-        "diverged": words.Diverged(attempt, "odd", ids_ignored=False),
-        "ignored": words.Diverged(attempt, "ids", ids_ignored=True),
+        "head": events.HeadReceived(),
+        "grew": events.BodyGrew(bytearray()),
+        "body": events.BodyCompleted(BODY),
+        "no body": events.BodyCompleted(b""),
+        "refused": events.Refused(error),
+        "no capacity": events.NoCapacity(error),
+        "bound": events.Bound(),
+        "backoff over": events.BackoffOver(),
+        "comment": events.CommentDue(),
+        "paused": events.ClientPaused(),
+        "resumed": events.ClientResumed(),
+        "left": events.ClientLeft(),
+        "stalled": events.ClientStalled("slow"),
+        "stopped": events.ServerStopped("stop"),
+        "died": events.InstanceDied(),
+        "page": events.PageReady(answer(200)),
+        "bytes": events.BytesArrived(attempt, b"x"),
+        "started": events.StreamStarted(attempt, b"x", None),
+        "computed": events.PromptComputed(attempt),
+        "200": events.AnswerReceived(attempt, answer(200)),
+        "404": events.AnswerReceived(attempt, answer(404)),
+        "completed": events.AnswerCompleted(attempt, b""),
+        "diverged": events.Diverged(attempt, "odd", ids_ignored=False),
+        "ignored": events.Diverged(attempt, "ids", ids_ignored=True),
         "500": failed(attempt, "it answered 500", answer(500)),
         "broken": failed(attempt, "reset"),
         "killed": failed(attempt, "signal 9", died=True),
@@ -221,7 +223,7 @@ def test_an_attempt_before_the_present_one_changes_nothing(name: str) -> None:
 
 def test_a_page_is_rendered() -> None:
     request = request_of("/health")
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, words.BodyCompleted(b""), 0.0) == (
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, events.BodyCompleted(b""), 0.0) == (
         A.RENDER_PAGE,
     )
     assert request.state is State.SENT
@@ -229,7 +231,7 @@ def test_a_page_is_rendered() -> None:
 
 def test_a_body_with_get_is_refused() -> None:
     request = request_of("/health")
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, words.BodyCompleted(b"x"), 0.0) == REFUSED
+    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, events.BodyCompleted(b"x"), 0.0) == REFUSED
     assert request.error is not None
     assert (request.error.status, request.error.close) == (400, True)
 
@@ -279,7 +281,7 @@ def test_only_deaths_before_the_first_byte_count() -> None:
     request = request_of(state=State.ANSWERING)
     lifecycle = Lifecycle(RetryPolicy(1.0), World())
     for _ in range(MAX_DEATHS):
-        lifecycle.advance(request, words.INSTANCE_DIED, 0.0)
+        lifecycle.advance(request, events.InstanceDied(), 0.0)
     assert request.deaths == 0
     assert lifecycle.advance(request, of("killed", request), 0.0) == (A.LEAVE, A.ENQUEUE)
 
@@ -304,7 +306,7 @@ def test_a_client_that_leaves_at_done_has_its_response(whole: bool, outcome: Out
     assert request.tracker is not None
     if whole:
         request.tracker.feed(b"data: [DONE]\n\n")
-    Lifecycle(RetryPolicy(1.0), World()).advance(request, words.CLIENT_LEFT, 0.0)
+    Lifecycle(RetryPolicy(1.0), World()).advance(request, events.ClientLeft(), 0.0)
     assert request.outcome is outcome
 
 
