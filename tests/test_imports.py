@@ -41,8 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"errors", "printable", "redaction"},
     "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
+    "host.hardware": {"topology.model"},
     # The command line gives tuning its plans: tuning never imports daemon or planning.
-    "bench": {"config.schema", "control.client", "host.hardware", "host.state_folder", "intervals", "telemetry", *LEAVES},
+    "bench": {
+        "config.schema", "control.client", "host.hardware", "host.replace_file", "host.state_folder", "intervals",
+        "telemetry", *LEAVES,
+    },
     "tuning": {"bench", "config.schema", "host", "intervals", "plan", "topology.model", *LEAVES},
     "doctor": {"build", "config", "topology", "plan", "planning", "engines", "host", *LEAVES},
     "rollout": {
@@ -74,7 +78,7 @@ PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
     "intervals", "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
-    "instances.verify",
+    "instances.verify", "host.smbios",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from launcher.host.hardware import Hardware
+
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Of one latency over the completed requests (of the inter-token latency: over all gaps)."""
@@ -64,26 +66,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     e2e_samples_s: list[float]
     driver_file: str
     """The load generator's own result file, beside this result; "" if it wrote none."""
-
-
-class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine, as far as it decides speed. None: cannot be read here."""
-
-    cpu_model: str
-    sockets: int
-    cores: int
-    cpus: int
-    numa_nodes: int
-    nodes_per_socket: float
-    memory_bytes: int
-    memory_speed_mts: int | None
-    memory_modules: int | None
-    governor: str | None
-    boost: bool | None
-    smt: bool | None
-    transparent_hugepages: str | None
-    kernel: str
-    virtual: bool | None
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):

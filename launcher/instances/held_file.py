@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from launcher.errors import reason
-from launcher.instances.state_file import write_private
+from launcher.host.replace_file import replace_file
 
 log = logging.getLogger("launcher.instances")
 
@@ -31,7 +31,7 @@ class HeldFile:
         self._slots = slots
         try:
             if slots:
-                write_private(self._path, json.dumps(sorted(slots)).encode("ascii"))
+                replace_file(self._path, json.dumps(sorted(slots)).encode("ascii"))
             else:
                 self._path.unlink(missing_ok=True)
         except OSError as error:

@@ -5,13 +5,9 @@ The file is replaced as a whole: a daemon that is killed meanwhile leaves the ol
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import logging
-import os
-import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +17,7 @@ import msgspec
 
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.engines.base import Launch
+from launcher.host.replace_file import replace_file
 
 log = logging.getLogger("launcher.instances")
 
@@ -86,33 +83,7 @@ class StateFile:
 
     def _save(self) -> None:
         body = msgspec.json.encode(_File(version=VERSION, instances=tuple(self._records.values())))
-        write_private(self.path, msgspec.json.format(body) + b"\n")
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically; only this user may ever read it. Raises OSError."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(path.parent)
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-
-
-def _check_owner(folder: Path) -> None:
-    facts = folder.stat()
-    owners = {folder.lstat().st_uid, facts.st_uid}
-    if not owners <= {os.geteuid(), 0} or facts.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-        raise PermissionError(errno.EPERM, "other users may write there", str(folder))
+        replace_file(self.path, msgspec.json.format(body) + b"\n")
 
 
 def _load(path: Path) -> dict[int, Record]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import reason
-from launcher.instances.state_file import Record, StateFile, write_private
+from launcher.host.replace_file import replace_file
+from launcher.instances.state_file import Record, StateFile
 from launcher.instances.unit import secrets_text
 
 log = logging.getLogger("launcher.instances")
@@ -48,7 +49,7 @@ class StateFolder:
             yield None
             return
         path = self.path / f"slot{slot}.env"
-        write_private(path, secrets_text(values))
+        replace_file(path, secrets_text(values))
         try:
             yield str(path)
         finally:

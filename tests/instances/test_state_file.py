@@ -10,7 +10,7 @@ import pytest
 
 from launcher.address import TcpAddress, UnixAddress
 from launcher.engines.base import Launch
-from launcher.instances.state_file import Record, StateFile, digest, write_private
+from launcher.instances.state_file import Record, StateFile, digest
 
 ONE = Record(slot=0, generation=2, unit="numa-launcher-slot0.service", digest="d", socket="/run/s", pid=7)
 TWO = Record(slot=1, generation=1, unit="numa-launcher-slot1.service", digest="e", port=4000)
@@ -52,15 +52,6 @@ def test_an_unreadable_file_is_logged_and_nothing_is_adopted(
     assert "state file" in caplog.text
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_private(path, b"old")
-    (tmp_path / ".file.new").mkdir()
-    with pytest.raises(OSError, match=r"file\.new"):
-        write_private(path, b"new")
-    assert path.read_bytes() == b"old"
-
-
 def test_the_digest_is_of_what_would_run() -> None:
     assert digest(LAUNCH) == digest(replace(LAUNCH, env={"T": "x", "A": "1"}))
     assert digest(LAUNCH) == digest(replace(LAUNCH, env={"A": "1", "T": "another"})), (
@@ -79,17 +70,6 @@ def test_the_port_is_not_in_the_digest() -> None:
     first = replace(LAUNCH, address=TcpAddress("127.0.0.1", 4000))
     second = replace(first, argv=("serve", "--port", "4999"), address=TcpAddress("127.0.0.1", 4999))
     assert digest(first) == digest(second)
-
-
-def test_nothing_is_written_where_everybody_may_replace_it(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="other users may write there"):
-        write_private(folder / "file", b"x")
-    assert list(folder.iterdir()) == []
-    folder.chmod(0o1777)
-    write_private(folder / "file", b"x")
 
 
 def test_another_release_of_the_same_versions_starts_the_same(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_full_disk_keeps_nothing_from_starting_and_is_made_good_later(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.instances.state_file.write_private", full)
+        patch.setattr("launcher.instances.state_file.replace_file", full)
         folder.remember(TWO)
         folder.forget(0)
     path = tmp_path / "state" / "instances.json"

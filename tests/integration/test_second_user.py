@@ -16,8 +16,10 @@ import pytest
 
 from launcher.address import UnixAddress
 from launcher.engines.base import Launch
+from launcher.errors import LauncherError
+from launcher.host.replace_file import replace_file
+from launcher.host.state_folder import make_folder
 from launcher.instances.compile_cache import CompileCaches
-from launcher.instances.state_file import write_private
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can act for a second user: run scripts/test integration as root"
@@ -171,5 +173,7 @@ def test_daemon_state_is_not_kept_in_the_users_folder(base: Path, roots: Path) -
     os.chown(base.parent / "link", USER, USER, follow_symlinks=False)
     for folder in (base, base.parent / "link"):
         with pytest.raises(PermissionError, match="other users may write there"):
-            write_private(folder / "instances.json", b"{}")
+            replace_file(folder / "instances.json", b"{}")
+        with pytest.raises(LauncherError, match="users other than its owner may write there"):
+            make_folder(folder)
     assert sorted(path.name for path in roots.iterdir()) == ["secret"]
