@@ -304,8 +304,7 @@ class Executor:
         except HttpError as error:
             self.post(request, Refused(error))
             return
-        policy = overflow.pool.endpoint.policy
-        request.attempt = attempt = Attempt(request, None, self.post, self._streaming, now, policy)
+        request.attempt = attempt = Attempt(request, None, self.post, self._streaming, now)
         overflow.begin(request.model)
         head = overflow.head(request.head, request.request_id, request.path, len(body))
         attempt.send(overflow.pool, "POST", head, body, now)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -22,20 +22,19 @@ from launcher.config import schema
 from launcher.errors import LauncherError, reason
 from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead
-from launcher.proxy.upstream.endpoint import Endpoint, HeaderPolicy
+from launcher.proxy.http1 import RequestHead, ResponseHead, lines_of, selected_head
+from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""
 
 MAX_REASON: Final = 500  # characters of an error: some quote what the other side sent
-POLICY: Final = HeaderPolicy(
-    request_fields=frozenset({b"accept", b"traceparent", b"tracestate"}),
-    response_fields=frozenset({b"content-type", b"retry-after"}),
-    added=b"X-Served-By: overflow\r\n",
-    refused=frozenset({401, 402, 403, 407, *range(300, 400)}),
-)
+REFUSED: Final = frozenset({401, 402, 403, 407, *range(300, 400)})
+"""Statuses that say more of our credentials, or of the way there, than of the client's request."""
+_REQUEST_FIELDS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+_RESPONSE_FIELDS: Final = frozenset({b"content-type", b"retry-after"})
+_ADDED: Final = b"X-Served-By: overflow\r\n"
 _LINES: Final = (
     b"Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: numa-launcher\r\n"
 )
@@ -59,8 +58,10 @@ class Overflow:
         self._key: WatchedFile[str] | None = None
         if (path := settings.api_key_file) is not None:
             self._key = WatchedFile("key of the overflow endpoint", partial(_read_key, path), path)
-        self._endpoint = _endpoint(settings.url)
-        self.pool = ConnectionPool(self._endpoint, connect_timeout_s)
+        url = urlsplit(settings.url)
+        self._authority, endpoint = _endpoint(url)
+        self._base_path = quote(url.path.rstrip("/"), safe="/%!$&'()*+,;=:@~").encode()
+        self.pool = ConnectionPool(endpoint, connect_timeout_s)
         self.in_flight = 0
         self.sent: Counter[str] = Counter()
         """Requests by model."""
@@ -96,7 +97,10 @@ class Overflow:
         if self._key is not None:
             key = self._key.latest(asyncio.get_running_loop().time())
             lines = b"%bAuthorization: Bearer %b\r\n" % (_LINES, key.encode())
-        return self._endpoint.head(head, request_id, path.removeprefix("/v1"), length, lines)
+        target = self._base_path + path.removeprefix("/v1").encode()
+        return selected_head(
+            head, request_id, length, target=target, host=self._authority, names=_REQUEST_FIELDS, extra=lines
+        )
 
     def begin(self, model: str) -> None:
         self.in_flight += 1
@@ -107,29 +111,35 @@ class Overflow:
         self.ended[model, ending] += 1
 
 
-def _endpoint(url: str) -> Endpoint:
-    parts = urlsplit(url)
-    secure = parts.scheme.lower() == "https"
-    try:
-        port = parts.port or (443 if secure else 80)
-        host = (parts.hostname or "").encode("idna").decode()
-        authority = parts.netloc.encode("idna")
-    except ValueError as error:
-        raise LauncherError(
-            f"cannot use [proxy.overflow] url '{url}': {error}", 'write "https://host/v1"'
-        ) from None
+def unusable(head: ResponseHead) -> str | None:
+    """Why the client can't have this response; None: it can."""
+    if head.status in REFUSED:
+        return f"it answered {head.status}"
+    coding = head.get(b"content-encoding")
+    if coding is not None and coding.lower() != "identity":  # not asked for; the client may not read it
+        return f"it answered with Content-Encoding {coding}"
+    return None
+
+
+def passing(head: ResponseHead) -> ResponseHead:
+    """The head that the client gets."""
+    kept = b"".join(head.lines[start:end] for start, end in lines_of(head.lowered, _RESPONSE_FIELDS))
+    return head.with_lines(b"%b\r\n%b" % (kept, _ADDED))
+
+
+def _endpoint(url: SplitResult) -> tuple[bytes, Endpoint]:
+    """`Host`, and where to connect."""
     tls = None
-    if secure:
+    if url.scheme.lower() == "https":
         tls = ssl.create_default_context()
         tls.set_alpn_protocols(["http/1.1"])
-    return Endpoint(
-        TcpAddress(host, port),
-        tls=tls,
-        authority=authority,
-        base_path=quote(parts.path.rstrip("/"), safe="/%!$&'()*+,;=:@~").encode(),
-        policy=POLICY,
-        resend=False,
-    )
+    try:
+        port = url.port or (80 if tls is None else 443)
+        host = (url.hostname or "").encode("idna").decode()
+        return url.netloc.encode("idna"), Endpoint(TcpAddress(host, port), external=True, tls=tls)
+    except ValueError as error:
+        why = f"cannot use [proxy.overflow] url '{url.geturl()}': {error}"
+        raise LauncherError(why, 'write "https://host/v1"') from None
 
 
 def _read_key(path: str) -> str:

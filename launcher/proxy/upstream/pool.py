@@ -17,7 +17,7 @@ class ConnectionPool:
 
     def __init__(self, endpoint: Endpoint, connect_timeout_s: float) -> None:
         self.endpoint = endpoint
-        self.resend = endpoint.resend
+        self.resend = not endpoint.external
         self._connect_timeout_s = connect_timeout_s
         self.closed = False
         self._loop = asyncio.get_running_loop()

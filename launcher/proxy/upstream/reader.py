@@ -27,8 +27,8 @@ from launcher.proxy.request.events import (
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind
 from launcher.proxy.sse.tracker import EventTracker, aborted
+from launcher.proxy.upstream import overflow
 from launcher.proxy.upstream.connection import UpstreamConnection
-from launcher.proxy.upstream.endpoint import HeaderPolicy
 from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
@@ -50,24 +50,17 @@ class Attempt:
     """A request on one upstream."""
 
     __slots__ = (
-        "_events", "_fast_bytes", "_held", "_hold", "_output", "_policy", "_post", "_reads", "_seen", "asked_at",
+        "_events", "_fast_bytes", "_held", "_hold", "_output", "_post", "_reads", "_seen", "asked_at",
         "connection", "delivering", "has_output", "head", "moved_at", "reached", "request", "tracker", "upstream",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0917
-        self,
-        request: Request,
-        upstream: Upstream | None,
-        post: Post,
-        output: Output,
-        now: float,
-        policy: HeaderPolicy | None = None,
+    def __init__(
+        self, request: Request, upstream: Upstream | None, post: Post, output: Output, now: float
     ) -> None:
         self.request = request
         self.upstream = upstream  # None: the overflow endpoint
         self._post = post
         self._output = output
-        self._policy = policy
         self.connection: UpstreamConnection | None = None  # None: it has not been sent, or is over
         self.head: ResponseHead | None = None
         self.tracker: EventTracker | None = None  # of an event stream
@@ -150,12 +143,12 @@ class Attempt:
         self._post(self.request, BytesArrived(self, data))
 
     def head_received(self, head: ResponseHead) -> None:
-        if self._policy is not None:
-            reason = self._policy.unusable(head)
+        if self.upstream is None:
+            reason = overflow.unusable(head)
             if reason is not None:
                 self.fail(reason)
                 return
-            head = self._policy.response(head)
+            head = overflow.passing(head)
         self.head = head
         if head.status == 200 and head.content_type == _STREAM:
             self.tracker = EventTracker()

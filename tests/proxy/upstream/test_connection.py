@@ -28,7 +28,7 @@ class Upstream:
 
     def __init__(self, server: Server, *, resend: bool) -> None:
         self.server = server
-        self.pool = ConnectionPool(Endpoint(server.address, resend=resend), SOON_S)
+        self.pool = ConnectionPool(Endpoint(server.address, external=not resend), SOON_S)
 
     def send(self, body: bytes = b"{}", *, method: str = "POST", ago_s: float = 0.0) -> RecordingSink:
         sink = RecordingSink()

@@ -22,7 +22,7 @@ from launcher.config import schema
 from launcher.errors import LauncherError
 from launcher.proxy.errors import HttpError
 from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.overflow import POLICY, Ending, Overflow
+from launcher.proxy.upstream.overflow import Ending, Overflow
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
@@ -313,7 +313,7 @@ async def test_every_address_of_a_name_is_tried(
     def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    made = Endpoint(TcpAddress("somewhere.example", port), policy=POLICY)
+    made = Endpoint(TcpAddress("somewhere.example", port), external=True)
     monkeypatch.setattr(type(loop), "getaddrinfo", addresses, raising=False)
     connected = asyncio.StreamReader()
     await made.connect(lambda: asyncio.StreamReaderProtocol(connected, closed), 0.6)

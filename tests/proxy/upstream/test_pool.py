@@ -12,7 +12,6 @@ from fakes import SOON_S
 from proxy.upstream.recording_sink import HEAD, Peer, RecordingSink, Server
 
 from launcher.address import TcpAddress
-from launcher.proxy.upstream import overflow
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import REUSE_S, ConnectionPool
 
@@ -141,7 +140,7 @@ async def test_a_connection_that_the_upstream_closes_while_idle_is_forgotten(num
 
 @pytest.mark.parametrize("name", ["x" * 64 + ".example", "nobody.invalid"])
 async def test_a_name_without_addresses(name: str) -> None:
-    pool = ConnectionPool(Endpoint(TcpAddress(name, 1), policy=overflow.POLICY), SOON_S)
+    pool = ConnectionPool(Endpoint(TcpAddress(name, 1), external=True), SOON_S)
     sink = RecordingSink()
     sink.connection = pool.send(sink, "POST", HEAD, b"{}", 0.0)
     assert (await sink.end()).startswith("cannot connect: ")
