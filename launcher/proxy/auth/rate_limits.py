@@ -33,26 +33,33 @@ class Limit(StrEnum):
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: its level at the time `at` (seconds)."""
+    """A token bucket: what was spent of it at the time `at` (seconds). None: it is never empty."""
 
-    per_minute: int
-    level: float
-    at: float
+    per_minute: int | None = None
+    spent: float = 0.0
+    at: float = 0.0
 
-    def refill(self, now: float) -> None:
-        if now > self.at:
-            self.level = min(self.per_minute, self.level + (now - self.at) * self.per_minute / MINUTE_S)
-            self.at = now
+    def take(self, amount: float, now: float) -> None:
+        """A negative amount is given back."""
+        if self.per_minute is not None:
+            refilled = max(0.0, now - self.at) * self.per_minute / MINUTE_S
+            self.spent = max(0.0, max(0.0, self.spent - refilled) + amount)
+            self.at = max(self.at, now)
 
-    def wait_s(self, amount: float) -> float:
+    def wait_s(self, amount: float, now: float) -> float:
         """Seconds until `amount` may be taken; an amount beyond its size needs a full bucket."""
-        missing = min(amount, self.per_minute) - self.level
+        if self.per_minute is None:
+            return 0.0
+        self.take(0.0, now)
+        missing = min(amount, self.per_minute) + self.spent - self.per_minute
         return missing * MINUTE_S / self.per_minute if missing > ROUNDING else 0.0
 
-    def resize(self, per_minute: int, now: float) -> None:
-        self.refill(now)
-        spent = self.per_minute - self.level
-        self.per_minute, self.level = per_minute, per_minute - spent
+    def resize(self, per_minute: int | None, now: float) -> None:
+        """What was spent stays spent."""
+        self.take(0.0, now)
+        self.per_minute = per_minute
+        if per_minute is None:
+            self.spent = 0.0
 
 
 @dataclass(slots=True)
@@ -77,24 +84,22 @@ class KeyLimits:
     record: KeyRecord
     sums: KeySums = field(default_factory=KeySums)  # of the key's current name
     in_flight: int = 0  # requests admitted and not finished
-    _models: frozenset[str] = frozenset()
-    _requests: Bucket | None = None
-    _tokens: Bucket | None = None
-    _mean_s: float = FIRST_GUESS_S
+    requests: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
+    mean_s: float = FIRST_GUESS_S  # duration of a request
 
     def __post_init__(self) -> None:
         self.follow(self.record, self.sums, 0.0)
 
     def follow(self, record: KeyRecord, sums: KeySums, now: float) -> None:
-        """Apply a record that was read again; what was spent stays spent."""
+        """Apply a record that was read again."""
         self.record, self.sums = record, sums
-        self._models = frozenset(record.models)
-        self._requests = _follow(self._requests, record.requests_per_minute, now)
-        self._tokens = _follow(self._tokens, record.tokens_per_minute, now)
+        self.requests.resize(record.requests_per_minute, now)
+        self.tokens.resize(record.tokens_per_minute, now)
 
     def allows(self, *names: str) -> bool:
         """Whether the key may use the model of these names (its own and aliases)."""
-        return not self._models or not self._models.isdisjoint(names)
+        return not self.record.models or not set(names).isdisjoint(self.record.models)
 
     def begin(self, now: float, *, large: bool = False) -> Grant:
         """Admit one request, before its body is read. Raises HttpError: 429 with the seconds to wait.
@@ -103,50 +108,16 @@ class KeyLimits:
         """
         most = self.record.concurrency
         if most is not None and self.in_flight >= most:
-            raise self._too_many(Limit.CONCURRENCY, most, self._mean_s / most)
-        if self._requests is not None:
-            self._requests.refill(now)
-            if wait := self._requests.wait_s(1):
-                raise self._too_many(Limit.REQUESTS, self._requests.per_minute, wait)
-        if self._tokens is not None and large:
-            self._tokens.refill(now)
-            if wait := self._tokens.wait_s(1):
-                raise self._too_many(Limit.TOKENS, self._tokens.per_minute, wait)
-        if self._requests is not None:
-            self._requests.level -= 1
+            raise self.too_many(Limit.CONCURRENCY, most, self.mean_s / most)
+        if wait := self.requests.wait_s(1, now):
+            raise self.too_many(Limit.REQUESTS, self.requests.per_minute, wait)
+        if large and (wait := self.tokens.wait_s(1, now)):
+            raise self.too_many(Limit.TOKENS, self.tokens.per_minute, wait)
+        self.requests.take(1, now)
         self.in_flight += 1
         return Grant(self, self.sums, now)
 
-    def _charge(self, grant: Grant, names: tuple[str, ...], now: float, tokens: int) -> None:
-        if names and not self.allows(*names):
-            self._take_back()
-            self.sums.refused[Limit.MODEL] += 1
-            why = f"this API key may not use the model `{names[0]}`"
-            raise HttpError(403, why, type_="permission_error", param="model", code="model_not_allowed")
-        if self._tokens is not None:
-            self._tokens.refill(now)
-            if wait := self._tokens.wait_s(max(tokens, 1)):
-                self._take_back()
-                raise self._too_many(Limit.TOKENS, self._tokens.per_minute, wait)
-            self._tokens.level -= tokens
-        grant.charged = tokens
-        grant.admitted = True
-
-    def _take_back(self) -> None:
-        """A request that another limit refused does not count for the minute."""
-        if self._requests is not None:
-            self._requests.level = min(self._requests.per_minute, self._requests.level + 1)
-
-    def _end(self, grant: Grant, tokens: int, now: float) -> None:
-        self.in_flight -= 1
-        grant.sums.tokens += tokens
-        if grant.admitted:
-            self._mean_s += MEAN_WEIGHT * (max(0.0, now - grant.started) - self._mean_s)
-        if self._tokens is not None:
-            self._tokens.refill(now)
-            self._tokens.level = min(self._tokens.per_minute, self._tokens.level + grant.charged - tokens)
-
-    def _too_many(self, limit: Limit, most: int, wait_s: float) -> HttpError:
+    def too_many(self, limit: Limit, most: int | None, wait_s: float) -> HttpError:
         self.sums.refused[limit] += 1
         seconds = min(LONGEST_WAIT_S, max(1, math.ceil(wait_s - 1e-9)))
         what = "requests at once" if limit is Limit.CONCURRENCY else limit.value.replace("_", " ")
@@ -169,22 +140,30 @@ class Grant:
     def charge(self, names: tuple[str, ...], now: float, tokens: int) -> None:
         """Charge about `tokens` tokens for the model of these names; () without a model. Call `finish` in any case.
 
-        Raises HttpError: 403 for a model that the key may not use, 429 with the seconds to wait.
+        Raises HttpError: 403 for a model that the key may not use, 429 with the seconds to wait. The request does not
+        count for the minute then.
         """
-        self.limits._charge(self, names, now, tokens)
+        limits = self.limits
+        if names and not limits.allows(*names):
+            limits.requests.take(-1, now)
+            limits.sums.refused[Limit.MODEL] += 1
+            why = f"this API key may not use the model `{names[0]}`"
+            raise HttpError(403, why, type_="permission_error", param="model", code="model_not_allowed")
+        if wait := limits.tokens.wait_s(max(tokens, 1), now):
+            limits.requests.take(-1, now)
+            raise limits.too_many(Limit.TOKENS, limits.tokens.per_minute, wait)
+        limits.tokens.take(tokens, now)
+        self.charged = tokens
+        self.admitted = True
 
     def finish(self, tokens: int, now: float) -> None:
         """The request has ended and took this many tokens; a second call does nothing."""
-        if not self.ended:
-            self.ended = True
-            self.limits._end(self, tokens, now)
-
-
-def _follow(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
-    if per_minute is None:
-        return None
-    if bucket is None:
-        return Bucket(per_minute, float(per_minute), now)
-    if bucket.per_minute != per_minute:
-        bucket.resize(per_minute, now)
-    return bucket
+        if self.ended:
+            return
+        self.ended = True
+        limits = self.limits
+        limits.in_flight -= 1
+        limits.tokens.take(tokens - self.charged, now)
+        self.sums.tokens += tokens
+        if self.admitted:
+            limits.mean_s += MEAN_WEIGHT * (max(0.0, now - self.started) - limits.mean_s)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
-from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, event_data
+from launcher.proxy.continuation.transcript import UNREADABLE, Transcript
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
-from launcher.proxy.sse.tracker import EVENT_END
+from launcher.proxy.sse.tracker import EVENT_END, event_data
 
 _PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, WORDLESS, EventPattern, FastPath, take_list
-from launcher.proxy.sse.tracker import EVENT_END
+from launcher.proxy.sse.tracker import EVENT_END, event_data
 
 TEXT_BYTES: Final = 256 * 1024
 """Text that one stream may keep, in bytes: about 60,000 tokens, more than the context of most models."""
@@ -250,15 +250,6 @@ def part_of(piece: bytes) -> str:
 
 def text_of(pieces: list[bytes]) -> str:
     return str(msgspec.json.decode(b'"' + b"".join(pieces) + b'"'))
-
-
-def event_data(event: bytes) -> bytes | None:
-    """The data of one event, its lines joined as the standard says; None for a comment or an empty event.
-
-    Source: HTML Living Standard, 9.2.6 "Interpreting an event stream".
-    """
-    found = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(found) if found else None
 
 
 def _numbers(ids: bytes) -> list[int]:

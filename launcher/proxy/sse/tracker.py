@@ -35,6 +35,15 @@ def aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
+def event_data(event: bytes) -> bytes | None:
+    """The data of one event, its lines joined as the standard says; None for a comment or an empty event.
+
+    Source: HTML Living Standard, 9.2.6 "Interpreting an event stream".
+    """
+    found = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(found) if found else None
+
+
 class EventTracker:
     def __init__(self) -> None:
         self.events = 0  # whole events passed or left out

@@ -26,7 +26,7 @@ from launcher.proxy.request.events import (
 )
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind
-from launcher.proxy.sse.tracker import EventTracker, aborted
+from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
 from launcher.proxy.upstream import overflow
 from launcher.proxy.upstream.connection import UpstreamConnection
 from launcher.proxy.upstream.pool import ConnectionPool
@@ -289,5 +289,4 @@ class Attempt:
 
 def _error_answer(event: bytes) -> Answer:
     """What a stream's first and only event, an error, would have been as a plain answer."""
-    data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
-    return own_answer(SERVER_ERROR, data)
+    return own_answer(SERVER_ERROR, event_data(event) or b"")

@@ -167,13 +167,12 @@ def test_what_retry_after_says_is_enough(rate: int, steps: list[tuple[float, int
 @given(RATES, st.lists(st.floats(0, 5), max_size=200))
 def test_no_minute_holds_more_than_two_minutes_worth(rate: int, pauses: list[float]) -> None:
     """A full bucket and what refills meanwhile: that is the most a window of a minute can see."""
-    bucket = Bucket(rate, float(rate), 0.0)
+    bucket = Bucket(rate)
     now, taken = 0.0, []
     for pause in pauses:
         now += pause
-        bucket.refill(now)
-        if bucket.wait_s(1) == 0:
-            bucket.level -= 1
+        if bucket.wait_s(1, now) == 0:
+            bucket.take(1, now)
             taken.append(now)
     for start in taken:
         assert sum(start <= at < start + 60 for at in taken) <= 2 * rate + 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
 
-from launcher.proxy.continuation.transcript import Transcript, event_data
+from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.sse.fast_path import FastPath
 
 
@@ -154,11 +154,6 @@ def test_the_bound_holds_for_ordinary_events() -> None:
     for word in ("ab", "cd", "e"):
         transcript.feed(chunk({"content": word}))
     assert transcript.odd == "more than 6 bytes of text"
-
-
-def test_data_of_an_event() -> None:
-    assert event_data(b": comment\n\n") is None
-    assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
 
 
 def test_the_fast_path_has_the_same_bound() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.proxy.sse import tracker as sse_tracker
-from launcher.proxy.sse.tracker import EventTracker
+from launcher.proxy.sse.tracker import EventTracker, event_data
 
 WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
 COMMENT = b": still here\n\n"
@@ -133,3 +133,8 @@ def test_done_without_its_blank_line_counts() -> None:
     assert tracker.feed(b"data: a\n\ndata: [DONE]") == b"data: a\n\n"
     assert tracker.rest() == b"data: [DONE]"
     assert tracker.done
+
+
+def test_data_of_an_event() -> None:
+    assert event_data(b": comment\n\n") is None
+    assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
