@@ -131,11 +131,8 @@ class Balancer:
         if ticket.queued:
             self.queue.remove(ticket)
 
-    def expired(self, now: float) -> list[Ticket]:
-        return self.queue.expired(now)
-
     def next_pump(self, now: float) -> float | None:
-        """When to call `expired` and `pump` although nothing has happened; None: not before something does."""
+        """When to call `queue.expired` and `pump` although nothing has happened; None: not before something does."""
         if not self.queue.count:
             return None
         times = [deadline] if (deadline := self.queue.next_deadline()) is not None else []
@@ -235,30 +232,26 @@ class Balancer:
         if known is upstream:
             upstream.fit = self.costs.fit(upstream.model)
             if upstream.kv_tokens is not None:
-                self.set_kv_tokens(upstream, upstream.kv_tokens)
+                self._set_kv_tokens(upstream, upstream.kv_tokens)
         return known
 
-    def set_kv_tokens(self, upstream: Upstream, kv_tokens: int) -> None:
+    def _set_kv_tokens(self, upstream: Upstream, kv_tokens: int) -> None:
         upstream.kv_tokens = kv_tokens
         upstream.prefixes.set_capacity(int(kv_tokens / self.costs.block_tokens))
 
-    def drain(self, slot: int, generation: int) -> Upstream | None:
-        return self.table.drain(slot, generation)
-
-    def remove(self, slot: int, generation: int, reason: str) -> Upstream | None:
-        return self.table.remove(slot, generation, reason)
-
-    def eject(self, key: InstanceId, until: float) -> None:
-        upstream = self.table.get(*key)
-        if upstream is not None:
-            upstream.outliers.eject(until)
-
-    def reconcile(self, slot: int, running: int, waiting: int, kv_usage: float | None = None) -> None:
+    def reconcile(
+        self,
+        upstream: Upstream,
+        running: int,
+        waiting: int,
+        kv_usage: float | None = None,
+        kv_tokens: int | None = None,
+    ) -> None:
         """What the instance reports: requests that are not the proxy's take capacity, too."""
-        upstream = self.table.newest(slot)
-        if upstream is not None:
-            full = waiting > 0 and kv_usage is not None and kv_usage >= KV_FULL
-            upstream.load.reported(running + waiting, upstream.in_flight, full=full)
+        full = waiting > 0 and kv_usage is not None and kv_usage >= KV_FULL
+        upstream.load.reported(running + waiting, upstream.in_flight, full=full)
+        if kv_tokens is not None and upstream.kv_tokens is None:
+            self._set_kv_tokens(upstream, kv_tokens)
 
     def notes(self) -> list[str]:
         """Lines for the log since the last call."""

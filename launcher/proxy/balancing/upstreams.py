@@ -67,10 +67,6 @@ class UpstreamTable:
     def get(self, slot: int, generation: int) -> Upstream | None:
         return self._upstreams.get((slot, generation))
 
-    def newest(self, slot: int) -> Upstream | None:
-        """The upstream of a slot's newest known generation, if it is not gone."""
-        return self._upstreams.get((slot, self._newest.get(slot, -1)))
-
     def add(self, upstream: Upstream) -> Upstream | None:
         """It may get requests; a drain of it is cancelled. None: a newer generation was added before."""
         if upstream.generation < self._newest.get(upstream.slot, upstream.generation):

@@ -79,14 +79,14 @@ class Instances:
 
     def drain(self, slot: int, generation: int) -> None:
         """No new requests; on_idle comes from the event loop, never from this call."""
-        upstream = self.balancer.drain(slot, generation)
+        upstream = self.table.drain(slot, generation)
         if upstream is not None:
             self._loop.call_soon(self._tell_if_idle, upstream)
 
     def remove(self, slot: int, generation: int, reason: str, *, crashed: bool) -> None:
         """It is gone. A request that has delivered nothing is tried elsewhere at once, also where its response had come
         already; of one that has, what the instance had sent is read before."""
-        upstream = self.balancer.remove(slot, generation, reason)
+        upstream = self.table.remove(slot, generation, reason)
         if upstream is None:
             return
         now, traffic = self._clock(), self._traffic.pop(upstream.key)
@@ -147,7 +147,7 @@ class Instances:
 
     def expired(self, now: float) -> Iterable[tuple[Request, Event]]:
         """Requests that have waited too long; they wait no more."""
-        for ticket in self.balancer.expired(now):
+        for ticket in self.balancer.queue.expired(now):
             request = self._waiting.pop(ticket)
             yield request, NoCapacity(self._out_of_time(request, now))
 
@@ -230,12 +230,8 @@ class Instances:
     def reconcile(self, loads: Mapping[InstanceId, EngineMetrics]) -> None:
         """What the instances say they work on: requests that are not the proxy's take capacity there, too."""
         for key, load in loads.items():
-            upstream = self.table.get(*key)
-            if upstream is None:
-                continue
-            self.balancer.reconcile(upstream.slot, load.running, load.waiting, load.kv_usage)
-            if load.kv_tokens is not None and upstream.kv_tokens is None:
-                self.balancer.set_kv_tokens(upstream, load.kv_tokens)
+            if (upstream := self.table.get(*key)) is not None:
+                self.balancer.reconcile(upstream, load.running, load.waiting, load.kv_usage, load.kv_tokens)
         self.pump(self._clock())
 
     def awaited(self, slot: int, generation: int) -> int:
@@ -302,7 +298,7 @@ class Instances:
             attempt.fail(reason)
 
     def _eject(self, upstream: Upstream, now: float) -> None:
-        self.balancer.eject(upstream.key, now + self._proxy.eject_s)
+        upstream.outliers.eject(now + self._proxy.eject_s)
         self._counters.slot(upstream.slot, upstream.model).ejected += 1
 
     def _arm(self, now: float) -> None:

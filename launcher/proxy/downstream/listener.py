@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ class Listener:
     async def take(self, sock: socket.socket) -> None:
         """Serve on a listening socket. In one of systemd's, clients queue after our copy is closed."""
         secure = sock.family != socket.AF_UNIX and self._handshakes is not None
+        sock.setblocking(False)
         if self._handshakes is not None and secure:
-            sock.setblocking(False)
             self._handshakes.listen(sock)
         else:
             loop = asyncio.get_running_loop()
@@ -96,36 +97,22 @@ def bind(listen: str) -> list[socket.socket]:
     places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     if int(port) == 0:
         places = places[:1]
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in places:
-            sockets.append(_bind_tcp(listen, family, address))
-    except LauncherError:
-        for sock in sockets:
-            sock.close()
-        raise
+    with ExitStack() as bound:
+        sockets = [bound.enter_context(_bind_tcp(listen, family, address)) for family, address in places]
+        bound.pop_all()
     return sockets
 
 
 def _bind_tcp(listen: str, family: int, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)  # here, so that an address in use raises
+        return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        sock.close()
         raise _cannot_listen(listen, error) from error
-    return sock
 
 
 def _bind_unix(listen: str, path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.setblocking(False)
         _remove_stale(path)
         sock.bind(path)
         Path(path).chmod(0o660)
@@ -161,7 +148,8 @@ def _cannot_listen(listen: str, error: OSError) -> LauncherError:
         errno.EACCES: "choose a port above 1023 or a folder that this user may write, in [proxy] listen",
         errno.EADDRNOTAVAIL: "set [proxy] listen to an address of this machine (ip addr shows them)",
     }
-    why = "address in use" if error.errno == errno.EADDRINUSE else reason(error)
+    why, _, _ = reason(error).partition(" (while attempting")  # added by socket.create_server
+    why = "address in use" if error.errno == errno.EADDRINUSE else why
     return LauncherError(
         f"cannot listen on '{listen}': {why}",
         remedies.get(error.errno or 0, "set [proxy] listen to another address"),

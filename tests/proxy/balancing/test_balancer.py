@@ -152,8 +152,8 @@ def test_withdrawn_and_expired_tickets_are_not_started() -> None:
     assert made.next_pump(0.0) == 2.0
     made.withdraw(gone)
     made.withdraw(gone)
-    assert made.expired(1.9) == []
-    assert made.expired(2.0) == [late]
+    assert made.queue.expired(1.9) == []
+    assert made.queue.expired(2.0) == [late]
     made.release(running[0], 3.0, Ending.WHOLE)
     made.release(running[0], 3.0, Ending.WHOLE)
     assert made.pump(3.0) == [kept]
@@ -186,7 +186,7 @@ def test_retries_avoid_tried_instances_and_pinned_requests_go_to_theirs() -> Non
     made.first_token(one, 0.1)
     made.offer(cached, 0.2)
     assert slot(cached) == 1
-    made.drain(1, 1)
+    made.table.drain(1, 1)
     elsewhere = ticket(pinned=(1, 1))
     made.offer(elsewhere, 0.3)
     assert slot(elsewhere) == 0
@@ -219,12 +219,12 @@ def test_drained_and_removed_instances_get_nothing_and_their_requests_can_be_off
     made.offer(one, 0.0)
     was = one.upstream
     assert was is not None
-    assert made.remove(*was.key, "killed") is was
+    assert made.table.remove(*was.key, "killed") is was
     made.release(one, 1.0, Ending.BROKEN)
     assert was.in_flight == 0
     made.offer(one, 1.0)
     assert slot(one) != was.slot
-    assert made.drain(1 - was.slot, 1) is not None
+    assert made.table.drain(1 - was.slot, 1) is not None
     parked = ticket()
     assert made.offer(parked, 2.0) is None
     assert made.pump(2.0) == []
@@ -250,8 +250,7 @@ def test_failures_eject_and_a_single_request_tries_the_instance_again() -> None:
     made.first_token(first, 10.2)
     made.release(first, 10.3, Ending.WHOLE)
     assert made.pump(10.3) == [second]
-    made.eject((0, 1), 99.0)
-    made.eject((5, 1), 99.0)
+    upstream.outliers.eject(99.0)
     assert made.offer(ticket(), 11.0) is None
     assert made.next_pump(100.0) is not None
 
@@ -260,26 +259,29 @@ def test_the_reported_size_of_a_kv_cache_sets_the_capacity() -> None:
     made = balancer(1)
     made.add(known := up(1, kv_tokens=1280))
     assert known.prefixes.capacity == 10
+    made.add(told := up(2))
+    made.reconcile(told, 0, 0, kv_tokens=1280)
+    assert told.prefixes.capacity == 10
 
 
 def test_requests_that_the_instance_reports_take_capacity() -> None:
     made = balancer(1, seqs=2)
-    made.reconcile(0, 2, 0)
-    made.reconcile(7, 2, 0)
+    upstream = next(iter(made.table))
+    made.reconcile(upstream, 2, 0)
     one = ticket()
     assert made.offer(one, 0.0) is not None
     made.release(one, 0.1, Ending.WHOLE)
-    made.reconcile(0, 2, 0)
-    made.reconcile(0, 2, 0)
+    made.reconcile(upstream, 2, 0)
+    made.reconcile(upstream, 2, 0)
     waits = ticket()
     assert made.offer(waits, 1.0) is None
-    made.reconcile(0, 0, 0)
+    made.reconcile(upstream, 0, 0)
     assert made.pump(1.0) == [waits]
     made.first_token(waits, 1.1)
-    made.reconcile(0, 0, 1, 0.99)
+    made.reconcile(upstream, 0, 1, 0.99)
     full = ticket()
     assert made.offer(full, 2.0) is None
-    made.reconcile(0, 1, 0, 0.5)
+    made.reconcile(upstream, 1, 0, 0.5)
     assert made.pump(2.0) == [full]
 
 
@@ -340,7 +342,7 @@ def test_a_pump_looks_at_a_window_of_the_queue() -> None:
 def test_requests_for_a_model_without_instances_delay_no_others(policy: Policy, keys: int) -> None:
     made = balancer(1, policy=policy, seqs=2, max_requests=1000)
     made.add(up(1, model="gone"))
-    made.remove(1, 1, "crash")
+    made.table.remove(1, 1, "crash")
     running = busy(made, 2)
     for n in range(4 * WINDOW):
         assert made.offer(ticket(0.1, model="gone", key=str(n % keys)), 0.1) is None
@@ -390,7 +392,7 @@ def test_load_counts_the_tickets_that_wait_for_an_instance() -> None:
     prompt = tuple(range(50))
     made.offer(ticket(tokens=6400, prefix=prompt, pinned=(1, 1)), 0.0)
     made.offer(ticket(tokens=6400, pinned=(0, 1)), 0.0)
-    cached = made.table.newest(1)
+    cached = made.table.get(1, 1)
     assert cached is not None
     waiting = [ticket(0.1, tokens=6500, prefix=prompt) for _ in range(3)]
     assert not any(made.offer(one, 0.1) for one in waiting)
@@ -459,14 +461,14 @@ class Play:
             self.made.withdraw(self.waiting.pop(number % len(self.waiting)))
 
     def drain(self, number: int) -> None:
-        self.made.drain(number % 3, self.generation)
+        self.made.table.drain(number % 3, self.generation)
 
     def add(self, number: int) -> None:
         self.generation += number % 2
         self.made.add(up(number % 3, generation=self.generation, seqs=3))
 
     def remove(self, number: int) -> None:
-        self.made.remove(number % 3, self.generation, "gone")
+        self.made.table.remove(number % 3, self.generation, "gone")
 
     def fail(self, number: int) -> None:
         if self.bound:
@@ -560,7 +562,7 @@ def test_a_withdrawn_ticket_is_no_longer_ahead_of_others() -> None:
     made.offer(ticket(6.4, tokens=1000, pinned=(0, 1)), 6.4)
     waiting = ticket(6.5, tokens=6410, prefix=prompt)
     assert made.offer(waiting, 6.5) is None
-    cached = made.table.newest(0)
+    cached = made.table.get(0, 1)
     assert cached is not None
     assert cached.load.ahead == 1
     made.withdraw(waiting)

@@ -75,12 +75,10 @@ def test_a_removed_upstream_never_becomes_idle() -> None:
     assert not table.became_idle(row)
 
 
-def test_the_newest_of_a_slot_and_an_unknown_model() -> None:
+def test_models_without_instances() -> None:
     table = UpstreamTable()
     table.add(up(0, 1))
-    newest = table.add(up(0, 2))
-    assert table.newest(0) is newest
-    assert table.newest(5) is None
+    table.add(up(0, 2))
     assert table.of("another") == []
     assert table.of("m") is table.of("m")
     table.remove(0, 2, "exit")
