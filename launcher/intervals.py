@@ -128,7 +128,8 @@ def quantile(samples: Samples, share: float, level: float = LEVEL) -> Interval |
     if len(values) < quantile_needs(share, level):
         return None
     estimate = float(np.quantile(values, share))
-    count = effective_count(values <= estimate)
+    below_it = values < estimate if (values <= estimate).all() else values <= estimate
+    count = effective_count(below_it)
     if count < quantile_needs(share, level):
         return None
     # below[k]: the probability that at most k of `count` independent samples lie below the quantile.

@@ -213,3 +213,8 @@ def test_what_is_no_ratio() -> None:
     with pytest.raises(ValueError, match="2 samples cannot be paired with 3"):
         paired_ratio([1.0, 1.0], [1.0, 1.0, 1.0])
     assert quantile_ratio([0.0] * 10, [1.0] * 10, 0.5) is None
+
+
+def test_ties_at_the_quantile_hide_no_dependence() -> None:
+    """Ten late requests in a row are one event, not ten: too few to bound a p99."""
+    assert quantile([0.2] * 390 + [5.0] * 10, 0.99) is None
