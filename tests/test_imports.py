@@ -76,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
-    "intervals", "config.schema", "config.proxy_schema", "config.values", "topology.model",
+    "intervals", "bench.compare", "bench.figures", "bench.setting",
+    "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify", "host.smbios",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
