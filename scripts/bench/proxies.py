@@ -10,7 +10,7 @@ usage: scripts/bench-proxy [--only NAME,...] [--rounds N] [--quick] [--json FILE
 Two stub engines, the clients and the proxies run on this machine; by default the proxy has one cpu for itself
 and everything else another (--no-pin: none has). Each round starts every proxy afresh, in another order.
 Names: direct, nginx, nginx-unix, haproxy, vllm-router, vllm-router-rr, sglang-router, smg, aiohttp, bare, ours, ours-tcp,
-ours-no-ids.
+ours-no-ids, ours-early (without late binding).
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ FULL: Final[tuple[Point, ...]] = (
     SmallPoint(65536),
     SmallPoint(1024, rate=0),
 )
+# A burst on a proxy that has not seen a first token yet, then bursts of a proxy that knows the engines' speed.
+BURSTS: Final[tuple[Point, ...]] = (BurstPoint(window_s=0.9, settle_s=0.0), BurstPoint())
 QUICK: Final[tuple[Point, ...]] = (
     StreamPoint(32, tokens=20, window_s=0.6, settle_s=0.2),
     BurstPoint(32, tokens=5, window_s=1.2, settle_s=0.2),
@@ -239,7 +241,7 @@ def parser() -> argparse.ArgumentParser:
         "--before", type=Path, metavar="CHECKOUT", help="measure this checkout's version as well"
     )
     made.add_argument("--rounds", type=int, default=5, help="of all proxies (default 5)")
-    made.add_argument("--points", choices=["all", "streams", "requests"], default="all")
+    made.add_argument("--points", choices=["all", "streams", "bursts", "requests"], default="all")
     made.add_argument("--streams", type=int, action="append", help="only this many streams (repeatable)")
     made.add_argument("--quick", action="store_true", help="one short round: shows that it works, no figures")
     made.add_argument("--no-pin", action="store_true", help="pin nothing to a cpu")
@@ -264,10 +266,13 @@ def _before(checkout: Path) -> Rival:
 def _points(args: argparse.Namespace) -> tuple[Point, ...]:
     if args.streams:
         return tuple(StreamPoint(count) for count in args.streams)
+    if args.points == "bursts" and not args.quick:
+        return BURSTS
     points = QUICK if args.quick else FULL
     kinds = {
         "all": (StreamPoint, BurstPoint, SmallPoint),
         "streams": (StreamPoint, BurstPoint),
+        "bursts": (BurstPoint,),
         "requests": (SmallPoint,),
     }
     return tuple(point for point in points if isinstance(point, kinds[args.points]))

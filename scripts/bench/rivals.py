@@ -290,6 +290,12 @@ RIVALS: Final[Mapping[str, Rival]] = {
             ours("--no-token-ids"),
             env=_PATHS,
         ),
+        Rival(
+            "ours-early",
+            "numa-launcher without late binding",
+            ours("--no-late-binding"),
+            env=_PATHS,
+        ),
     )
 }
 

@@ -58,6 +58,20 @@ def test_another_version_beside_it(tmp_path: Path) -> None:
     assert {row["proxy"] for row in json.loads(kept.read_text())["rows"]} == {"ours", "before"}
 
 
+def test_bursts_without_late_binding(tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    done = run(
+        *("--quick", "--only", "ours,ours-early", "--points", "bursts", "--no-pin"), "--json", str(kept)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(kept.read_text())["rows"]
+    assert {(row["proxy"], row["point"]) for row in rows} == {
+        ("ours", "burst of 32 streams"),
+        ("ours-early", "burst of 32 streams"),
+    }
+    assert [row["failures"] for row in rows] == [0, 0]
+
+
 def test_another_version_that_is_not_there(tmp_path: Path) -> None:
     done = run("--quick", "--before", str(tmp_path))
     assert done.returncode != 0
