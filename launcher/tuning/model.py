@@ -12,11 +12,11 @@ Stack = Literal["vllm", "zentorch"]
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate changes in the configuration. None: as configured."""
+    """What a candidate changes in the configuration; the values are those of its keys. None: as configured."""
 
     strategy: Strategy
-    instances_per_socket: int
-    reserve_cores: int
+    instances_per_socket: int | Literal["auto"]
+    reserve_cores: int | Literal["auto"]
     span_nodes: bool = False
     """An instance may span the NUMA nodes of its socket; needed for one instance per socket where NPS > 1."""
     max_num_seqs: int | None = None
@@ -31,8 +31,47 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     """As people read it: "interleaved x 4, 2 cores reserved"."""
     is_default: bool = False
+    refines: int | None = None
+    """Index of the layout that it refines; it is measured only if that layout is the best. None: a layout of the race."""
     plan: dict[str, Any]
     """As `plan --json`. Two layouts whose plans place the same cpus and memory are one candidate."""
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout that is not measured: the planner refuses it, or other layouts come first."""
+
+    layout: Layout | None
+    """None: the configuration has no keys for it."""
+    label: str
+    cause: str
+
+
+class Candidates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search chooses from."""
+
+    entered: list[Candidate]
+    """The layouts of the race, the default first, then the refinements of each."""
+    refused: list[LeftOut]
+    left_out: list[LeftOut]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search is to do. With the candidates and the history it decides every visit."""
+
+    seed: int = 0
+    budget_s: float | None = None
+    """Time for all visits together; None: no limit."""
+    slo: dict[str, float] = {}
+    """Limits in seconds by name: "ttft_p99", "itl_p99"."""
+    least_gain: float = 0.02
+    """A gain below this is not called a difference. 2 %: two starts of one layout differ by about 1 % each."""
+    repeats: int | None = None
+    """Measurements of each visit; None: chosen from the noise that was seen."""
+    refine: bool = True
+    start_s: float = 120.0
+    """A start's time as long as none was measured."""
+    measure_s: float = 30.0
+    """One measurement's time as long as none was measured."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +121,28 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Why it left the race: "slower than interleaved x 4", "did not start: ..."; None: it stayed."""
 
 
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layout of the race against the default, in fresh visits that had no part in the choice."""
+
+    candidate: int
+    pairs: int
+    """Visits of each of the two."""
+    ratio: float
+    interval: tuple[float, float]
+    """95 %, Student's t over the pairs' log ratios."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `different` only when the interval of the fresh runs excludes 1 and the gain is worth naming."""
 
-    winner: int
+    winner: int | None
+    """The faster of the two that were compared; the default where its own figures were best. None: no layout gave a
+    figure."""
     different: bool
-    ratio_to_default: float
-    interval: tuple[float, float]
+    ratio_to_default: float | None
+    """1 where the winner is the default; None where the default gave no figure, or nothing was compared."""
+    interval: tuple[float, float] | None
+    comparison: Comparison | None
     standings: list[Standing]
     complete: bool
     """False: the budget or the operator ended the search before its own end."""
