@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
+    "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
     "intervals", "bench.compare", "bench.figures", "bench.setting",
     "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",

@@ -94,6 +94,8 @@ COVERED_BY = {
     "topology.numa_nodes": "topology/test_unusual_machines.py",
     "topology.packages": "topology/test_machine.py",
     "topology.svg": "topology/test_picture.py",
+    "tuning.model": "tuning/test_search.py",
+    "tuning.stages": "tuning/test_search.py",
 }
 
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-_T_975: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-)  # fmt: skip
-
-
-def t_975(df: int) -> float:
-    return _T_975[df - 1] if df <= len(_T_975) else 1.96 + 2.5 / df
+from launcher.intervals import LEVEL, student_t
 
 
 def fit(
@@ -39,7 +32,7 @@ def fit(
     found = {}
     for i, layout in enumerate(names):
         mean, visits = float(solution[i]) + of_blocks, int(design[:, i].sum())
-        half = None if variance is None else t_975(df) * math.sqrt(variance / visits)
+        half = None if variance is None else student_t(LEVEL, df) * math.sqrt(variance / visits)
         interval = None if half is None else (math.exp(mean - half), math.exp(mean + half))
         found[layout] = math.exp(mean), interval
     return found

@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from launcher.tuning.fit import fit, t_975
+from launcher import intervals
+from launcher.tuning.fit import fit
 from launcher.tuning.model import (
     Candidate,
     Comparison,
@@ -299,14 +300,12 @@ class Search:
                 self._pairs.append(scores[challenger] - scores[self._default])
 
     def comparison(self) -> Comparison | None:
-        if self._challenger is None or len(self._pairs) < 2:
+        found = intervals.mean(self._pairs)
+        if self._challenger is None or found is None:
             return None
-        n = len(self._pairs)
-        mean = float(np.mean(self._pairs))
-        half = t_975(n - 1) * float(np.std(self._pairs, ddof=1)) / math.sqrt(n)
         return Comparison(
-            candidate=self._challenger, pairs=n, ratio=math.exp(mean),
-            interval=(math.exp(mean - half), math.exp(mean + half)),
+            candidate=self._challenger, pairs=len(self._pairs), ratio=math.exp(found.estimate),
+            interval=(math.exp(found.low), math.exp(found.high)),
         )  # fmt: skip
 
     def verdict(self, *, complete: bool) -> Verdict:

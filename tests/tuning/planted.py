@@ -105,29 +105,26 @@ class Physics:
         users = [sum(domain in its for its in touched) for domain in range(len(topology.l3_domains))]
         total = 0.0
         for slot, its, count, l3s, neighbours in zip(slots, cpus, threads, touched, on_node, strict=True):
-            bandwidth = self._bandwidth(slot["node"], its, count, neighbours, node_of, topology)
+            remote = sum(node_of[cpu] != slot["node"] for cpu in its) / len(its)
+            cores = sum(core.node == slot["node"] for core in topology.cores)
+            # vLLM's worker binds its memory to the node of its first cpu: the other nodes' cores read across.
+            bandwidth = min(cores * self.node_bandwidth_per_core / neighbours, count * self.core_bandwidth)
+            bandwidth /= 1 + self.remote_share_cost * remote
             batch = min(self.requests / len(slots), candidate.layout.max_num_seqs or 64)
             sharing = np.mean([users[domain] > 1 for domain in l3s]) if l3s else 0.0
             read = (self.weights + batch * self.kv_per_request) / bandwidth
             compute = batch * self.flops_per_token / (count * self.core_flops)
             barrier = self.barrier_base * math.log2(count + 1) + self.barrier_per_thread * count
             barrier += self.barrier_per_l3 * len(l3s)
-            step = max(read, compute) + 0.3 * min(read, compute) + self.barriers * barrier + self.step_overhead
+            step = (
+                max(read, compute) + 0.3 * min(read, compute) + self.barriers * barrier + self.step_overhead
+            )
             total += batch / (step * (1 + self.l3_sharing_cost * sharing))
         reserved = len(CpuSet.parse(candidate.plan["reserved"]))
         missing = max(0.0, self.busy_cores - reserved) / sum(threads)
         step_tokens = candidate.layout.max_num_batched_tokens or 2048
         distance = abs(math.log2(step_tokens / self.step_tokens_best))
         return total * (1 - min(0.5, 2 * missing)) * (1 - self.step_tokens_cost * min(distance, 4))
-
-    def _bandwidth(
-        self, node: int, cpus: CpuSet, threads: int, neighbours: int, node_of: dict[int, int], topology: Topology
-    ) -> float:
-        """vLLM's worker binds its memory to the node of its first cpu: the other nodes' cores read across."""
-        cores = sum(core.node == node for core in topology.cores)
-        remote = sum(node_of[cpu] != node for cpu in cpus) / len(cpus)
-        share = cores * self.node_bandwidth_per_core / neighbours
-        return min(share, threads * self.core_bandwidth) / (1 + self.remote_share_cost * remote)
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,9 @@ class Noise:
 
 
 class PlantedMachine:
-    def __init__(self, seed: int, *, machine: str | None = None, flat: bool = False, noise: Noise | None = None) -> None:
+    def __init__(
+        self, seed: int, *, machine: str | None = None, flat: bool = False, noise: Noise | None = None
+    ) -> None:
         self._rng = np.random.default_rng(seed)
         self.machine = machine or MACHINES[int(self._rng.integers(len(MACHINES)))]
         topology, found = candidates_of(self.machine)
@@ -167,7 +166,9 @@ class PlantedMachine:
         self._true_of = lambda i: physics.tokens_per_s(self.candidates[i], topology)
         self.layouts = [i for i, each in enumerate(self.candidates) if each.refines is None]
         self.failing = {
-            i for i in self.layouts if not self.candidates[i].is_default and self._rng.random() < self.noise.failing
+            i
+            for i in self.layouts
+            if not self.candidates[i].is_default and self._rng.random() < self.noise.failing
         }
         self.failing |= {i for i, each in enumerate(self.candidates) if each.refines in self.failing}
         self._start_s, self._measure_s = self._rng.uniform(40, 240), self._rng.uniform(10, 60)
