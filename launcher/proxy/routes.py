@@ -103,6 +103,7 @@ ROUTES: tuple[Route, ...] = (
             "/v1/completions/derender",
             "/v1/messages/count_tokens",
             "/v1/messages/render",
+            "/v1/responses/render",
             "/tokenize",
             "/detokenize",
         )
@@ -110,7 +111,6 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _EXACT = {route.path: Match(route) for route in ROUTES}
-_RENDER = Route("/v1/responses/render", _POST, Kind.JSON)
 _STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, Kind.STORED)
 _MODEL = Route("/v1/models/{id}", _GET, Kind.MODEL)
@@ -139,8 +139,6 @@ def split_target(target: str) -> tuple[str, str]:
 def _route_of(path: str) -> Match | None:
     if exact := _EXACT.get(path):
         return exact
-    if path == _RENDER.path:
-        return Match(_RENDER)
     if found := _RESPONSE_ID.fullmatch(path):
         return Match(_CANCEL if found[2] else _STORED, found[1])
     if found := _MODEL_ID.fullmatch(path):

@@ -31,14 +31,6 @@ class KeyEntry:
     limits: KeyLimits
     sums: KeySums  # of keys of this name; a request in flight keeps them when its key gets another name
 
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def may_overflow(self) -> bool:
-        return not self.record.local_only
-
 
 class ApiKeys:
     """The keys of the file `path`; None: no key is needed. Owned by the event loop.
@@ -78,16 +70,12 @@ class ApiKeys:
         if (records := self._file.latest(now)) is not self._records:
             self._follow(records, now)
         key = _sent(authorization, x_api_key)
-        entry = self._entry(key)
-        if entry is None:
+        entry = self._entries.get(key_record.id_of(key))
+        salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)
+        if not key_record.proves(key, salt, expected) or entry is None:
             self.unauthorized += 1
             raise _refusal(key)
         return entry
-
-    def _entry(self, key: str) -> KeyEntry | None:
-        entry = self._entries.get(key_record.id_of(key))
-        salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)
-        return entry if key_record.proves(key, salt, expected) else None
 
     def reload(self, now: float) -> bool:
         """Read the file now. False: it cannot be used, and the keys stay as they are."""

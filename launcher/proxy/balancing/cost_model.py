@@ -5,13 +5,7 @@ from __future__ import annotations
 from math import expm1, log
 from typing import Final
 
-from launcher.proxy.balancing.estimators import (
-    PREFILL_BASE_S,
-    PREFILL_TOKEN_S,
-    TYPICAL_PROMPT,
-    LinearFit,
-    Mean,
-)
+from launcher.proxy.balancing.estimators import TYPICAL_PROMPT, LinearFit, Mean
 from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
@@ -48,10 +42,7 @@ class CostModel:
 
     def fit(self, model: str) -> LinearFit:
         """Seconds to the first token over tokens of prefill up to it."""
-        fit = self._fits.get(model)
-        if fit is None:
-            fit = self._fits[model] = LinearFit(PREFILL_BASE_S, PREFILL_TOKEN_S, TYPICAL_PROMPT, 200)
-        return fit
+        return self._fits.setdefault(model, LinearFit())
 
     def token_s(self, upstream: Upstream) -> float:
         """Seconds of prefill per prompt token on this instance."""

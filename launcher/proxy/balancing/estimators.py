@@ -37,7 +37,14 @@ class LinearFit:
     must not set the slope.
     """
 
-    def __init__(self, base: float, slope: float, scale: float, memory: int) -> None:
+    def __init__(
+        self,
+        base: float = PREFILL_BASE_S,
+        slope: float = PREFILL_TOKEN_S,
+        scale: float = TYPICAL_PROMPT,
+        memory: int = 200,
+    ) -> None:
+        """The defaults are those of a prefill: seconds to the first token over tokens of the prompt."""
         self._prior: tuple[float, float] = (base, slope)
         self.base: float = base
         self.slope: float = slope

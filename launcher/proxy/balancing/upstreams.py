@@ -6,14 +6,7 @@ from collections.abc import Collection, Iterator
 
 from launcher.address import Address
 from launcher.proxy.balancing.demand import InstanceId
-from launcher.proxy.balancing.estimators import (
-    PREFILL_BASE_S,
-    PREFILL_TOKEN_S,
-    TYPICAL_PROMPT,
-    WINDOW_S,
-    Arrivals,
-    LinearFit,
-)
+from launcher.proxy.balancing.estimators import WINDOW_S, Arrivals, LinearFit
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.outlier_detection import OutlierDetection
 from launcher.proxy.balancing.prefix_cache import PrefixCache
@@ -45,7 +38,7 @@ class Upstream:
         self.gone: str | None = None  # why it was removed while it had requests
         self.idle_wanted: bool = False  # somebody waits for its last request to leave
         # Its model's: see CostModel.fit.
-        self.fit: LinearFit = LinearFit(PREFILL_BASE_S, PREFILL_TOKEN_S, TYPICAL_PROMPT, 200)
+        self.fit: LinearFit = LinearFit()
         self.lag: float = 1.0  # how many times slower than its siblings it is
         self.arrivals: Arrivals = Arrivals(WINDOW_S)
         self.load: Load = Load()

@@ -82,7 +82,7 @@ def field_value(request: Fields, key: str) -> Any:
 def with_defaults(request: Fields, defaults: Mapping[str, float]) -> Fields:
     """With the sampling defaults that the server applies, by vLLM's names."""
     filled = dict(request)
-    for name in _DEFAULTED & defaults.keys():
+    for name in _DEFAULTED.intersection(defaults):
         if field_value(request, name) is None:
             filled[name] = msgspec.Raw(msgspec.json.encode(defaults[name]))
     return filled

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from launcher.proxy.errors import HttpError
+from launcher.proxy.http1.fields import TOKEN, VALUE
 from launcher.proxy.openai.body_schema import RequestBody
 
 MAX_PARTS = 1000  # Starlette's own limit on fields (formparsers.MultiPartParser, 1.10)
@@ -18,13 +19,13 @@ MAX_MODEL_BYTES = 4096
 _MAX_HEAD_BYTES = 4096  # of one part; python-multipart 0.0.34 takes 8 lines of 4,224 bytes
 _MAX_HEAD_LINES = 8
 
-_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_TOKEN = TOKEN + rb"+"
 # No backslash: parsers disagree on whether it is an escape.
 _QUOTED = rb'"[^"\\\x00-\x08\x0a-\x1f\x7f]*"'
 _PARAMETER = rb"[ \t]*;[ \t]*(%s)=(%s|%s)" % (_TOKEN, _QUOTED, _TOKEN)
 _PARAMETERS = re.compile(_PARAMETER)
 _DISPOSITION = re.compile(rb"form-data((?:%s)+)" % _PARAMETER, re.IGNORECASE)
-_LINE = re.compile(rb"(%s):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*" % _TOKEN)
+_LINE = re.compile(rb"(%s):[ \t]*(%s*?)[ \t]*" % (_TOKEN, VALUE))
 _HIDDEN = re.compile(rb";\s*(?:file)?name\*?\s*=", re.IGNORECASE)  # for parsers that ignore quotation marks
 _PLAIN_ENCODINGS = frozenset({b"binary", b"8bit", b"7bit"})
 _CHARSET = re.compile(rb"charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)

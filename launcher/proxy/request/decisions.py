@@ -128,7 +128,7 @@ class Decisions:
         """Whether the overflow endpoint takes it. A head that went out was that of another response."""
         if request.head_sent or request.adapter is not None or len(request.body) > MAX_REWRITTEN_BYTES:
             return False
-        local_only = request.key is not None and not request.key.may_overflow
+        local_only = request.key is not None and request.key.record.local_only
         return self._facts.overflow_takes(request.path, request.model, local_only=local_only)
 
     def backoff_over(self, request: Request, _event: BackoffOver, _now: float) -> Actions:

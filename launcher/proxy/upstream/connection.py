@@ -28,26 +28,17 @@ _FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; o
 class Sink(Protocol):
     """Gets a request's response."""
 
-    def bytes_arrived(self, data: bytes) -> None:
-        """A read that `UpstreamConnection.read` is to be called with."""
-
-    def head_received(self, head: ResponseHead) -> None:
-        """The response's head; 1xx are left out."""
-
-    def body_received(self, payload: bytes, raw: bytes | None) -> None:
-        """A piece of the body; `raw` is the same with its chunk framing when that is whole, else None."""
-
-    def completed(self) -> None:
-        """The response is complete."""
-
-    def broken(self, reason: str, *, sent: bool, deterministic: bool = False) -> None:
-        """It will never be complete. `sent`: the upstream may have read of the request.
-
-        `deterministic`: another instance would answer the same (BadResponse).
-        """
-
-    def faulted(self, error: Exception) -> None:
-        """The proxy's own code raised on the fast path."""
+    # A read that `UpstreamConnection.read` is to be called with.
+    def bytes_arrived(self, data: bytes) -> None: ...
+    # Without 1xx.
+    def head_received(self, head: ResponseHead) -> None: ...
+    # `raw`: the same with its chunk framing where that is whole.
+    def body_received(self, payload: bytes, raw: bytes | None) -> None: ...
+    def completed(self) -> None: ...
+    # `sent`: the upstream may have read of the request. `deterministic`: another instance would answer the same.
+    def broken(self, reason: str, *, sent: bool, deterministic: bool = False) -> None: ...
+    # The proxy's own code raised on the fast path.
+    def faulted(self, error: Exception) -> None: ...
 
 
 class Owner(Protocol):
@@ -56,14 +47,11 @@ class Owner(Protocol):
     closed: bool
     resend: bool
 
-    def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]:
-        """Connect it; then its `connected` or `not_connected` is called."""
-
-    def keep(self, connection: UpstreamConnection) -> None:
-        """A connection is free again."""
-
-    def lost(self, connection: UpstreamConnection) -> None:
-        """A connection is gone."""
+    # Connect it; then its `connected` or `not_connected` is called.
+    def connect(self, connection: UpstreamConnection) -> asyncio.Task[None]: ...
+    # It is free again.
+    def keep(self, connection: UpstreamConnection) -> None: ...
+    def lost(self, connection: UpstreamConnection) -> None: ...
 
 
 class UpstreamConnection(FastPath):

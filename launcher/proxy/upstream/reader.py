@@ -37,13 +37,12 @@ _SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 
 
 class Output(Protocol):
-    """Takes what may go to the client."""
+    """Takes what may go to the client; `raw` is the same as the upstream framed it, where that is whole."""
 
-    def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
-        """Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place."""
-
-    def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
-        """A part of a response that is no stream; `raw`: the same as a whole chunk."""
+    # Whole events; `clean`: all that was read and nothing else, so `raw` may go in their place.
+    def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None: ...
+    # A part of a response that is no stream.
+    def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None: ...
 
 
 class Attempt:

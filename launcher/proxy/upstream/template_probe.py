@@ -46,10 +46,6 @@ class _Tokens(msgspec.Struct):
     token_strs: list[str]
 
 
-class _UnknownError(Exception):
-    """The server does not answer as vLLM does."""
-
-
 class TemplateChecks:
     """Owner of the questions under way. `close` ends them."""
 
@@ -97,7 +93,7 @@ async def goes_on(address: Address) -> bool | None:
             before = await _text(session, url, _GENERATION)
             after = await _text(session, url, _PARTIAL)
             alone = await _text(session, url, _ALONE)
-    except (*_FAULTS, _UnknownError):
+    except _FAULTS:  # or it does not answer as vLLM does
         return None
     if before is None or alone is None:  # no chat template at all: no chat streams
         return None
@@ -110,6 +106,5 @@ async def _text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
     async with session.post(url, json=body, allow_redirects=False) as answer:
         if answer.status == 400:
             return None
-        if answer.status != 200:
-            raise _UnknownError
+        answer.raise_for_status()
         return "".join(msgspec.json.decode(await answer.read(), type=_Tokens).token_strs)

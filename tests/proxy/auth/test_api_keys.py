@@ -70,13 +70,13 @@ def test_a_valid_key_is_accepted(path: Path) -> None:
     keys = ApiKeys(str(path))
     assert keys.required
     assert len(keys._entries) == 2
-    assert entry(keys, f"Bearer {ann}").name == "ann"
-    assert entry(keys, f"bearer  {bob} ").name == "bob"
-    assert entry(keys, None, ann).name == "ann"  # Anthropic's clients
-    assert entry(keys, f"Bearer {ann}").may_overflow
-    assert not entry(keys, f"Bearer {bob}").may_overflow
+    assert entry(keys, f"Bearer {ann}").record.name == "ann"
+    assert entry(keys, f"bearer  {bob} ").record.name == "bob"
+    assert entry(keys, None, ann).record.name == "ann"  # Anthropic's clients
+    assert not entry(keys, f"Bearer {ann}").record.local_only
+    assert entry(keys, f"Bearer {bob}").record.local_only
     assert keys.unauthorized == 0
-    assert {found.name for found in keys} == {"ann", "bob"}
+    assert {found.record.name for found in keys} == {"ann", "bob"}
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic QQ=="])
@@ -111,7 +111,7 @@ def test_changes_are_seen_within_a_second(path: Path) -> None:
     bob, bob_record = make("bob")
     put(path, record, bob_record)
     refused(keys, f"Bearer {bob}", now=10.9)
-    assert entry(keys, f"Bearer {bob}", now=11.1).name == "bob"
+    assert entry(keys, f"Bearer {bob}", now=11.1).record.name == "bob"
     spent = entry(keys, f"Bearer {ann}", now=11.1).limits
     assert spent.in_flight == 1  # what is spent outlives the reload
     spent.sums.accepted += 3
@@ -132,7 +132,7 @@ def test_a_request_ends_under_the_name_that_it_began_under(path: Path) -> None:
     grant.charge((), 0.0, 10)
     put(path, msgspec.structs.replace(record, name="bea"))
     after = entry(keys, f"Bearer {ann}", now=2.0)
-    assert (after.name, after.limits.in_flight) == ("bea", 1)  # it is the same key
+    assert (after.record.name, after.limits.in_flight) == ("bea", 1)  # it is the same key
     before.sums.ended["completed"] += 1
     grant.finish(7, 3.0)
     assert after.limits.in_flight == 0
@@ -147,7 +147,7 @@ def test_reload_is_at_once(path: Path) -> None:
     ann, record = make("ann")
     put(path, record)
     assert keys.reload(0.0)
-    assert entry(keys, f"Bearer {ann}", now=0.1).name == "ann"
+    assert entry(keys, f"Bearer {ann}", now=0.1).record.name == "ann"
 
 
 def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +160,7 @@ def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureF
     path.write_text("")  # an editor has begun to write it
     assert not keys.reload(0.0)
     path.unlink()
-    assert entry(keys, f"Bearer {ann}", now=5.0).name == "ann"
+    assert entry(keys, f"Bearer {ann}", now=5.0).record.name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
     assert len(errors) == 3  # each complaint once
     assert "keeping the API keys read before" in errors[0]
