@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1] / "launcher"
 LEAVES = {"cpuset", "address", "sizes", "errors", "text_table", "printable", "redaction"}
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
-    "cli", "control.client", "config", "daemon.deployment", "doctor", "planning", "plan", "topology",
+    "cli", "control.client", "config", "daemon.deployment", "daemon.measured", "doctor", "planning", "plan", "topology",
     "engines.environment", *LEAVES,
 }  # fmt: skip
 # A package or module, and what it may import of ours: a package's name stands for all of it. A package may always
@@ -54,9 +54,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
-        "planning", "proxy", "rollout", "telemetry", "topology", *LEAVES,
+        "planning", "proxy", "rollout", "telemetry", "topology", "bench.result", "tuning", *LEAVES,
     },
-    "daemon.deployment": {"config.schema", "engines", "host", "plan", "planning", "topology", *LEAVES},
+    "daemon.deployment": {
+        "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", *LEAVES,
+    },
     # Verbs talk through control.client, except the offline ones and serve.
     "cli": {
         "control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "text_table",
@@ -80,7 +82,7 @@ PURE = {
     "intervals", "bench.compare", "bench.figures", "bench.setting",
     "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
-    "instances.verify", "host.smbios",
+    "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),

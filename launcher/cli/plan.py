@@ -55,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
 
     deployment = build_deployment(config, machine=other, cpus_only=cpus_only)
+    if other is None:
+        from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
+
+        deployment = with_measured_layout(deployment)
     if args.json:
         print(json.dumps(deployment.to_json(), indent=2))
     elif args.shell:
@@ -85,6 +89,8 @@ def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
         print(draw(deployment.picture(), width=width, color=color), end="\n\n")
     redactor = Redactor()  # findings quote configured values
     print(redactor.text(render.to_text(deployment.plan, deployment.topology)))
+    if deployment.measured is not None:
+        print(f"\n{redactor.text(deployment.measured.text)}")
     for warning in filter(None, (deployment.binding.warning, *deployment.stack.warnings)):
         print(f"warning: {redactor.text(warning)}")
 

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
     from launcher.daemon.main import serve  # noqa: PLC0415  heavy
+    from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
     from launcher.host import journal, open_files  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
@@ -39,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
             "compiled modules are stale, running the Python sources: %s", build.REMEDY
         )
     limit = open_files.raise_limit()
-    deployment = build_deployment(config)
+    deployment = with_measured_layout(build_deployment(config))
     if warning := open_files.too_few(limit, config.proxy.max_connections, deployment.connections):
         logging.getLogger(__name__).warning("%s", warning)
 
     def reread(overrides: Sequence[str]) -> Deployment:
         again = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides]})
-        return build_deployment(options.config_of(again))
+        return with_measured_layout(build_deployment(options.config_of(again)))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(deployment, reread))

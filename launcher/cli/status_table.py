@@ -52,7 +52,9 @@ def _trouble(slot: Slot, now: float) -> str:
 
 def to_text(status: Status, now: float, width: int | None = WIDTH) -> str:
     """The complete text. `width`: columns of the terminal; None shows every column in full."""
-    return "\n".join([*head(status, now), "", *rows(status, now, width), *notes(status, now)])
+    measured = status.get("measured_layout")  # a daemon from before an upgrade may not send it
+    about = [*head(status, now), *([measured["text"]] if measured else [])]
+    return "\n".join([*about, "", *rows(status, now, width), *notes(status, now)])
 
 
 def head(status: Status, now: float) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.config.schema import Engine as EngineConfig
 from launcher.cpuset import CpuSet
@@ -25,6 +27,7 @@ from launcher.redaction import MASK, Redactor, masked_arguments
 from launcher.sizes import format_size
 from launcher.topology.model import Topology
 from launcher.topology.picture import DrawnSlot, Picture, make_picture
+from launcher.tuning.remembered import MeasuredLayout
 
 if TYPE_CHECKING:
     from launcher.planning.compare import Column
@@ -40,6 +43,8 @@ class Deployment:
     stack: Stack
     binding: Binding
     engine: Engine
+    measured: MeasuredLayout | None = None
+    """What `tune` measured here; None when it was not asked for, or nothing is remembered."""
 
     @property
     def run_dir(self) -> Path:
@@ -76,7 +81,8 @@ class Deployment:
         for slot in self.plan.slots:
             launch = self.engine.launch(slot, generation=1)
             extra[slot.id] = {"argv": masked_arguments(launch.argv), "env": _shown(launch)}
-        shown: dict[str, Any] = Redactor().tree(plan_json(self.plan, extra))
+        plan = {**plan_json(self.plan, extra), "measured_layout": msgspec.to_builtins(self.measured)}
+        shown: dict[str, Any] = Redactor().tree(plan)
         return shown
 
 

@@ -106,6 +106,7 @@ class Operations:
                 *self.deployment.warnings,
                 *(f"the machine has changed: {line}" for line in self._drift()),
             ),
+            measured_layout=self.deployment.measured,
         )
 
     def act(self, slot: int, request: Request) -> None:

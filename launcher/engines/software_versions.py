@@ -32,6 +32,7 @@ class Stack:
     """engine.command, its first word an absolute path."""
     python: str | None = None
     """Interpreter that runs the command."""
+    python_version: str | None = None
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None

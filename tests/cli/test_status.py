@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
+from verdicts import BEST, FINGERPRINT
 
 from launcher.cli import main
 from launcher.cli.status import CLEAR
@@ -23,6 +24,7 @@ from launcher.errors import LauncherError
 from launcher.instances.verify import Difference
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.tuning.remembered import judge
 
 NOW = 160.0
 LOAD = EngineMetrics(
@@ -93,6 +95,14 @@ def test_duration(span: float, text: str) -> None:
 )
 def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_the_measured_layout_has_a_line(operations: FakeOperations) -> None:
+    assert "layout" not in shown(operations)
+    found = judge(BEST, FINGERPRINT, ("0-1",), ())
+    status = as_json(operations) | {"measured_layout": msgspec.to_builtins(found)}
+    assert to_text(status, NOW).splitlines()[3:5] == [found.text, ""]
+    assert to_text({key: value for key, value in status.items() if key != "measured_layout"}, NOW)
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def environment(root: Path, **packages: str) -> str:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
     binaries.mkdir()
     python = binaries / "python3"
-    python.write_text(f'#!/bin/sh\necho "$@" >>"{root}/asked"\necho \'["", "{site}"]\'\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >>"{root}/asked"\necho \'["3.12.3", ["", "{site}"]]\'\n')
     vllm = binaries / "vllm"
     vllm.write_text(f"#!{python}\nimport vllm\n")
     python.chmod(0o755)
@@ -35,8 +35,11 @@ def test_versions_come_from_the_environment_of_the_command(tmp_path: Path) -> No
     command = environment(tmp_path, vllm="0.32.0+cpu", torch="2.13.0+cpu", zentorch="2.13.0.1")
     stack = probe_stack(Engine(command=(command,), tcmalloc="off"))
     (asked,) = (tmp_path / "asked").read_text().splitlines()
-    assert asked == "-c import json, sys; print(json.dumps(sys.path))", "an import of vLLM takes seconds"
+    assert asked == "-c import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))", (
+        "an import of vLLM takes seconds"
+    )
     assert (stack.vllm, stack.torch, stack.zentorch) == ("0.32.0+cpu", "2.13.0+cpu", "2.13.0.1")
+    assert stack.python_version == "3.12.3"
     assert stack.fingerprint == "vllm0.32.0+cpu-torch2.13.0+cpu-zentorch2.13.0.1"
     assert stack.command == (command,)
 

@@ -1,0 +1,102 @@
+"""The measured layout beside a deployment: in use, replaced, stale, of other models."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from verdicts import BEST
+
+from launcher.config.schema import Config, Control, Engine, EngineKind, Layout, Model
+from launcher.daemon.deployment import Deployment, build_deployment
+from launcher.daemon.measured import fingerprint_of, model_fingerprint, software_of, with_measured_layout
+from launcher.engines.software_versions import Stack
+from launcher.topology.machines import find_topology
+from launcher.tuning.best_file import remember
+from launcher.tuning.remembered import BestLayout, cpus_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model-1.safetensors").write_bytes(b"x" * 1000)
+    (folder / "model-2.safetensors").write_bytes(b"x" * 500)
+    (folder / "README.md").write_text("x")
+    return folder
+
+
+def deployment_of(model: Path, instances: int = 2) -> Deployment:
+    config = Config(
+        models=(Model(name="m", path=str(model)),), layout=Layout(instances_per_socket=instances),
+        engine=Engine(kind=EngineKind.COMMAND, command=("server", "--port", "{port}")),
+        control=Control(socket=str(model.parent / "c.sock")),
+    )  # fmt: skip
+    return build_deployment(config, machine=find_topology("epyc-9755-1p"), cpus_only=True)
+
+
+def verdict(deployment: Deployment) -> BestLayout:
+    cpus = cpus_of(deployment.to_json())
+    return msgspec.structs.replace(BEST, fingerprint=fingerprint_of(deployment), cpus=cpus)
+
+
+def test_from_the_verdict_to_plan_and_status(model: Path, tmp_path: Path) -> None:
+    environ = {"STATE_DIRECTORY": str(tmp_path / "state")}
+    two, four = deployment_of(model), deployment_of(model, 4)
+    assert with_measured_layout(two, environ).measured is None
+    remember(tmp_path / "state", verdict(four))
+    used, other = with_measured_layout(four, environ).measured, with_measured_layout(two, environ).measured
+    assert used is not None
+    assert other is not None
+    assert (used.in_use, other.in_use) == (True, False)
+    assert (used.stale, other.stale) == ((), ())
+    shown = with_measured_layout(four, environ).to_json()["measured_layout"]
+    assert (shown["text"], shown["ratio_to_default"]) == (used.text, 1.312)
+    assert two.to_json()["measured_layout"] is None
+
+
+def test_other_weights_make_it_stale(model: Path, tmp_path: Path) -> None:
+    environ = {"STATE_DIRECTORY": str(tmp_path / "state")}
+    deployment = deployment_of(model)
+    remember(tmp_path / "state", verdict(deployment))
+    (model / "model-2.safetensors").write_bytes(b"x" * 4000)
+    found = with_measured_layout(deployment, environ).measured
+    assert found is not None
+    assert found.stale == (f"weights of {model} 1.46 KiB → 4.88 KiB",)
+
+
+def test_a_user_without_a_home_folder_has_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4242424)
+    assert with_measured_layout(deployment_of(model), {}).measured is None
+
+
+def test_a_model_in_a_folder(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(model)
+    found = model_fingerprint(str(tmp_path / "link"))
+    assert found == model_fingerprint(str(model))
+    assert (found.path, found.weights_bytes) == (str(model), 1500)
+    assert found.config_sha256 == hashlib.sha256(b"{}").hexdigest()
+
+
+@pytest.mark.parametrize("path", ["org/none-such-model", "/nowhere/at/all"])
+def test_a_model_that_is_not_here(path: str) -> None:
+    found = model_fingerprint(path)
+    assert (found.path, found.config_sha256, found.weights_bytes) == (path, None, None)
+
+
+def test_a_pipe_in_place_of_config_json_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert model_fingerprint(str(tmp_path)).config_sha256 is None
+
+
+def test_software(model: Path) -> None:
+    deployment = deployment_of(model)
+    assert software_of(deployment).engine == "server"
+    image = Stack(command=("vllm",), image="sha256:0123456789abcdef", vllm="0.32.0", python_version="3.12.3")
+    found = software_of(replace(deployment, stack=image, config=Config(models=deployment.config.models)))
+    assert (found.engine, found.vllm, found.python) == ("vllm in image 0123456789ab", "0.32.0", "3.12.3")
