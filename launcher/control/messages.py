@@ -105,22 +105,21 @@ class Endpoint:
         return Role.READ if self.method == "GET" else Role.CHANGE
 
 
-_FORCE: Final = Option("force", "1", "also where fewer than `supervision.min_ready` instances would be left")
-_TAIL: Final = Option("tail", "100", "how many, counted from the last; at most 100,000")
+_FORCE: Final = Option("force", "1", "also if fewer than `supervision.min_ready` instances would be left")
+_TAIL: Final = Option("tail", "100", "number of last lines or events; at most 100,000")
 REDACT: Final = Option(
     "redact",
     "1",
-    "secrets that the daemon knows, and what looks like one, are masked in the answer; they always are for "
-    "who may only read, and in all but `status`, `metrics` and `logs`",
+    "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`",
 )
 """Of every GET whose answer ends."""
-_SLOT: Final = "the slot as it is now, in the form that it has in `status`"
+_SLOT: Final = "the slot, as in `status`"
 
 
 def _endpoint(command: SlotCommand) -> Endpoint:
     options = [_FORCE] if command in DISRUPTIVE else []
     if command is SlotCommand.DRAIN:
-        options.append(Option("deadline", "30", "what is in flight after so many seconds is ended"))
+        options.append(Option("deadline", "30", "end requests that are still running after so many seconds"))
     return Endpoint(
         "act", "POST", f"/slots/{{slot}}/{command}", SUMMARY[command], _SLOT, f"{command} SLOT", tuple(options),
         ("deadline=30",) if command is SlotCommand.DRAIN else ("",),
@@ -133,42 +132,42 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "the object below", "status, status --watch, top", (REDACT,),
     ),
     Endpoint(
-        "plan", "GET", "/plan", "the plan that is running",
+        "plan", "GET", "/plan", "the plan in force",
         "what `numa-launcher plan --json` prints", options=(REDACT,),
     ),
     Endpoint(
-        "config", "GET", "/config", "the configuration that is in force: file, environment and overrides, secrets masked",
-        "one table for each section of the file, every key with its value", options=(REDACT,),
+        "config", "GET", "/config", "the configuration in force: file, environment and overrides, secrets masked",
+        "an object for each section of the file, with every key", options=(REDACT,),
     ),
     Endpoint(
-        "events", "GET", "/events", "the last events: what was done, and what was asked for by whom",
+        "events", "GET", "/events", "the last events: what was done, and who asked for it",
         "`events`, oldest first: `number`, `time` (seconds since the epoch), `level`, `logger`, `message`, `fields`",
         "events",
-        (_TAIL, Option("after", "0", "only those with a higher number; the next daemon's are higher too"), REDACT),
+        (_TAIL, Option("after", "0", "only events with a higher number; numbers also increase across restarts"), REDACT),
         ("tail=3",),
     ),
     Endpoint(
-        "metrics", "GET", "/metrics", "the metrics page of the endpoint, also where that needs an API key or TLS",
+        "metrics", "GET", "/metrics", "the endpoint's `/metrics`",
         "Prometheus' text format", options=(REDACT,), text=True,
     ),
     Endpoint(
         "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",
-        "`lines`, oldest first: `time`, `generation`, `text`; with `follow` one such object per "
-        "line of the reply, for as long as the client listens",
-        "logs SLOT, logs SLOT -f", (_TAIL, Option("follow", "1", "go on with new lines"), REDACT),
+        "`lines`, oldest first: `time`, `generation`, `text`; with `follow` one such object "
+        "per line of the reply, as long as the client reads",
+        "logs SLOT, logs SLOT -f", (_TAIL, Option("follow", "1", "continue with new lines"), REDACT),
         ("tail=2", "tail=2&follow=1"),
     ),
     Endpoint(
-        "reloading", "GET", "/reload", "how far the last reload has come",
+        "reloading", "GET", "/reload", "progress of the last reload",
         "`stage`: none, running, done, rolling back, rolled back or stuck; `changes`; `doing`; `error` and `remedy`",
         "reload --show", (REDACT,),
     ),
     Endpoint(
-        "reload", "POST", "/reload", "read the configuration again and go there, one slot at a time",
+        "reload", "POST", "/reload", "reload the configuration and apply it, one slot at a time",
         "as `GET /v1/reload`; the stage of a dry run is `dry run`", "reload, scale N",
         (
-            Option("dry_run", "1", "only say what would be done"),
-            Option("set", "KEY=VALUE", "on top of the file, until the next reload; percent-encoded; up to 64 times"),
+            Option("dry_run", "1", "list the changes only"),
+            Option("set", "KEY=VALUE", "overrides the file until the next reload; up to 64 times"),
             _FORCE,
         ),
         ("dry_run=1",),

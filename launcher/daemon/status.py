@@ -20,10 +20,10 @@ from launcher.tuning.remembered import MeasuredLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zentorch:
-    """Whether AMD's kernels do the work."""
+    """ZenTorch of an instance."""
 
     found: str | None
-    """The version installed beside the engine; null: none is."""
+    """Version installed with the engine; null: not installed."""
     active: bool | None
     """Whether this instance uses it; null: unknown."""
 
@@ -35,9 +35,9 @@ class Resident:
     total_bytes: int
     """On all nodes."""
     on_node_bytes: int
-    """On the nodes that the plan binds it to."""
+    """On the planned nodes."""
     share: float | None
-    """The second of the first, 0 to 1; null where nothing is bound."""
+    """`on_node_bytes` ÷ `total_bytes`; null if memory is not bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,74 +45,74 @@ class SlotStatus:
     """One slot. Times are seconds since the epoch."""
 
     slot: int
-    """Its number."""
+    """Number of the slot."""
     model: str
-    """The name of the model that it serves."""
+    """Name of its model."""
     state: str
     """starting, ready, draining, stopping, backoff, failed, stopped or held."""
     phase: str
-    """How far a starting instance has come."""
+    """Progress of a starting instance."""
     intent: str
-    """What was asked of it last: run, drain, stop, hold or quarantine."""
+    """Last request for it: run, drain, stop, hold or quarantine."""
     since: float
-    """When it came into this state."""
+    """Begin of this state."""
     pid: int | None
-    """Of the instance's first process; null while there is none."""
+    """Main process of the instance; null without one."""
     generation: int
     """Number of the slot's instance, from 1."""
     restarts: int
-    """Starts after the first, asked for or not."""
+    """Starts after the first, requested or not."""
     in_flight: int
-    """Requests that the endpoint has on it."""
+    """Requests that the proxy has sent to it and that have not ended."""
     socket: int
-    """The socket of its cores."""
+    """Socket of its cores."""
     node: int | None
-    """Their NUMA node; null on a machine without."""
+    """NUMA node of its cores; null on a machine without NUMA."""
     cpus: str
-    """Its cpus, a list as the kernel writes it."""
+    """CPU list, in the kernel's format."""
     omp_cpus: str
-    """Cpus of its OpenMP threads, one list for each rank, parted by |."""
+    """CPU lists of its OpenMP threads, one per rank, separated by |."""
     membind: str
     """NUMA nodes of its memory."""
     kv_cache_bytes: int | None
     """Planned size of its KV cache."""
     address: str | None
-    """Where it listens."""
+    """Address on which the instance listens."""
     responsive: bool | None
     """Whether the last probe was answered in time."""
     unwatched: str | None = None
-    """Why its running instance is not being watched: a hang would not be noticed; null while it is, or none runs."""
+    """Why a running instance is not watched (a hang would not be noticed); null if it is, or none runs."""
     next_start: float | None
-    """When a slot in back-off starts again."""
+    """Next start of a slot in back-off."""
     last_cause: Cause | None
-    """Why an instance last ended unrequested: `name`, `message`, `remedy`, `retry`, `evidence`."""
+    """Last unrequested end of an instance: `name`, `message`, `remedy`, `retry`, `evidence`."""
     verified: Verification | None
-    """Where its threads and pages were when last verified: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
-    (that have a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
-    `planned`, `found`), `problems` (the same as text), `foreign` (processes of others on its cpus)."""
+    """Last check of threads and pages: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
+    (with a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
+    `planned`, `found`), `problems` (the same as text), `foreign` (other processes on its CPUs)."""
     zentorch: Zentorch
-    """Whether AMD's kernels do the work: `found` (version), `active`."""
+    """ZenTorch: `found` (version), `active`."""
     looked_at: float | None = None
-    """When a probe of its instance last succeeded; null before the first."""
+    """Last successful probe of the instance; null before the first."""
     eta: float | None = None
-    """When the current transition will likely end; null without one, or where it is unknown."""
+    """Likely end of the current transition; null without one, or if unknown."""
     last_cause_at: float | None = None
-    """When that was."""
+    """Time of `last_cause`."""
     last_cause_generation: int | None = None
-    """The generation that it ended; `logs` names the generation of each line."""
+    """Generation of the instance that ended."""
     load: EngineMetrics | None = None
     """The engine's counters at the last probe: `running` and `waiting` requests, `generated` tokens, `steps`,
     `kv_usage` (0 to 1), `kv_tokens` (capacity of the KV cache), `prefix_queries` and `prefix_hits` (tokens), `rounded`
-    (the engine prints too few digits of `steps` to tell progress by them); null for an engine without metrics."""
+    (the engine prints too few digits of `steps` to show progress); null for an engine without metrics."""
     tokens_per_s: float | None = None
-    """Generated, between the last two probes."""
+    """Tokens generated per second, between the last two probes."""
     stalled_s: float | None = None
-    """How long it has had requests without progress; null while it makes progress."""
+    """Seconds with requests but without progress; null while there is progress."""
     deadline: float | None = None
-    """When it is over at the latest, or insisted upon."""
+    """Latest end of the current transition; then it is forced."""
     first_token: Quantiles | None = None
-    """How long clients waited for a stream's first token in the last minutes, time in the queue included: `p50_s`,
-    `p99_s`, `count`, `window_s`; null where none had one."""
+    """Time to first token of streams in the last `window_s`, queueing included: `p50_s`, `p99_s`, `count`; null
+    without streams."""
     resident: Resident | None = None
     """Memory of its processes: `total_bytes`, `on_node_bytes`, `share`; null before the first verification."""
 
@@ -122,30 +122,29 @@ class Status:
     """``GET /v1/status``."""
 
     slots: tuple[SlotStatus, ...]
-    """One object for each slot, by number."""
+    """The slots, by number."""
     ready: int
-    """Slots that are ready."""
+    """Number of ready slots."""
     endpoint: str
-    """URL of the first listener; empty while there is none."""
+    """URL of the first listener; empty without one."""
     version: str
-    """numa-launcher's."""
+    """Version of numa-launcher."""
     build: str
-    """Which code runs: python (the sources), compiled (libraries of scripts/compile), or stale (libraries of other
-    sources are present and ignored; the sources run)."""
+    """Which code runs: python (sources), compiled (libraries), or stale (sources, because the libraries are older)."""
     pid: int
-    """The daemon's."""
+    """Process id of the daemon."""
     since: float
-    """When the daemon started."""
+    """Start of the daemon."""
     binding: str
     """How memory is bound: membind, preferred or none."""
     stack: dict[str, str | None]
-    """Versions found: vllm, torch, zentorch; the path of tcmalloc."""
+    """Versions of vllm, torch, zentorch; path of tcmalloc."""
     requests: dict[str, Any]
-    """The proxy's accounting: accepted = completed + client_aborted + rejected + failed + in_flight."""
+    """Counters of the proxy: accepted = completed + client_aborted + rejected + failed + in_flight."""
     warnings: tuple[str, ...]
-    """Of the plan and the machine."""
+    """Warnings about the plan and the machine."""
     measured_layout: MeasuredLayout | None = None
-    """What `tune` measured on this machine; null where nothing was."""
+    """Layout that `tune` measured on this machine; null without one."""
 
 
 def slot_status(

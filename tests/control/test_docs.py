@@ -46,7 +46,7 @@ def test_every_field_of_status_is_explained() -> None:
 
 
 def test_every_promised_field_is_on_the_page() -> None:
-    """Also the inner ones of types that are not the control room's."""
+    """Also the inner ones of types that are not of launcher/control."""
     promised = json.loads((Path(__file__).resolve().parents[1] / "cli" / "status-v1.json").read_text())
     page = PAGE.read_text()
     for path in promised:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from integration.conftest import DaemonProcess, eventually
 
-from launcher.control.docs import SOCKET
+from launcher.control.docs import ASK, SOCKET
 from launcher.daemon.status import SlotStatus, Status
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,15 +30,17 @@ AFTER = {
 
 def lines() -> list[str]:
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return block.splitlines()
+    first, *others = block.splitlines()
+    assert first == ASK
+    return others
 
 
 def run(line: str, daemon: DaemonProcess) -> str:
     """Runs a line in a shell; reads only the first line of an endless response."""
-    line = line.replace(SOCKET, str(daemon.socket))
     if "follow=1" in line:
         line += " | head -n 1"
-    done = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True, timeout=240)
+    script = f"{ASK.replace(SOCKET, str(daemon.socket))}\n{line}"
+    done = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True, timeout=240)
     # curl says so when head has read enough.
     assert not done.stderr or "Failure writing output" in done.stderr
     return done.stdout
