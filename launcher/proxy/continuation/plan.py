@@ -33,28 +33,10 @@ from typing import Final
 
 import msgspec
 
-from launcher.proxy.continuation.eligibility import (
-    Fields,
-    field_value,
-    held_back,
-    texts_only,
-    why_not,
-    with_defaults,
-)  # fmt: skip
-from launcher.proxy.continuation.next_request import (
-    CHAT,
-    COMPLETIONS,
-    LIMITS,
-    asking_ids,
-    one_token,
-    shortened,
-    with_limit,
-    with_prompt_ids,
-    with_text,
-)  # fmt: skip
+from launcher.proxy.continuation import eligibility, next_request
+from launcher.proxy.continuation.eligibility import Fields, field_value
+from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.continuation.transcript import UNREADABLE, Tokens, Transcript, part_of, text_of
-
-__all__ = ["CHAT", "COMPLETIONS", "Complete", "Continuation", "NotExact", "Server", "plan_continuation"]
 
 REPEAT_EVENTS: Final = 8  # a shorter answer is repeated from the beginning: as fast, and exact in any case
 # Tokens that are repeated at temperature 0. Measured with vLLM 0.32 and a random model, whose choices no tokenizer
@@ -67,7 +49,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class EngineTraits:
     template_fits: bool = True  # False: the chat template is known not to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
@@ -105,7 +87,12 @@ class NotExact:
 
 
 def plan_continuation(
-    path: str, body: bytes, transcript: Transcript, server: Server = Server(), *, repeat: bool = False
+    path: str,
+    body: bytes,
+    transcript: Transcript,
+    engine: EngineTraits = EngineTraits(),
+    *,
+    repeat: bool = False,
 ) -> Continuation | Complete | NotExact:
     """What to do about a stream that was cut after what `transcript` holds.
 
@@ -118,24 +105,25 @@ def plan_continuation(
     if transcript.done:
         return Complete(b"")
     try:
-        request = with_limit(path, msgspec.json.decode(body, type=Fields), server.sampling_defaults)
-        return _Planner(path, request, transcript, server).plan(repeat=repeat)
+        fields = msgspec.json.decode(body, type=Fields)
+        request = next_request.with_limit(path, fields, engine.sampling_defaults)
+        return _Planner(path, request, transcript, engine).plan(repeat=repeat)
     except UNREADABLE:
         return NotExact("a request or a text that can't be read")
 
 
 class _Planner:
-    def __init__(self, path: str, request: Fields, transcript: Transcript, server: Server) -> None:
+    def __init__(self, path: str, request: Fields, transcript: Transcript, engine: EngineTraits) -> None:
         self._path = path
         self._request = request
         self._transcript = transcript
-        self._server = server
+        self._engine = engine
         self._pieces = transcript.pieces()
         tokens = transcript.tokens()
         self._tokens = tokens if tokens is not None and len(tokens.events) == len(self._pieces) else None
-        can_take = server.takes_ids and (path != CHAT or texts_only(request))
+        can_take = engine.takes_ids and (path != CHAT or eligibility.texts_only(request))
         self._given = self._tokens if can_take else None  # to the next instance, as its prompt
-        self._judged = judged = with_defaults(request, server.sampling_defaults)
+        self._judged = judged = eligibility.with_defaults(request, engine.sampling_defaults)
         self._begun = any(self._pieces) and transcript.finish_reason is None
         self._certain = field_value(judged, "temperature") == 0
         self._usage = bool((field_value(request, "stream_options") or {}).get("include_usage"))
@@ -154,13 +142,14 @@ class _Planner:
         return self._by_text() if found is None else found
 
     def _why_not(self, *, by_ids: bool) -> str | None:
-        reason = why_not(self._judged, begun=self._begun, by_ids=by_ids, sent=self._request.keys())
-        if reason is not None or by_ids or not self._begun or self._certain or self._server.template_fits:
+        sent = self._request.keys()
+        reason = eligibility.why_not(self._judged, begun=self._begun, by_ids=by_ids, sent=sent)
+        if reason is not None or by_ids or not self._begun or self._certain or self._engine.template_fits:
             return reason
         return "the model's chat template does not continue a partial answer" if self._path == CHAT else None
 
     def _from_start(self, overlap: str = "", *, asks_ids: bool = False) -> Continuation:
-        request = asking_ids(self._request) if asks_ids else self._request
+        request = next_request.asking_ids(self._request) if asks_ids else self._request
         return Continuation(msgspec.json.encode(request), 0, overlap, asks_ids=asks_ids)
 
     def _repeat(self) -> Continuation:
@@ -172,27 +161,27 @@ class _Planner:
             return Complete(_DONE)
         if self._tokens is not None:
             return Complete(_usage_event(self._transcript, self._tokens) + _DONE)
-        if not self._server.one_token_events:
+        if not self._engine.one_token_events:
             return NotExact(UNCOUNTED)
         return self._only_usage(len(self._pieces), None)
 
     def _only_usage(self, tokens: int, finish_reason: str | None) -> Continuation:
-        body = msgspec.json.encode(one_token(self._request))
+        body = msgspec.json.encode(next_request.one_token(self._request))
         return Continuation(body, tokens, only_usage=True, finish_reason=finish_reason)
 
     def _by_ids(self, tokens: Tokens) -> Continuation | None:
         """None where no token is known to end where a text does."""
-        pieces, held = self._pieces, held_back(self._request)
+        pieces, held = self._pieces, eligibility.held_back(self._request)
         count = self._boundary(tokens.events, held)
         if count is None and not self._certain:
             return None
         count = count or 0
         handed = [*chain(*tokens.events[:count])]
-        request = shortened(self._path, self._request, len(handed))
+        request = next_request.shortened(self._path, self._request, len(handed))
         if request is None:
             return None
         prompt = tokens.prompt + handed
-        request = asking_ids(with_prompt_ids(self._path, request, prompt))
+        request = next_request.asking_ids(next_request.with_prompt_ids(self._path, request, prompt))
         length = sum(len(part_of(piece)) for piece in pieces[:count]) + held if count else 0
         # Tokens after the last event with text are forgotten (Transcript.forget_silent).
         last = max(number for number, piece in enumerate(pieces, 1) if piece)
@@ -240,10 +229,10 @@ class _Planner:
             return self._from_start(overlap)
         if "<think>" in text or "</think>" in text:  # templates leave an assistant's thoughts out
             return NotExact("thoughts in the text")
-        request = shortened(self._path, self._request, tokens)
+        request = next_request.shortened(self._path, self._request, tokens)
         if request is None:
             return self._only_usage(tokens, "length")
-        longer = with_text(self._path, request, text)
+        longer = next_request.with_text(self._path, request, text)
         if isinstance(longer, str):
             return NotExact(longer)
         return Continuation(msgspec.json.encode(longer), tokens, overlap)
@@ -271,7 +260,7 @@ class _Planner:
 
     def _counted(self, events: int) -> int | None:
         """The tokens of so many events; None where they are not known, or may be more than their text's."""
-        if self._tokens is None or not events or held_back(self._request):
+        if self._tokens is None or not events or eligibility.held_back(self._request):
             return None
         told = self._tokens.events[:events]
         return sum(map(len, told)) if len(told[-1]) == 1 else None
@@ -279,10 +268,10 @@ class _Planner:
     def _miscounts(self, plan: Continuation) -> bool:
         """Whether the number of tokens that were delivered matters, and is not known."""
         if not plan.base_tokens or plan.only_usage:
-            return plan.only_usage and not self._server.one_token_events
-        limits = [field_value(self._request, key) for key in LIMITS]
+            return plan.only_usage and not self._engine.one_token_events
+        limits = [field_value(self._request, key) for key in next_request.LIMITS]
         limited = self._path == COMPLETIONS or any(limit is not None for limit in limits)
-        return self._usage or (limited and not self._server.one_token_events)
+        return self._usage or (limited and not self._engine.one_token_events)
 
 
 def _word_start(pieces: list[bytes]) -> int:

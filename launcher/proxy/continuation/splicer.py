@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
+from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
 from launcher.proxy.continuation.transcript import UNREADABLE, Transcript
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
@@ -206,7 +206,7 @@ class Splicer:
 
 
 def continue_stream(
-    path: str, body: bytes, transcript: Transcript, server: Server, *, repeat: bool = False
+    path: str, body: bytes, transcript: Transcript, engine: EngineTraits, *, repeat: bool = False
 ) -> Splicer | Complete | NotExact:
     """See plan_continuation. A Splicer: send its `body` to another instance, and feed it that instance's events.
 
@@ -214,7 +214,7 @@ def continue_stream(
     """
     if repeat:
         transcript.forget_ids()
-    plan = plan_continuation(path, body, transcript, server, repeat=repeat)
+    plan = plan_continuation(path, body, transcript, engine, repeat=repeat)
     if not isinstance(plan, Continuation):
         return plan
     if plan.asks_ids:

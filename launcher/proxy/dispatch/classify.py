@@ -10,7 +10,7 @@ from launcher.proxy.balancing.demand import Demand, InstanceId
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.eligibility import may_ask_ids
-from launcher.proxy.continuation.plan import CHAT, COMPLETIONS
+from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.instances import Instances
 from launcher.proxy.downstream.uploads import LARGE_BYTES

@@ -17,10 +17,9 @@ from launcher.config.schema import Proxy
 from launcher.printable import quoted
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.eligibility import ASK_IDS
-from launcher.proxy.continuation.plan import Server
+from launcher.proxy.continuation.plan import EngineTraits
 from launcher.proxy.dispatch.authorize import Authorizer
 from launcher.proxy.dispatch.classify import Classifier
 from launcher.proxy.dispatch.instances import Instances, OnIdle, OnSuspect
@@ -64,12 +63,6 @@ from launcher.telemetry.metrics import Timings
 Perform = Callable[[Request, Any, float], None]
 
 _LOG = logging.getLogger(__name__)
-_OVERFLOW_ENDINGS = {
-    Ending.WHOLE: overflow_endpoint.Ending.COMPLETED,
-    Ending.REFUSED: overflow_endpoint.Ending.COMPLETED,
-    Ending.LEFT: overflow_endpoint.Ending.CLIENT_ABORTED,
-    Ending.BROKEN: overflow_endpoint.Ending.FAILED,
-}
 
 
 class Executor:
@@ -193,8 +186,8 @@ class Executor:
     def retry_after_s(self) -> int:
         return self.instances.retry_after_s()
 
-    def server(self, model: str | None) -> Server:
-        return self._traits.server(model)
+    def engine(self, model: str | None) -> EngineTraits:
+        return self._traits.engine(model)
 
     def overflow_takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
         return self._overflow is not None and self._overflow.takes(path, model, local_only=local_only)
@@ -354,7 +347,7 @@ class Executor:
         if upstream is not None:
             self.instances.leave(request, attempt, upstream, event, now)
         elif self._overflow is not None:
-            self._overflow.end(request.model or "", _OVERFLOW_ENDINGS[request.ending])
+            self._overflow.end(request.model or "", request.ending)
             if isinstance(event, AttemptFailed):
                 what = "broke a response off" if request.committed else "failed"
                 reason = quoted(event.reason, overflow_endpoint.MAX_REASON)

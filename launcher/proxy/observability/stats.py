@@ -12,7 +12,7 @@ from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.request.actions import Outcome
-from launcher.proxy.upstream.overflow import Ending, Overflow
+from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
 
 
@@ -133,7 +133,9 @@ def of_overflow(overflow: Overflow | None) -> metrics.Values:
     return {
         metrics.OVERFLOW_SENT: {(model,): overflow.sent[model] for model in overflow.models},
         metrics.OVERFLOW_ENDED: {
-            (model, ending): overflow.ended[model, ending] for model in overflow.models for ending in Ending
+            (model, outcome): overflow.ended[model, outcome]
+            for model in overflow.models
+            for outcome in Outcome
         },
         metrics.OVERFLOW_IN_FLIGHT: {(): overflow.in_flight},
     }

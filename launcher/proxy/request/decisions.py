@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import Complete, NotExact, Server
+from launcher.proxy.continuation.plan import Complete, EngineTraits, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
 from launcher.proxy.request.actions import Action, Outcome, State
@@ -79,7 +79,7 @@ class Facts(Protocol):
     def retry_after_s(self) -> int:
         """When a client may try again."""
 
-    def server(self, model: str | None) -> Server:
+    def engine(self, model: str | None) -> EngineTraits:
         """What is known of the model's instances."""
 
     def overflow_takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
@@ -267,8 +267,8 @@ class Decisions:
             or len(request.body) > MAX_REWRITTEN_BYTES
         ):
             return self._fail(request, reason)
-        server = self._facts.server(request.model)
-        plan = continue_stream(request.path, bytes(request.body), transcript, server, repeat=repeat)
+        engine = self._facts.engine(request.model)
+        plan = continue_stream(request.path, bytes(request.body), transcript, engine, repeat=repeat)
         if isinstance(plan, NotExact):
             request.cut, request.splice = "unfit", None
             request.reason = f"{reason}; not continued: {plan.reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from launcher.proxy.continuation.plan import Server
+from launcher.proxy.continuation.plan import EngineTraits
 from launcher.proxy.openai.models import ModelNames
 
 
@@ -58,9 +58,9 @@ class ModelTraits:
         self._unfit_templates.add(model)
         return not known
 
-    def server(self, model: str | None) -> Server:
+    def engine(self, model: str | None) -> EngineTraits:
         """What a continuation must know."""
-        return Server(
+        return EngineTraits(
             template_fits=model not in self._unfit_templates,
             one_token_events=model not in self._tells_ids,
             takes_ids=model not in self._ignores_ids,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,8 +20,10 @@ from launcher.address import TcpAddress
 from launcher.config import schema
 from launcher.errors import LauncherError, reason
 from launcher.proxy.auth.watched_file import WatchedFile
+from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import RequestHead, ResponseHead, lines_of, selected_head
+from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
 
@@ -40,13 +41,12 @@ _LINES: Final = (
 )
 
 
-class Ending(StrEnum):
-    """How a request there ended; label `outcome` of its metric."""
-
-    COMPLETED = "completed"  # all of the endpoint's response, its errors too
-    CLIENT_ABORTED = "client_aborted"
-    REJECTED = "rejected"  # over the cap, never sent
-    FAILED = "failed"
+_OUTCOMES: Final = {
+    Ending.WHOLE: Outcome.COMPLETED,  # all of the endpoint's response, its errors too
+    Ending.REFUSED: Outcome.COMPLETED,
+    Ending.LEFT: Outcome.CLIENT_ABORTED,
+    Ending.BROKEN: Outcome.FAILED,
+}
 
 
 class Overflow:
@@ -65,8 +65,8 @@ class Overflow:
         self.in_flight = 0
         self.sent: Counter[str] = Counter()
         """Requests by model."""
-        self.ended: Counter[tuple[str, Ending]] = Counter()
-        """The same by model and end."""
+        self.ended: Counter[tuple[str, Outcome]] = Counter()
+        """The same by model and outcome; REJECTED: over the cap, never sent."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Overflow:
             return False
         if self.in_flight < self._settings.max_requests:
             return True
-        self.ended[model, Ending.REJECTED] += 1
+        self.ended[model, Outcome.REJECTED] += 1
         return False
 
     def body(self, body: bytes | bytearray, model: str) -> bytes:
@@ -108,7 +108,7 @@ class Overflow:
 
     def end(self, model: str, ending: Ending) -> None:
         self.in_flight -= 1
-        self.ended[model, ending] += 1
+        self.ended[model, _OUTCOMES[ending]] += 1
 
 
 def unusable(head: ResponseHead) -> str | None:

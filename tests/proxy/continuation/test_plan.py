@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION, PlainEngine, event
 
-from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
+from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
 from launcher.proxy.continuation.splicer import Diverged, Splicer
 from launcher.proxy.continuation.transcript import Transcript
 
@@ -224,7 +224,7 @@ def test_a_last_message_without_text_cannot_be_continued(content: object) -> Non
     ],
 )
 def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, Any], by_text: bool) -> None:
-    several = Server(one_token_events=False)
+    several = EngineTraits(one_token_events=False)
     heard = after(
         ENGINE, ENGINE.request(**{key: more[key] for key in more.keys() & {"stream_options"}}), AMID
     )

@@ -15,7 +15,7 @@ from proxy.proxy_under_test import ProxyUnderTest
 from proxy.scripted_engine import Call
 from proxy.token_engine import FIRST_ID, PROMPT, TokenEngine
 
-from launcher.proxy.continuation.plan import Complete, Continuation, NotExact, Server, plan_continuation
+from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 
@@ -296,7 +296,7 @@ def live_through(
         passed += [transcript.feed(payload) for payload in joined]
         if cut is None:
             break
-        found = plan_continuation(engine.path, body, transcript, Server(one_token_events=False))
+        found = plan_continuation(engine.path, body, transcript, EngineTraits(one_token_events=False))
         if isinstance(found, Complete):
             passed.append(found.tail)
             break

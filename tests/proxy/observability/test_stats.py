@@ -11,7 +11,8 @@ from launcher.config import schema
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.auth.rate_limits import Limit
 from launcher.proxy.observability import stats
-from launcher.proxy.upstream.overflow import Ending, Overflow
+from launcher.proxy.request.actions import Outcome
+from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
 
 
@@ -51,7 +52,7 @@ def test_keys(tmp_path: Path) -> None:
 async def test_overflow() -> None:
     overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), 1.0)
     overflow.sent["m"], overflow.in_flight = 4, 1
-    overflow.ended["m", Ending.COMPLETED] = 3
+    overflow.ended["m", Outcome.COMPLETED] = 3
     found = rows(stats.of_overflow(overflow))
     assert found[metrics.OVERFLOW_SENT] == {("m",): 4}
     assert found[metrics.OVERFLOW_IN_FLIGHT] == {(): 1}

@@ -13,7 +13,7 @@ from launcher.address import UnixAddress
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import Server
+from launcher.proxy.continuation.plan import EngineTraits
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1 import parse_request, parse_response
@@ -74,8 +74,8 @@ class World:
     def retry_after_s(self) -> int:
         return 1
 
-    def server(self, _model: str | None) -> Server:
-        return Server()
+    def engine(self, _model: str | None) -> EngineTraits:
+        return EngineTraits()
 
     def overflow_takes(self, _path: str, _model: str | None, *, local_only: bool) -> bool:
         return self.overflow and not local_only

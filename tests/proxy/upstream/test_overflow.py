@@ -21,8 +21,9 @@ from launcher.address import TcpAddress
 from launcher.config import schema
 from launcher.errors import LauncherError
 from launcher.proxy.errors import HttpError
+from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.overflow import Ending, Overflow
+from launcher.proxy.upstream.overflow import Overflow
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
@@ -162,7 +163,7 @@ async def test_a_request_goes_there_and_back(proxy_with: Make, cloud: Cloud, tmp
         == b'{"model":"big-model","temperature":0.30000000000000004,"messages":[{"a":  1}],"stream":false}'
     )
     assert overflow(proxy).sent == {"m": 1}
-    assert overflow(proxy).ended == {("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.COMPLETED): 1}
     assert overflow(proxy).in_flight == 0
 
 
@@ -189,7 +190,7 @@ async def test_a_stream_comes_as_it_is_made(proxy_with: Make, cloud: Cloud) -> N
         cloud.hold.set()
         assert (await reader.readuntil(b"0\r\n\r\n")).count(b"[DONE]") == 1
     writer.close()
-    assert overflow(proxy).ended == {("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.COMPLETED): 1}
 
 
 async def test_a_client_that_leaves_ends_it(proxy_with: Make, cloud: Cloud) -> None:
@@ -201,7 +202,7 @@ async def test_a_client_that_leaves_ends_it(proxy_with: Make, cloud: Cloud) -> N
         await reader.readuntil(b"data: 1")
         writer.close()
         await cloud.left.wait()
-    assert overflow(proxy).ended == {("m", Ending.CLIENT_ABORTED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.CLIENT_ABORTED): 1}
     assert overflow(proxy).in_flight == 0
 
 
@@ -230,7 +231,7 @@ async def test_an_answer_that_breaks_is_broken_off(
     assert b'data: {"error":' in rest  # nobody takes it for whole
     assert b"[DONE]" not in rest
     writer.close()
-    assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.FAILED): 1}
     assert proxy.sums()["failed"] == 1
     assert [record for record in caplog.records if "overflow endpoint broke a response off" in record.message]
 
@@ -247,7 +248,7 @@ async def test_a_request_that_the_shutdown_ends_was_not_aborted_by_its_client(
         await proxy.server.stop(0.0)
         assert b'data: {"error":' in await reader.read()
     writer.close()
-    assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.FAILED): 1}
     assert proxy.sums()["failed"] == 1
 
 
@@ -271,7 +272,7 @@ async def test_its_errors(proxy_with: Make, cloud: Cloud, first: bytes, status: 
     assert ("retry-after" in answer.headers) == (status == 429)
     if status == 502:
         assert b'"code":"overflow_failed"' in answer.body
-        assert overflow(proxy).ended == {("m", Ending.FAILED): 1}
+        assert overflow(proxy).ended == {("m", Outcome.FAILED): 1}
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ async def test_the_cap(proxy_with: Make, cloud: Cloud) -> None:
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")  # as without an overflow endpoint
     cloud.hold.set()
     assert (await first).status == 200
-    assert overflow(proxy).ended == {("m", Ending.REJECTED): 1, ("m", Ending.COMPLETED): 1}
+    assert overflow(proxy).ended == {("m", Outcome.REJECTED): 1, ("m", Outcome.COMPLETED): 1}
     assert proxy.sums()["rejected"] == 1
 
 
