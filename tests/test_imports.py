@@ -48,7 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "telemetry", *LEAVES,
     },
     "tuning": {"bench", "config.schema", "host", "intervals", "plan", "topology.model", *LEAVES},
-    "doctor": {"build", "config", "topology", "plan", "planning", "engines", "host", *LEAVES},
+    "doctor": {
+        "build", "config", "topology", "plan", "planning", "engines", "host", "tuning.best_file", *LEAVES,
+    },
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
     },

@@ -71,3 +71,5 @@ class Facts:
     kernel: Kernel
     build: Build = "python"
     """Which code of numa-launcher itself runs."""
+    measured: str | None = None
+    """Date and layout of the latest verdict of `tune`; None where the state folder has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,10 @@ from launcher.engines.software_versions import Stack
 from launcher.errors import LauncherError, TimedOutError, timed_out
 from launcher.host.cpu import read_host
 from launcher.host.facts import read_settings
+from launcher.host.state_folder import state_folder
 from launcher.topology import sysfs
 from launcher.topology.model import Topology
+from launcher.tuning.best_file import recall
 
 # Compilers print their version within milliseconds.
 PROBE_TIMEOUT_S: Final = 60.0
@@ -44,8 +47,17 @@ def gather(engine: Engine, root: Path = Path("/")) -> Facts:
             host=host.result(), topology=topology,
             binding=binding if isinstance(binding, Binding) else None,
             binding_trouble=binding if isinstance(binding, Trouble) else None, software=software.result(),
-            compiler=compiler.result(), kernel=read_kernel(root), build=build(),
+            compiler=compiler.result(), kernel=read_kernel(root), build=build(), measured=_measured_layout(),
         )  # fmt: skip
+
+
+def _measured_layout() -> str | None:
+    try:
+        found = recall(state_folder(None, os.environ, os.geteuid()))
+    except LauncherError:  # a user without a home folder
+        return None
+    latest = max(found, key=lambda best: best.measured_at, default=None)
+    return None if latest is None else f"{latest.measured_at[:10]}: {latest.label}"
 
 
 def read_matrix() -> Matrix:

@@ -123,4 +123,11 @@ def launcher_build(facts: Facts, _: Matrix) -> Iterator[Row]:
             yield ok("build", "numa-launcher runs Python sources")
 
 
-SOFTWARE_RULES: Final = (tcmalloc, openmp, engine, zentorch, compiler, jobs, launcher_build)
+def layout(facts: Facts, _: Matrix) -> Iterator[Row]:
+    if facts.measured is None:
+        yield ok("layout", "none was measured on this machine", "numa-launcher tune finds the fastest one")
+    else:
+        yield ok("layout", f"measured on {facts.measured}")
+
+
+SOFTWARE_RULES: Final = (tcmalloc, openmp, engine, zentorch, compiler, jobs, launcher_build, layout)

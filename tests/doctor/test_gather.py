@@ -109,7 +109,8 @@ def environment(tmp_path: Path) -> Path:
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     binaries = tmp_path / "bin"
     binaries.mkdir()
-    python = script(binaries / "python", f"echo '{json.dumps([str(packages)])}'")
+    said = json.dumps(["3.11.9", [str(packages)]])
+    python = script(binaries / "python", f"echo '{said}'")
     vllm = script(binaries / "vllm", "")
     vllm.write_text(f"#!{python}\n")
     return vllm

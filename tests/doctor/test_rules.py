@@ -123,6 +123,8 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (kernel(container="docker", seccomp=True, sys_nice=False), "container", WARN, BEST, "docker"),
         (kernel(container="docker", seccomp=True, sys_nice=True), "container", OK, BEST, "filtered"),
         (kernel(seccomp=None, sys_nice=None), "container", OK, BEST, "filter unknown, capabilities unknown"),
+        ({"measured": None}, "layout", OK, BEST, "none was measured"),
+        ({"measured": "2026-11-20: interleaved × 4"}, "layout", OK, BEST, "measured on 2026-11-20: interleaved × 4"),
         (kernel(hugepages=None), "hugepages", OK, BEST, "unknown"),
         (kernel(hugepages="never"), "hugepages", WARN, BEST, "never"),
         (kernel(numa_balancing=True), "numa-balancing", WARN, BEST, "on:"),

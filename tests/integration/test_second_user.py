@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can act for a second user: run scripts/test integration as root"
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 USER = 65534
 """nobody, on every Linux."""
 AS_USER = (
@@ -177,3 +178,28 @@ def test_daemon_state_is_not_kept_in_the_users_folder(base: Path, roots: Path) -
         with pytest.raises(LauncherError, match="users other than its owner may write there"):
             make_folder(folder)
     assert sorted(path.name for path in roots.iterdir()) == ["secret"]
+
+
+def test_results_of_root_beside_the_users_downloads(base: Path) -> None:
+    """tmpfiles.conf gives the instances' user a folder, and root two folders of results in it."""
+    root = base.parent
+    (root / "etc").mkdir()
+    (root / "etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\nnuma-launcher:x:{USER}:{USER}::/:/bin/sh\n")
+    (root / "etc/group").write_text(f"root:x:0:\nnuma-launcher:x:{USER}:\n")
+    subprocess.run(
+        ["systemd-tmpfiles", "--create", f"--root={root}", str(ROOT / "systemd/tmpfiles.conf")],
+        check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
+    state = root / "var/lib/numa-launcher"
+    replace_file(make_folder(state / "tuning") / "best.json", b"{}", mode=0o644)
+    as_user("touch own huggingface/model; mv own own2; rm own2", state)
+    for attack in (
+        "mv tuning elsewhere",
+        "ln -sfn / bench",
+        "rm -r tuning",
+        "touch tuning/x",
+        "echo x >tuning/best.json",
+    ):
+        with pytest.raises(subprocess.CalledProcessError):
+            as_user(attack, state)
+    assert (state / "tuning/best.json").read_bytes() == b"{}"
