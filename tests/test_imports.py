@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "host.hardware": {"topology.model"},
     # The command line gives tuning its plans: tuning never imports daemon or planning.
     "bench": {
-        "config.schema", "control.client", "host.hardware", "host.replace_file", "host.state_folder", "intervals",
-        "telemetry", *LEAVES,
+        "config.schema", "control.client", "host.child", "host.hardware", "host.replace_file", "host.state_folder",
+        "intervals", "telemetry", *LEAVES,
     },
     "tuning": {"bench", "config.schema", "host", "intervals", "plan", "topology.model", *LEAVES},
     "doctor": {
@@ -73,6 +73,8 @@ MAY_IMPORT: dict[str, set[str]] = {
             "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top", "top_frame",
         )
     },
+    "cli.bench": {"bench", "host.state_folder", *OFFLINE},
+    "cli.bench_target": {"bench", "engines.probe_stack", "host.hardware", *OFFLINE},
     "cli.key": {"cli", "config.load", "proxy.auth.key_record", "proxy.auth.key_store", "errors", "text_table"},
     "__main__": {"cli"},
 }  # fmt: skip

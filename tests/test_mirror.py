@@ -38,6 +38,10 @@ SMALL = 100
 
 # Larger modules that other tests cover, and which. A name may be a file or a folder of tests/.
 COVERED_BY = {
+    "bench.driver": "bench/test_vllm_driver.py",
+    "bench.endpoint": "bench/test_run.py",
+    "bench.process": "bench/test_run.py",
+    "cli.bench_target": "cli/test_bench.py",
     "cli.bundle_parts": "cli/test_bundle.py",
     "cli.options": "cli/test_command_line.py",
     "cli.quickstart": "cli/test_command_line.py",

@@ -6,7 +6,8 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_numa_launcher_key_subparsers=(add list revoke)
-_shtab_numa_launcher_subparsers=(serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key bundle doctor quickstart)
+_shtab_numa_launcher_bench_subparsers=(list)
+_shtab_numa_launcher_subparsers=(serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key bundle doctor bench quickstart)
 
 _shtab_numa_launcher_serve_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache)
 _shtab_numa_launcher_plan_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache --root --snapshot --machine --json --shell --picture --compare --svg --color)
@@ -33,6 +34,8 @@ _shtab_numa_launcher_key_revoke_option_strings=(-h --help --file -c --config)
 _shtab_numa_launcher_key_option_strings=(-h --help)
 _shtab_numa_launcher_bundle_option_strings=(-h --help --socket -c --config -o --output -n --lines)
 _shtab_numa_launcher_doctor_option_strings=(-h --help -c --config --json)
+_shtab_numa_launcher_bench_list_option_strings=(-h --help --state-dir)
+_shtab_numa_launcher_bench_option_strings=(-h --help -c --config --url --key-file --model --tokenizer --workload --dataset --concurrency --rate --sweep --slo --requests --repeats --seed --keep-cache --driver --state-dir --json)
 _shtab_numa_launcher_quickstart_option_strings=(-h --help --model --once --instances --port --state-dir --demo)
 _shtab_numa_launcher_option_strings=(-h --help --version)
 
@@ -126,13 +129,22 @@ _shtab_numa_launcher_bundle__o_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_bundle___output_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_doctor__c_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_doctor___config_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_bench_list___state_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_numa_launcher_bench__c_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_bench___config_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_bench___tokenizer_COMPGEN=_shtab_compgen_dirs
+_shtab_numa_launcher_bench___dataset_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_bench___state_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_numa_launcher_quickstart___model_COMPGEN=_shtab_compgen_dirs
 _shtab_numa_launcher_quickstart___state_dir_COMPGEN=_shtab_compgen_dirs
 
 _shtab_numa_launcher_plan___color_choices=(auto always never)
 _shtab_numa_launcher_topology_pos_0_choices=(snapshot)
 _shtab_numa_launcher_key_pos_0_choices=(add list revoke)
-_shtab_numa_launcher_pos_0_choices=(serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key bundle doctor quickstart)
+_shtab_numa_launcher_bench_pos_0_choices=(list)
+_shtab_numa_launcher_bench___workload_choices=(rackspace-128 amd-128 chat rag batch embeddings)
+_shtab_numa_launcher_bench___driver_choices=(vllm)
+_shtab_numa_launcher_pos_0_choices=(serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key bundle doctor bench quickstart)
 
 _shtab_numa_launcher_serve__h_nargs=0
 _shtab_numa_launcher_serve___help_nargs=0
@@ -239,6 +251,14 @@ _shtab_numa_launcher_bundle___help_nargs=0
 _shtab_numa_launcher_doctor__h_nargs=0
 _shtab_numa_launcher_doctor___help_nargs=0
 _shtab_numa_launcher_doctor___json_nargs=0
+_shtab_numa_launcher_bench_list__h_nargs=0
+_shtab_numa_launcher_bench_list___help_nargs=0
+_shtab_numa_launcher_bench_pos_0_nargs=A...
+_shtab_numa_launcher_bench__h_nargs=0
+_shtab_numa_launcher_bench___help_nargs=0
+_shtab_numa_launcher_bench___sweep_nargs=0
+_shtab_numa_launcher_bench___keep_cache_nargs=0
+_shtab_numa_launcher_bench___json_nargs=0
 _shtab_numa_launcher_quickstart__h_nargs=0
 _shtab_numa_launcher_quickstart___help_nargs=0
 _shtab_numa_launcher_quickstart___once_nargs=0

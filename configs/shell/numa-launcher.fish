@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --color --concurrency --config --deadline --file --instances --instances-per-socket --interval --kv-cache --lines --machine --model --output --port --requests-per-minute --reserve-cores --root --set --since --slot --snapshot --socket --state-dir --strategy --svg --timeout --tokens-per-minute --watch -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle doctor bench 'bench list' quickstart
+set -g _shtab_numa_launcher_opts_with_value --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --root --seed --set --since --slo --slot --snapshot --socket --state-dir --strategy --svg --timeout --tokenizer --tokens-per-minute --url --watch --workload -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -260,6 +260,29 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'check the engine of this configuration file (default: vllm)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a bench -d 'Measure an endpoint: throughput, latencies and goodput.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'measure the endpoint of this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l url -x -d 'measure this OpenAI endpoint, such as http://host:8000; with -c it is the address of that configuration'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l key-file -x -d 'read the endpoint'"'"'s API key from the first line of F'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l model -x -d 'send requests for this model (default: the first one)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l tokenizer -xka "(__fish_complete_directories)" -d 'folder of the model'"'"'s tokenizer (default: the configured model'"'"'s, or the hub'"'"'s repository of its name)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l workload -xka "rackspace-128 amd-128 chat rag batch embeddings" -d 'send this workload: rackspace-128, amd-128, chat, rag, batch, embeddings (default: rackspace-128)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l dataset -xka "(__fish_complete_path (commandline -ct))" -d 'send the requests of FILE: JSONL of requests, or ShareGPT'"'"'s JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l concurrency -x -d 'keep N requests in flight; one row each (default: the workload'"'"'s)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l rate -x -d 'start R requests per second, at random intervals (Poisson); one row each'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l sweep -d 'search the highest rate that meets --slo'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l slo -x -d 'count the requests that meet these limits, such as ttft_p99=2s,itl_p99=150ms'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l requests -x -d 'send N requests per row (default: depends on workload and load)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l repeats -x -d 'measure each row N times, in turn (default: 1)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l seed -x -d 'make the prompts from this number (default: another one each time)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l keep-cache -d 'send the same prompts in every row: the prefix cache has them'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l driver -xka "vllm" -d 'load generator (default: vllm)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l json -d 'print the result as JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench; and test $_shtab_numa_launcher_npos -eq 0' -a list -d 'Print the stored results.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench list' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench list' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a quickstart -d 'Start a model with default settings and send it one chat request.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l model -xka "(__fish_complete_directories)" -d 'serve this model directory or Hugging Face repository id'

@@ -27,6 +27,8 @@ class ClientCost(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of its processes between the first request and the last answer."""
     share: float
     """The busiest process's CPU time over the wall time: 1.0 is one core, all that a single-threaded client has."""
+    wait_share: float = 0.0
+    """Time that its main thread waited for a cpu over the wall time."""
     limited: bool
     """The client, not the endpoint, may have set the pace: the figures are not the endpoint's."""
 
@@ -103,3 +105,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     picture_svg: str | None
     """The machine's picture as `plan --svg` draws it."""
     points: list[Point]
+    notes: list[str] = []
+    """What a reader has to know beside the figures, such as failures and a load generator that was not pinned."""
+    complete: bool = True
+    """False: interrupted, or the load generator failed; `points` has what was measured before."""

@@ -35,6 +35,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
         "collect logs, status and configuration, without secrets, in one file for a bug report",
     ),
     "doctor": ("doctor", "check whether the host and its software are ready to serve"),
+    "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
     "quickstart": ("quickstart", "start a model with default settings and send it one chat request"),
 }
 

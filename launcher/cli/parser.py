@@ -7,7 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 _CHOICE: Final = re.compile(r"argument [A-Z]+: invalid choice: '(?P<word>[^']*)'")
 _ARGUMENT: Final = re.compile(r"argument (?P<name>[^:]+): (?P<why>.*)", re.DOTALL)
@@ -19,13 +19,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """As parse_args, with a suggestion for an unknown argument. Exits with 2."""
+        args: argparse.Namespace
         args, unknown = self.parse_known_args(arguments)
         if unknown:
             parser = self
-            while (inner := parser._choice()) is not None:
+            while (inner := parser._choice()) is not None and getattr(args, inner.dest) is not None:
                 parser = inner.choices[getattr(args, inner.dest)]
             parser.refuse_word(unknown[0])
         return args
+
+    # argparse calls this for the words of a verb, too.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(args or ())
+        return super().parse_known_args(args, namespace)
 
     def _choice(self) -> argparse._SubParsersAction[Parser] | None:
         return next(
@@ -42,6 +48,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         branch = self._choice()
         if branch is not None and (choice := _CHOICE.match(message)) is not None:
+            self._refuse_misspelled_option()
             word = choice["word"]
             what = f"{self.prog} {word}".partition(" ")[2]
             self._refuse(f"run '{what}': unknown verb", _close(word, branch.choices) or f"{self.prog} --help")
@@ -55,6 +62,13 @@ class Parser(argparse.ArgumentParser):
         if (argument := _ARGUMENT.match(message)) is not None:
             self._refuse_value(**argument.groupdict())
         self._refuse(f"run {self._what}: {message}", f"{self.prog} --help")
+
+    def _refuse_misspelled_option(self) -> None:
+        """`bench --requets 1`: argparse takes the value for an action, and complains of that."""
+        options = (word for word in self._words if word.startswith("--") and len(word) > 2)
+        for word in options:
+            if word.partition("=")[0] not in self._option_string_actions:
+                self.refuse_word(word)
 
     def _refuse_value(self, name: str, why: str) -> NoReturn:
         action = next(its for its in self._actions if argparse._get_action_name(its) == name)

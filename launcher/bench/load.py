@@ -1,0 +1,106 @@
+"""How requests are offered: closed loop, open loop, or a search of the highest rate that meets an SLO. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+MAX_CONCURRENCY: Final = 65_536
+MAX_RATE: Final = 100_000.0
+# An open-loop point covers at least this long, so that the queue of an overloaded endpoint becomes visible.
+RATE_POINT_S: Final = 30
+# Closed loop: each request slot is used at least so often, so that the start of all at once does not dominate.
+ROUNDS: Final = 4
+# The search of a rate ends when the rates above and below the answer differ by less than this.
+SWEEP_PRECISION: Final = 1.1
+SWEEP_POINTS: Final = 20
+# The first rate of a search, as a share of the requests per second that the warm-up completed.
+SWEEP_START: Final = 0.25
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly one of the two, or both: then `concurrency` bounds the requests in flight."""
+
+    concurrency: int | None = None
+    """Requests kept in flight."""
+    rate: float | None = None
+    """Requests started per second; intervals are exponentially distributed (Poisson)."""
+
+    @property
+    def label(self) -> str:
+        if self.rate is None:
+            return f"{self.concurrency} at once"
+        return f"{self.rate:.4g}/s" + (f", at most {self.concurrency}" if self.concurrency else "")
+
+
+def parse_concurrency(text: str) -> tuple[Load, ...]:
+    """ "1,4,16" as closed loops. Raises ValueError."""
+    return tuple(Load(concurrency=_whole(part)) for part in text.split(","))
+
+
+def parse_rates(text: str) -> tuple[Load, ...]:
+    """ "0.5,1,2" as open loops. Raises ValueError."""
+    return tuple(Load(rate=_rate(part)) for part in text.split(","))
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= MAX_CONCURRENCY:
+        raise ValueError(text)
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_RATE:
+        raise ValueError(text)
+    return value
+
+
+def requests_for(load: Load, least: int) -> int:
+    """Requests of one point when the user names no number; `least` is the workload's."""
+    if load.rate is not None:
+        return max(least, math.ceil(load.rate * RATE_POINT_S))
+    return max(least, ROUNDS * (load.concurrency or 1))
+
+
+Tried = Sequence[tuple[float, bool]]
+"""Rates in the order they were tried, and whether each met the SLO."""
+
+
+def next_rate(tried: Tried, first: float) -> float | None:
+    """The next rate of the search; None when it has ended.
+
+    1. The first rate is `first`. While every rate met the SLO, the next is twice as high; while none did, half as high.
+    2. From then on, the geometric mean of the highest that met it and the lowest that broke it, until they
+       differ by less than SWEEP_PRECISION.
+    A rate below one that broke the SLO counts as met only if all lower ones did: noise cannot widen the bracket."""
+    if not tried:
+        return first
+    if len(tried) >= SWEEP_POINTS:
+        return None
+    broken = min((rate for rate, met in tried if not met), default=None)
+    met = best_rate(tried)
+    if broken is None:
+        return max(rate for rate, _ in tried) * 2
+    if met is None:
+        return broken / 2
+    return None if broken / met < SWEEP_PRECISION else math.sqrt(met * broken)
+
+
+def best_rate(tried: Tried) -> float | None:
+    """The highest rate that met the SLO below the lowest that broke it."""
+    broken = min((rate for rate, met in tried if not met), default=math.inf)
+    return max((rate for rate, met in tried if met and rate < broken), default=None)
+
+
+Schedule = Callable[[int], Load | None]
+"""The load of the point with this index; None: there are no more."""
+
+
+def in_order(loads: Sequence[Load], repeats: int) -> tuple[Load, ...]:
+    """All loads, then all again: slow changes of the machine fall on all loads alike."""
+    return tuple(loads) * repeats

