@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from launcher.config.schema import Supervision
 from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry
 from launcher.instances.lifecycle import TRANSITIONS as SLOT_TRANSITIONS
@@ -234,16 +231,6 @@ def slot_checks() -> str:
     return table(("check", "rule", "result"), (row.split(" | ") for row in CHECKS.splitlines()))
 
 
-def slot_thresholds() -> str:
-    """`[supervision]` of the configuration."""
-    rows = []
-    for key in msgspec.structs.fields(Supervision):
-        default = "-" if key.default is None else f"`{key.default}`"
-        notes = (str(note.description or "") for note in key.type.__metadata__)
-        rows.append((f"`{key.encode_name}`", default, next(notes)))
-    return table(("key", "default", "meaning"), rows)
-
-
 def slot_causes() -> str:
     """The causes of exits, in the order in which log lines are compared."""
     rules = {rule.name: rule for rule in reversed(RULES)}
@@ -261,7 +248,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "request states": request_states,
     "slot states": slot_states,
     "slot checks": slot_checks,
-    "slot thresholds": slot_thresholds,
     "slot causes": slot_causes,
 }
 

@@ -171,10 +171,16 @@ _INTRO = """# Metrics
 `GET /metrics` returns the launcher's own metrics and those of every instance, in Prometheus' text format. Metrics of
 instances keep their names (such as `vllm:num_requests_running`) and get the labels `slot`, `numa_node` and `model`; a
 label of theirs with one of these names becomes `exported_NAME`. Their counters and histograms continue when an instance
-restarts: a slot's sum never falls. Instances are asked at most once a second; if one does not answer within 2 s, its
-gauges are missing. Timestamps are left out.
+restarts, so `rate()` and sums over slots are correct. Instances are asked at most once a second; if one does not answer
+within 2 s, its gauges are missing.
 
 `slot` is the number that `numa-launcher status` shows. `key` is an API key's name, never the key.
+
+```promql
+sum by (model) (rate(vllm:generation_tokens_total[1m]))
+sum by (numa_node) (vllm:num_requests_running)
+sum(rate(numa_launcher_requests_ended_total{outcome="failed"}[5m]))
+```
 """
 
 Values = Mapping[str, Mapping[tuple[str, ...], float]]  # metric -> label values -> value
