@@ -10,16 +10,20 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from launcher.address import UnixAddress
+from launcher.config.schema import Strategy
 from launcher.engines.base import Launch
 from launcher.errors import LauncherError
 from launcher.host.replace_file import replace_file
 from launcher.host.state_folder import make_folder
 from launcher.instances.compile_cache import CompileCaches
+from launcher.tuning.apply import apply_layout
+from launcher.tuning.model import Layout
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can act for a second user: run scripts/test integration as root"
@@ -203,3 +207,20 @@ def test_results_of_root_beside_the_users_downloads(base: Path) -> None:
         with pytest.raises(subprocess.CalledProcessError):
             as_user(attack, state)
     assert (state / "tuning/best.json").read_bytes() == b"{}"
+
+
+def test_a_configuration_of_another_user_stays_theirs(base: Path) -> None:
+    """`sudo numa-launcher tune --apply` on the file of the user who runs the daemon."""
+    file = base / "config.toml"
+    file.write_text("[layout]\n")
+    file.chmod(0o640)
+    os.chown(file, USER, USER)
+    os.setxattr(file, "user.note", b"x")  # as access control lists and security labels are stored
+    layout = Layout(strategy=Strategy.CONTIGUOUS, instances_per_socket=2, reserve_cores="auto")
+    kept = apply_layout(file, layout, now=datetime(2026, 11, 22, tzinfo=UTC)).kept
+    assert kept is not None
+    for path in (file, kept):
+        facts = path.stat()
+        assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (USER, USER, 0o640)
+        assert os.getxattr(path, "user.note") == b"x"
+    as_user("echo >>config.toml", base)
