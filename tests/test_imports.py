@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
     "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
+    "tuning.record", "tuning.rounds", "tuning.verdict",
     "intervals", "bench.compare", "bench.figures", "bench.setting",
     "config.schema", "config.proxy_schema", "config.values", "topology.model",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",

@@ -99,7 +99,9 @@ COVERED_BY = {
     "topology.packages": "topology/test_machine.py",
     "topology.svg": "topology/test_picture.py",
     "tuning.model": "tuning/test_search.py",
+    "tuning.record": "tuning/test_search.py",
     "tuning.stages": "tuning/test_search.py",
+    "tuning.verdict": "tuning/test_search.py",
 }
 
 

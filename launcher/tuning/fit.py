@@ -10,23 +10,18 @@ import numpy as np
 from launcher.intervals import LEVEL, student_t
 
 
-def fit(
-    layouts: Sequence[int], scores: Sequence[float], blocks: Sequence[int]
-) -> dict[int, tuple[float, tuple[float, float] | None]]:
-    """The figure of each layout with its 95 % interval, from one log score per visit.
+def fit(scored: Sequence[tuple[int, int, float]]) -> dict[int, tuple[float, tuple[float, float] | None]]:
+    """The figure of each layout with its 95 % interval, from (layout, block, log score) of every visit.
 
     A score is the layout's, plus that of the block (a round or a pair) in which it was measured: a layout that was
     measured in warm rounds only is not ranked lower for it. The noise is that of all visits together."""
-    names, blocks_seen = sorted(set(layouts)), sorted(set(blocks))
-    if not names:
+    if not scored:
         return {}
-    design = np.zeros((len(scores), len(names) + len(blocks_seen)))
-    for row, (layout, block) in enumerate(zip(layouts, blocks, strict=True)):
-        design[row, names.index(layout)] = 1
-        design[row, len(names) + blocks_seen.index(block)] = 1
-    values = np.asarray(scores)
+    layouts, blocks, values = (np.asarray(column) for column in zip(*scored, strict=True))
+    names, blocks_seen = np.unique(layouts), np.unique(blocks)
+    design = np.hstack([layouts[:, None] == names, blocks[:, None] == blocks_seen]).astype(float)
     solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    df = len(scores) - int(rank)
+    df = len(values) - int(rank)
     of_blocks = float(np.mean(design[:, len(names) :] @ solution[len(names) :]))
     variance = float(np.sum((values - design @ solution) ** 2)) / df if df else None
     found = {}
@@ -34,5 +29,5 @@ def fit(
         mean, visits = float(solution[i]) + of_blocks, int(design[:, i].sum())
         half = None if variance is None else student_t(LEVEL, df) * math.sqrt(variance / visits)
         interval = None if half is None else (math.exp(mean - half), math.exp(mean + half))
-        found[layout] = math.exp(mean), interval
+        found[int(layout)] = math.exp(mean), interval
     return found

@@ -14,9 +14,9 @@ from launcher.tuning.model import Measurement, Settings, VisitResult
 LIMITS: Final = ("ttft_p99", "itl_p99")
 
 
-def log_figures(result: VisitResult, *, goodput: bool) -> npt.NDArray[np.float64]:
-    """Natural logarithms of the visit's figures; without those that are not finite or not above 0."""
-    figures = ((each.goodput_per_s if goodput else each.output_tokens_per_s) for each in result.measurements)
+def log_figures(measurements: Sequence[Measurement], *, goodput: bool) -> npt.NDArray[np.float64]:
+    """Natural logarithms of a visit's figures; without those that are not finite or not above 0."""
+    figures = ((each.goodput_per_s if goodput else each.output_tokens_per_s) for each in measurements)
     return np.log([each for each in figures if each is not None and math.isfinite(each) and each > 0])
 
 

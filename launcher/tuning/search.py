@@ -27,7 +27,7 @@ def verdict_so_far(
 ) -> Verdict:
     """The verdict if the search ended here: complete only if it has ended."""
     search, step = replay(history, candidates, settings)
-    return step if isinstance(step, Verdict) else search.verdict(complete=False)
+    return step if isinstance(step, Verdict) else search.verdict(ended=False)
 
 
 def replay(
