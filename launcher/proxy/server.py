@@ -31,7 +31,7 @@ from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.tls import ServerTls
 from launcher.proxy.downstream.upload_memory import UploadMemory
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead
+from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.observability import stats
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.openai.models import ModelNames

@@ -23,8 +23,6 @@ Entry = tuple[float, int, Ticket]
 class KeyQueue:
     """Tickets of one API key in one class, ordered by rank."""
 
-    __slots__ = ("finish", "waiting")
-
     def __init__(self) -> None:
         self.waiting: list[Entry] = []
         # The virtual time at which its share of what was started is used up.
@@ -33,8 +31,6 @@ class KeyQueue:
 
 class PriorityClass:
     """Tickets for one model at one priority, which their API keys share."""
-
-    __slots__ = ("count", "keys", "virtual")
 
     def __init__(self) -> None:
         self.keys: dict[str | None, KeyQueue] = {}

@@ -16,8 +16,6 @@ ENOUGH: Final = 20
 class OutlierDetection:
     """Failures in a row and slowness of one instance, and what follows from them."""
 
-    __slots__ = ("ejected_until", "failures", "half_open", "slowness", "straggler", "trial")
-
     def __init__(self) -> None:
         # Ejection. Failures in a row; after the pause (half open) a single request tries the instance: its ticket number.
         self.failures: int = 0
@@ -27,8 +25,6 @@ class OutlierDetection:
         # Stragglers. Measured time to the first token over the time expected from its siblings' speed.
         self.slowness: Mean = Mean(1.0, 50)
         self.straggler: bool = False
-
-    # --- ejection ----------------------------------------------------------------------------------
 
     @property
     def out(self) -> bool:
@@ -78,8 +74,6 @@ class OutlierDetection:
             return False
         self.eject(now + pause_s)
         return True
-
-    # --- stragglers --------------------------------------------------------------------------------
 
     def judge(self, median: float) -> bool:
         """Compare with the siblings' median slowness. True when the verdict has changed."""

@@ -14,7 +14,7 @@ from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.instances import Instances
 from launcher.proxy.downstream.uploads import LARGE_BYTES
-from launcher.proxy.http1 import RequestHead
+from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.body import MAX_PRIORITY, read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader

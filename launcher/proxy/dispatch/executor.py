@@ -29,7 +29,7 @@ from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.errors import CLIENT_ERROR, HttpError, unavailable
-from launcher.proxy.http1 import upstream_head
+from launcher.proxy.http1.requests import upstream_head
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.pages.renderer import Page, PageRenderer

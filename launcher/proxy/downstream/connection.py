@@ -21,7 +21,8 @@ from launcher.proxy.downstream.forwarded import peer_name
 from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.downstream.uploads import Upload
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import REPEATED_BYTES, RequestHead, head_end, parse_request
+from launcher.proxy.http1.fields import head_end
+from launcher.proxy.http1.requests import REPEATED_BYTES, RequestHead, parse_request
 from launcher.proxy.request.actions import State
 from launcher.proxy.request.events import (
     BodyCompleted,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
-from launcher.proxy.http1 import FORWARDED_FIELDS, RequestHead, field_lines
+from launcher.proxy.http1.requests import FORWARDED_FIELDS, RequestHead, field_lines
 
 UNIX: Final = "unix"  # the name of a peer on a UNIX socket
 

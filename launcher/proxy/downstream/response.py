@@ -7,7 +7,7 @@ Nothing here waits: how much may pile up in the connection is decided by the exe
 from __future__ import annotations
 
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import ResponseHead, client_head
+from launcher.proxy.http1.responses import ResponseHead, client_head
 from launcher.proxy.openai.answers import JSON, error_event
 from launcher.proxy.request.answer import own_head
 from launcher.proxy.request.record import Request

@@ -13,8 +13,8 @@ from typing import Protocol
 from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.downstream.upload_memory import FREE_BYTES, MAX_WAITING, Share, UploadMemory
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import BadFraming, ChunkedDecoder, RequestHead
-from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES
+from launcher.proxy.http1.chunks import MIN_MEAN_CHUNK_BYTES, BadFraming, ChunkedDecoder
+from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.request.actions import State
 from launcher.proxy.request.events import BodyCompleted, BodyGrew, Event, Refused
 from launcher.proxy.request.record import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from launcher.proxy.http1 import ResponseHead
+from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import JSON
 
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}

@@ -17,7 +17,7 @@ from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead
+from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.request.actions import Outcome, State
 from launcher.proxy.request.answer import Answer

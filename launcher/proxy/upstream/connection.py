@@ -10,14 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from launcher.proxy.http1 import (
-    MAX_HEAD_BYTES,
-    BadFraming,
-    BadResponse,
-    ChunkedDecoder,
-    ResponseHead,
-    parse_response,
-)
+from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
+from launcher.proxy.http1.fields import MAX_HEAD_BYTES
+from launcher.proxy.http1.responses import BadResponse, ResponseHead, parse_response
 from launcher.proxy.sse.fast_path import FastPath
 
 WRITE_HIGH_BYTES = 262_144

@@ -22,7 +22,9 @@ from launcher.errors import LauncherError, reason
 from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import RequestHead, ResponseHead, lines_of, selected_head
+from launcher.proxy.http1.fields import lines_of
+from launcher.proxy.http1.requests import RequestHead, selected_head
+from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool

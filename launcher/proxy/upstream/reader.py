@@ -13,7 +13,7 @@ from typing import Protocol
 
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
-from launcher.proxy.http1 import ResponseHead
+from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
 from launcher.proxy.request.answer import Answer, own_answer
 from launcher.proxy.request.events import (

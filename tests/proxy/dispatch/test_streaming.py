@@ -22,7 +22,8 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.streaming import Streaming, timing
 from launcher.proxy.downstream import response
-from launcher.proxy.http1 import ChunkedDecoder, parse_request
+from launcher.proxy.http1.chunks import ChunkedDecoder
+from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.request.events import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits

@@ -22,7 +22,7 @@ from proxy.scripted_engine import DONE, Call, FakeEngine, Script, event
 
 from launcher.proxy import server
 from launcher.proxy.downstream import connection, listener
-from launcher.proxy.http1 import ChunkedDecoder
+from launcher.proxy.http1.chunks import ChunkedDecoder
 
 ANSWER = b'{"x":"' + b"x" * 1_000_000 + b'"}'
 LISTENERS = ("tcp", "unix", "tls")

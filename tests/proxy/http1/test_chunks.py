@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.proxy.http1 import BadFraming, ChunkedDecoder
-from launcher.proxy.http1.chunks import MANY_CHUNKS, MIN_MEAN_CHUNK_BYTES
+from launcher.proxy.http1.chunks import MANY_CHUNKS, MIN_MEAN_CHUNK_BYTES, BadFraming, ChunkedDecoder
 
 
 def read(data: bytes, step: int) -> tuple[bytes, ChunkedDecoder]:

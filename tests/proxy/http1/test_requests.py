@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import (
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    MAX_LINE_BYTES,
+from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, head_end
+from launcher.proxy.http1.requests import (
     REPEATED_BYTES,
     RequestHead,
-    head_end,
     parse_request,
     selected_head,
     upstream_head,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.proxy.http1 import BadResponse, client_head, parse_response, responses
+from launcher.proxy.http1 import responses
+from launcher.proxy.http1.responses import BadResponse, client_head, parse_response
 
 
 def answer(*lines: str, first: str = "HTTP/1.1 200 OK") -> bytes:

@@ -16,7 +16,8 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import EngineTraits
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
-from launcher.proxy.http1 import parse_request, parse_response
+from launcher.proxy.http1.requests import parse_request
+from launcher.proxy.http1.responses import parse_response
 from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, State
 from launcher.proxy.request.answer import Answer

@@ -15,7 +15,7 @@ from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
 from proxy.token_engine import TokenEngine
 
 from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.http1 import ChunkedDecoder
+from launcher.proxy.http1.chunks import ChunkedDecoder
 from launcher.proxy.sse.fast_path import EventPattern, FastPath, take_list
 from launcher.proxy.sse.tracker import EventTracker
 

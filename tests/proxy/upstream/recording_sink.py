@@ -11,7 +11,7 @@ from typing import Self
 from fakes import SOON_S
 
 from launcher.address import UnixAddress
-from launcher.proxy.http1 import ResponseHead
+from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.upstream.connection import WRITE_HIGH_BYTES, UpstreamConnection
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.upstream.recording_sink import HEAD, NoPool, NoTransport, Peer, Play, RecordingSink, Server
 
-from launcher.proxy.http1 import MAX_HEAD_BYTES
+from launcher.proxy.http1.fields import MAX_HEAD_BYTES
 from launcher.proxy.upstream.connection import RESEND_S, WRITE_HIGH_BYTES, UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
