@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -142,6 +142,22 @@ def duration(seconds: float) -> str:
     """Three significant digits in s, ms or µs."""
     scale, unit = next((each for each in _UNITS if abs(seconds) >= each[0] * 0.9995), _UNITS[-1])
     return f"{number(seconds / scale)} {unit}" if seconds else "0 s"
+
+
+def tick_numbers(ticks: Sequence[float]) -> list[str]:
+    """As short as they are: 0, 2.5, 5, 1,000."""
+    return [f"{tick:,.6g}" for tick in ticks]
+
+
+def tick_durations(ticks: Sequence[float], *, one_unit: bool) -> list[str]:
+    """In the largest tick's unit, or each in its own."""
+    units = [next((each for each in _UNITS if tick >= each[0] * 0.9995), _UNITS[-1]) for tick in ticks]
+    if one_unit:
+        units = [units[-1]] * len(ticks)
+    return [
+        "0" if not tick else f"{tick / scale:.6g} {unit}"
+        for tick, (scale, unit) in zip(ticks, units, strict=True)
+    ]
 
 
 def runs_of(runs: Runs) -> str:

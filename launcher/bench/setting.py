@@ -98,8 +98,14 @@ def cpu_count(cpulist: str) -> int:
 
 
 def slo_in_words(result: BenchResult) -> str:
-    limits = (f"{name.replace('_', ' ')} ≤ {duration(limit)}" for name, limit in result.slo.items())
+    limits = (f"{_figure(name)} ≤ {duration(limit)}" for name, limit in result.slo.items())
     return ", ".join(limits) or "none"
+
+
+def _figure(limit: str) -> str:
+    """ttft_p99 -> TTFT p99"""
+    name, _, part = limit.partition("_")
+    return f"{name if name == 'e2e' else name.upper()} {part}".strip()
 
 
 def _request_facts(result: BenchResult) -> dict[str, str]:

@@ -40,7 +40,7 @@ def test_every_condition_that_differs_is_said_in_words() -> None:
         "workload's input_tokens: 128 in A, 256 in B",
         "workload's output_tokens: 128 in A, not known in B",
         "load generator: vllm 0.32.0 in A, aiperf 0.32.0 in B",
-        "SLO: none in A, ttft p99 ≤ 2.00 s in B",
+        "SLO: none in A, TTFT p99 ≤ 2.00 s in B",
         "cores: 252 in A, not known in B",
         "workload's turns: not known in A, 3 in B",
     ]
@@ -78,5 +78,5 @@ def test_cpu_count(cpulist: str, count: int) -> None:
 
 def test_slo_in_words() -> None:
     assert (
-        slo_in_words(result(slo={"ttft_p99": 2.0, "itl_p99": 0.15})) == "ttft p99 ≤ 2.00 s, itl p99 ≤ 150 ms"
+        slo_in_words(result(slo={"ttft_p99": 2.0, "itl_p99": 0.15})) == "TTFT p99 ≤ 2.00 s, ITL p99 ≤ 150 ms"
     )
