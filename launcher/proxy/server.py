@@ -10,10 +10,8 @@ import asyncio
 import logging
 import random
 import socket
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 
 from launcher.address import Address
 from launcher.background import Failures, attempt
@@ -21,25 +19,29 @@ from launcher.config.schema import Model, Proxy
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.dispatch.admission import Admission
+from launcher.proxy.dispatch.attempts import Attempts
+from launcher.proxy.dispatch.authorize import Authorizer
 from launcher.proxy.dispatch.executor import Executor
-from launcher.proxy.dispatch.instances import OnIdle, OnSuspect
-from launcher.proxy.downstream.connection import DownstreamConnection
-from launcher.proxy.downstream.forwarded import TrustedProxies, appended
-from launcher.proxy.downstream.handshakes import Handshakes
+from launcher.proxy.dispatch.instances import Instances, OnIdle, OnSuspect
+from launcher.proxy.dispatch.registry import RequestRegistry
+from launcher.proxy.dispatch.responding import Responder
+from launcher.proxy.dispatch.streaming import Streaming
+from launcher.proxy.downstream import response
+from launcher.proxy.downstream.clients import Clients
+from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.listener import Listener
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.downstream.tls import ServerTls
 from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.errors import HttpError
-from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.observability import stats
+from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages.renderer import PageRenderer, Sources
-from launcher.proxy.request.events import ConnectionDue, HeadReceived, Refused
+from launcher.proxy.request.actions import Action
+from launcher.proxy.request.decisions import Decisions
 from launcher.proxy.request.model_traits import ModelTraits
-from launcher.proxy.request.record import Request
-from launcher.proxy.routes import Match, match, split_target
+from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
@@ -48,17 +50,15 @@ from launcher.telemetry.rolling_quantiles import Quantiles
 
 _LOG = logging.getLogger(__name__)
 
-FLUSH_S = 1.0  # after `stop` has cut what was left: for the error events to be written
 # After the last accept: for the first request of a connection.
 FIRST_REQUEST_S = 1.0
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
 TICK_MAX_S = 0.25  # deadlines are held this exactly; shorter where one that is set is short
 TICK_MIN_S = 0.01
-_UNREAD = RequestHead("-", "/", False, None, False, False, False, None, b"\r\n", b"\r\n", ())
 
 
 class ProxyServer:
-    """The proxy: listeners, clients, clock."""
+    """Makes the parts of the proxy, and is what the daemon sees of them."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class ProxyServer:
         `more_values`: of metrics that others measure, for the metrics page."""
         self._proxy = proxy
         self._more_values = more_values
-        self._most_clients = proxy.max_connections if most_clients is None else most_clients
         self._loop = asyncio.get_running_loop()
         self.counters = Counters()
         self.slow_clients = SlowClients(proxy, self._loop.time)
-        self.balancer = Balancer(
+        self.upload_memory = UploadMemory(proxy.upload_max_bytes, proxy.max_body_bytes)
+        self.balancer = balancer = Balancer(
             proxy.policy,
             (chance or random.Random()).randrange,  # noqa: S311
             max_requests=proxy.queue_max_requests,
@@ -91,49 +91,71 @@ class ProxyServer:
         self._keys = ApiKeys(proxy.api_keys_file)
         self._overflow = None if proxy.overflow is None else Overflow(proxy.overflow, proxy.connect_timeout_s)
         self._traits = ModelTraits(_names_of(models))
-        self._pages = PageRenderer(self._traits, self._sources())
-        self._executor = Executor(
-            proxy,
-            traits=self._traits,
-            keys=self._keys,
-            balancer=self.balancer,
-            pages=self._pages,
-            overflow=self._overflow,
-            counters=self.counters,
-            timings=self._timings,
-            slow_clients=self.slow_clients,
-            on_idle=on_idle,
-            on_suspect=on_suspect,
+        decisions = Decisions(RetryPolicy(proxy.park_timeout_s), balancer, self._traits, self._overflow)
+        self._executor = Executor(decisions, self._loop.time)
+        self.post = post = self._executor.post
+        self._instances = Instances(
+            proxy, balancer, self.counters, post, on_idle=on_idle, on_suspect=on_suspect
         )
-        self._instances = self._executor.instances
-        self.post = self._executor.post
-        self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
-        certificate = proxy.tls_certificate
-        self._tls = None if certificate is None else ServerTls(certificate, proxy.tls_key)
-        self._handshakes = (
-            None
-            if self._tls is None
-            else Handshakes(self._make_client, self._tls.context, proxy.header_timeout_s, self._below_limit)
+        self._pages = PageRenderer(self._traits, self._sources())
+        self._registry = RequestRegistry(proxy, self.counters, self._timings, balancer, post)
+        self._authorizer = Authorizer(
+            self._keys,
+            Cors(proxy.cors_origins),
+            self._registry,
+            proxy.max_body_bytes,
+            self._instances.retry_after_s,
+            post=post,
+        )
+        responder = Responder(self.slow_clients, self._pages, proxy.keepalive_comment_s, post)
+        streaming = Streaming(balancer, self._traits, self._timings, post)
+        admission = Admission(proxy, self._traits, self._instances, responder, post)
+        attempts = Attempts(self._instances, self._overflow, streaming, responder, post)
+        self._access_log = AccessLog(proxy.access_log, self._loop.call_soon)
+        self._executor.start(
+            {
+                Action.AUTHORIZE: self._authorizer.authorize,
+                Action.LOOK: admission.look,
+                Action.ADMIT: admission.admit,
+                Action.ENQUEUE: admission.enqueue,
+                Action.SET_TIMER: admission.set_timer,
+                Action.WITHDRAW: admission.withdraw,
+                Action.SEND: attempts.send,
+                Action.SEND_OVERFLOW: attempts.send_overflow,
+                Action.READ: attempts.read,
+                Action.LEAVE: attempts.leave,
+                Action.START: streaming.start,
+                Action.FIRST_TOKEN: self._instances.first_token,
+                Action.SETTLE: self._instances.settle,
+                Action.RENDER_PAGE: responder.render_page,
+                Action.COMMENT: responder.comment,
+                Action.CHECK_CLIENT: responder.check_client,
+                Action.PAUSE: responder.pause,
+                Action.RESUME: responder.resume,
+                Action.DELIVER: response.deliver,
+                Action.FINISH: response.finish,
+                Action.REFUSE: response.refuse,
+                Action.BREAK_OFF: response.break_off,
+                Action.ABORT: response.abort,
+                Action.COUNT_RETRY: self.counters.retry,
+                Action.COUNT: self._registry.count,
+                Action.LOG: self._access_log.add,
+            }
+        )
+        self._clients = Clients(
+            proxy,
+            proxy.max_connections if most_clients is None else most_clients,
+            counters=self.counters,
+            slow_clients=self.slow_clients,
+            upload_memory=self.upload_memory,
+            post=post,
         )
         self._nodes: dict[int, str] = {}
         self._templates = TemplateChecks(self._traits)
         self._reconciler: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
-        self._clients: set[DownstreamConnection] = set()
-        here = uuid.uuid4().hex[:20]
-        self._ids = (f"{here}{number:x}" for number in count(1))
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = _tick_interval(proxy)
-        self.closing = False
-        self.header_timeout_s = proxy.header_timeout_s
-        self.body_timeout_s = proxy.body_timeout_s
-        self.body_min_bytes_per_s = proxy.body_min_bytes_per_s
-        self.keepalive_s = proxy.client_keepalive_s
-        self.stall_timeout_s = proxy.client_stall_timeout_s
-        self.min_bytes_per_s = proxy.client_min_bytes_per_s
-        self.max_body_bytes = proxy.max_body_bytes
-        self.upload_wait_s = proxy.upload_wait_s
-        self.upload_memory = UploadMemory(proxy.upload_max_bytes, proxy.max_body_bytes)
 
     # --- the daemon's side ---------------------------------------------------------------------
 
@@ -142,7 +164,7 @@ class ProxyServer:
 
         Raises LauncherError when an address can't be had; nothing listens then.
         """
-        self._listener = Listener(self._make_client, self._handshakes)
+        self._listener = Listener(self._clients.make, self._clients.handshakes)
         try:
             for sock in ready:
                 await self._listener.take(sock)
@@ -202,7 +224,7 @@ class ProxyServer:
             model, adapters=adapters, token_ids=token_ids, sampling_defaults=sampling_defaults or {}
         )
         self._instances.add(Upstream(slot, generation, model, address, max_num_seqs))
-        if ask_template and not self.closing:
+        if ask_template and not self._clients.closing:
             self._templates.begin(slot, generation, model, address)
 
     def drain_upstream(self, slot: int, generation: int) -> None:
@@ -245,24 +267,28 @@ class ProxyServer:
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
-        self.closing = True
+        self._clients.stop()
         await self._templates.close()
         if self._listener is None:
-            self._executor.authorizer.close()
+            self._authorizer.close()
             return
         deadline = self._loop.time() + grace_s
         self._listener.close()
-        await self._first_requests(min(FIRST_REQUEST_S, grace_s))
-        self._executor.authorizer.close()
-        if not await self._executor.registry.idle(max(0.0, deadline - self._loop.time())):
-            self._executor.stop("the server is shutting down")
-        await self._wait_closed(deadline)
+        await self._clients.first_requests(min(FIRST_REQUEST_S, grace_s))
+        self._authorizer.close()
+        if not await self._registry.idle(max(0.0, deadline - self._loop.time())):
+            self._instances.stop()
+            self._registry.stop("the server is shutting down")
+        await self._clients.wait_closed(deadline)
         if self._timer is not None:
             self._timer.cancel()
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
-        self._executor.close()
+        self._access_log.flush()
+        self._instances.close()
+        if self._overflow is not None:
+            self._overflow.pool.close()
         await self._pages.close()
 
     def _sources(self) -> Sources:
@@ -275,8 +301,8 @@ class ProxyServer:
             ],
             values=self._values,
             timings=self._timings,
-            stopping=lambda: self.closing,
-            retry_after_s=lambda: self._instances.retry_after_s(),  # noqa: PLW0108  made later
+            stopping=lambda: self._clients.closing,
+            retry_after_s=self._instances.retry_after_s,
         )
 
     def _values(self) -> metrics.Values:
@@ -287,104 +313,24 @@ class ProxyServer:
             waiting=Counter(request.model for request in self._instances.waiting if request.model),
             queued_bytes=self.balancer.queue.bytes,
             uploads=self.upload_memory,
-            connections=self._connections,
+            connections=len(self._clients),
             slow_clients=self.slow_clients,
             keys=self._keys,
             overflow=self._overflow,
         )
         return {**own, **self._more_values()}
 
-    async def _first_requests(self, wait_s: float) -> None:
-        """Close idle connections; one that was accepted just now has a request on its way, which is served."""
-        for client in tuple(self._clients):
-            if not client.unused:
-                client.close_if_idle()
-        deadline = self._loop.time() + wait_s
-        while self._loop.time() < deadline and any(client.unused for client in self._clients):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for client in tuple(self._clients):
-            client.close_if_idle()
-
-    async def _wait_closed(self, deadline: float) -> None:
-        """Until every client has gone: with its error event written, or by the deadline with all of its answer."""
-        flushed_by = self._loop.time() + FLUSH_S
-        while self._clients and (now := self._loop.time()) < max(flushed_by, deadline):
-            for client in tuple(self._clients):
-                client.close_if_idle()
-            if now > flushed_by and not any(client.unsent for client in self._clients):
-                break
-            await asyncio.sleep(0.01)
-        for client in tuple(self._clients):
-            client.give_up()
-        await asyncio.sleep(0)
-
-    # --- the clients' side -----------------------------------------------------------------------
-
-    def opened(self, client: DownstreamConnection) -> bool:
-        """A client connected; False: there are too many."""
-        if self._handshakes is not None:
-            self._handshakes.ended(client)
-        if not self._below_limit():
-            return False
-        self._clients.add(client)
-        return True
-
-    @property
-    def _connections(self) -> int:
-        """Connections of clients, also before they have shaken hands."""
-        return len(self._clients) + (0 if self._handshakes is None else len(self._handshakes))
-
-    def _below_limit(self) -> bool:
-        """Whether another connection may come; one that may not is counted."""
-        if self.closing or self._connections >= self._most_clients:
-            if not self.closing:
-                self.counters.refuse_connection()
-            return False
-        return True
-
-    def _make_client(self) -> DownstreamConnection:
-        return DownstreamConnection(self)
-
-    def closed(self, client: DownstreamConnection) -> None:
-        self._clients.discard(client)
-        self.slow_clients.remove(client)
-
-    def fell_behind(self, client: DownstreamConnection) -> None:
-        self.slow_clients.add(client)
-
-    def caught_up(self, client: DownstreamConnection) -> None:
-        self.slow_clients.remove(client)
-
-    def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
-        """A request's head has come; the request may be answered before this returns."""
-        path, _query = split_target(head.target)
-        found = match(head.method, path)
-        request = Request(
-            client, head, found if isinstance(found, Match) else None,
-            path=path, request_id=head.sent_id or next(self._ids), started=self._loop.time(),
-        )  # fmt: skip
-        if self._proxies is not None and self._proxies.trusts(peer := client.peer):
-            request.forwarded = appended(head, peer)
-        self.post(request, HeadReceived())
-        return request
-
-    def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
-        """Answer a request that could not be read, and close."""
-        self.post(self._unread(client), Refused(refusal.closing()))
-
-    def _unread(self, client: DownstreamConnection) -> Request:
-        """In the place of a request of which nothing is known."""
-        return Request(client, _UNREAD, None, path="-", request_id=next(self._ids), started=self._loop.time())
-
     # --- the clock -------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         now = self._loop.time()
-        for client in tuple(self._clients):
-            if client.due(now):
-                self.post(client.answering or self._unread(client), ConnectionDue())
-        self._executor.tick(now)
+        self._clients.tick(now)
+        self._registry.tick(now)
+        self.slow_clients.tick(now, self._instances.models_waited_for)
+        self._instances.tick(now)
+        if self._overflow is not None:
+            self._overflow.pool.sweep(now)
 
 
 def _tick_interval(proxy: Proxy) -> float:

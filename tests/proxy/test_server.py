@@ -451,7 +451,7 @@ async def test_stop_serves_the_first_request_of_a_connection_that_was_accepted(p
     await used.readuntil(b"\r\n\r\n")
     late, writer = await proxy.raw(b"")
     silent, _ = await proxy.raw(b"")
-    await until(lambda: proxy.server._connections == 3)
+    await until(lambda: len(proxy.server._clients) == 3)
     stopping = asyncio.create_task(proxy.server.stop(10 * SOON_S))
     async with asyncio.timeout(SOON_S):
         await used.read()  # an idle one is closed at once

@@ -1,4 +1,4 @@
-"""What is judged before a request's body is read: route, origin, API key, size."""
+"""AUTHORIZE: what is judged before a request's body is read: route, origin, API key, size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from launcher.proxy.downstream.upload_memory import FREE_BYTES
 from launcher.proxy.downstream.uploads import too_large
 from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.request.answer import Answer, own_head
-from launcher.proxy.request.record import Request
+from launcher.proxy.request.events import Event, PageReady
+from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
 
 _TEXT = "text/plain"
+_WITHOUT_BODY = frozenset({"GET", "HEAD"})
 
 
 class Authorizer:
@@ -28,6 +30,8 @@ class Authorizer:
         registry: RequestRegistry,
         max_body_bytes: int,
         retry_after_s: Callable[[], int],
+        *,
+        post: Post,
     ) -> None:
         self._keys = keys
         self._by_key = keys.required
@@ -36,19 +40,21 @@ class Authorizer:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._retry_after_s = retry_after_s
+        self._post = post
         self._closing = False
 
     def close(self) -> None:
         """The proxy shuts down: from here on pages only."""
         self._closing = True
 
-    def authorize(self, request: Request, now: float) -> Answer | None:
-        """Note who calls; the answer to a CORS preflight, where it is one. Raises HttpError."""
+    def authorize(self, request: Request, _event: Event, now: float) -> None:
+        """Note who calls, or answer a CORS preflight. Raises HttpError."""
         head = request.head
         if self._by_origin:
             answer = self._allow_origin(request)
             if answer is not None:
-                return answer
+                self._post(request, PageReady(answer))
+                return
         if request.match is None:
             raise _no_route(request)
         if self._by_key and request.path not in OPEN_PATHS:
@@ -59,10 +65,11 @@ class Authorizer:
             raise unavailable("the server is shutting down", self._retry_after_s(), close=True)
         if head.length is not None and head.length > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
+        if (head.length or head.chunked) and head.method in _WITHOUT_BODY:
+            raise HttpError(400, f"{head.method} takes no body here", close=True)
         if request.key is not None and not page:
             large = head.chunked or (head.length or 0) > FREE_BYTES
             request.grant = request.key.limits.begin(now, large=large)
-        return None
 
     def _allow_origin(self, request: Request) -> Answer | None:
         """Note what a browser's page is told; a preflight's answer."""

@@ -108,9 +108,9 @@ class Instances:
     def retry_after_s(self) -> int:
         return self.balancer.retry_after_s(self._clock())
 
-    def holder(self, response_id: str | None) -> InstanceId | None:
+    def holder(self, response_id: str) -> InstanceId | None:
         """The instance that keeps a stored response, as far as is known."""
-        return None if response_id is None else self._stored.get(response_id)
+        return self._stored.get(response_id)
 
     # --- the queue ---------------------------------------------------------------------------------
 
@@ -145,11 +145,11 @@ class Instances:
                     self._post(self._waiting.pop(ticket), Bound())
             self._arm(now)
 
-    def expired(self, now: float) -> Iterable[tuple[Request, Event]]:
-        """Requests that have waited too long; they wait no more."""
-        for ticket in self.balancer.queue.expired(now):
-            request = self._waiting.pop(ticket)
-            yield request, NoCapacity(self._out_of_time(request, now))
+    def first_token(self, request: Request, _event: Event, now: float) -> None:
+        """Its prompt is computed: another one may start there."""
+        if request.ticket is not None:
+            self.balancer.first_token(request.ticket, now)
+            self.pump(now)
 
     def _out_of_time(self, request: Request, now: float) -> HttpError:
         if self.table.ready(request.model):
@@ -202,12 +202,21 @@ class Instances:
         self._counters.slot(upstream.slot, upstream.model).broken += not request.committed
         self._suspect(upstream, event.reason, now)
         if event.answer is None:
-            self.blame(upstream, now)
+            self._blame(upstream, now)
             traffic = self._traffic.get(upstream.key)
             if attempt.reached and traffic is not None and traffic.upstream is upstream:
                 traffic.note_break(request, now)
 
-    def blame(self, upstream: Upstream, now: float) -> None:
+    def settle(self, request: Request, _event: Event, now: float) -> None:
+        """Another instance did better: those that answered 5xx before were at fault."""
+        failures = request.failures
+        if failures is not None:
+            for upstream in failures.blamed:
+                self._blame(upstream, now)
+            failures.blamed.clear()
+            failures.answer = None
+
+    def _blame(self, upstream: Upstream, now: float) -> None:
         """A failure was this instance's fault: after some in a row it gets no requests for a while.
 
         The last one that is not ejected stays: with none at all there would be nothing to fail on.
@@ -252,6 +261,9 @@ class Instances:
         return traffic.upstream.in_flight < traffic.upstream.max_num_seqs
 
     def tick(self, now: float) -> None:
+        for ticket in self.balancer.queue.expired(now):
+            request = self._waiting.pop(ticket)
+            self._post(request, NoCapacity(self._out_of_time(request, now)))
         for traffic in tuple(self._traffic.values()):
             traffic.forget(now)
             traffic.pool.sweep(now)

@@ -1,15 +1,14 @@
-"""What the executor does at the client's side of a request: comments, back-pressure, responses and their ends."""
+"""Actions at the client's side of a request before its response ends: pages, comments, back-pressure."""
 
 from __future__ import annotations
 
-from launcher.proxy.dispatch.streaming import timing
 from launcher.proxy.downstream import response
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
-from launcher.proxy.openai.answers import error_event_of, rewrite_detail
-from launcher.proxy.request.answer import own_head
-from launcher.proxy.request.events import Event
-from launcher.proxy.request.record import Request
+from launcher.proxy.errors import HttpError
+from launcher.proxy.pages.renderer import Page, PageRenderer
+from launcher.proxy.request.answer import own_answer, own_head
+from launcher.proxy.request.events import Event, Faulted, PageReady, Refused
+from launcher.proxy.request.record import Post, Request
 from launcher.proxy.sse.tracker import EventTracker
 
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -17,9 +16,25 @@ _COMMENT = b": waiting\n\n"
 
 
 class Responder:
-    def __init__(self, slow_clients: SlowClients, comment_interval_s: float) -> None:
+    def __init__(
+        self, slow_clients: SlowClients, pages: PageRenderer, comment_interval_s: float, post: Post
+    ) -> None:
         self._slow_clients = slow_clients
+        self._pages = pages
         self._comment_interval_s = comment_interval_s
+        self._post = post
+
+    def render_page(self, request: Request, _event: Event, _now: float) -> None:
+        def deliver(page: Page | BaseException) -> None:
+            if isinstance(page, HttpError):
+                self._post(request, Refused(page))
+            elif isinstance(page, BaseException):
+                self._post(request, Faulted(page))
+            else:
+                self._post(request, PageReady(own_answer(200, page.body, page.content_type)))
+
+        if request.match is not None:
+            request.pending = self._pages.begin(request.match, request.key, deliver)
 
     def plan_comment(self, request: Request, now: float) -> None:
         if request.comment_at is None and request.streamed:
@@ -51,30 +66,3 @@ class Responder:
 
     def check_client(self, request: Request, _event: Event, now: float) -> None:
         request.client.tick(now)
-
-    def deliver(self, request: Request, _event: Event, now: float) -> None:
-        answer = request.answer
-        if answer is None:
-            raise AssertionError("there is nothing to deliver")
-        head, body = answer.head, answer.body
-        if CLIENT_ERROR <= head.status < SERVER_ERROR:
-            body = rewrite_detail(head.status, body, request.method, request.path) or body
-        if request.head_sent:  # comments went out while it waited
-            request.status = head.status
-            response.finish(request, error_event_of(request.path, body, head.status))
-        else:
-            response.deliver(request, head, body, now, timing(request, now))
-
-    def finish(self, request: Request, _event: Event, _now: float) -> None:
-        response.finish(request, request.tail)
-
-    def refuse(self, request: Request, _event: Event, now: float) -> None:
-        if request.error is not None:
-            response.refuse(request, request.error, now)
-
-    def break_off(self, request: Request, _event: Event, _now: float) -> None:
-        if request.error is not None:
-            response.break_off(request, request.error)
-
-    def abort(self, request: Request, _event: Event, _now: float) -> None:
-        response.abort(request)

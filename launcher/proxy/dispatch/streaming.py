@@ -11,7 +11,7 @@ from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.openai.answers import begins_response, response_id, usage_of
-from launcher.proxy.request.events import Diverged, PromptComputed
+from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.reader import Attempt
@@ -29,11 +29,14 @@ class Streaming:
         self._timings = timings
         self._post = post
 
-    def start(self, request: Request, attempt: Attempt, now: float) -> None:
+    def start(self, request: Request, event: StreamStarted | AnswerCompleted, now: float) -> None:
         """Commit: an upstream's first bytes go to the client."""
+        attempt = event.attempt
+        if not isinstance(attempt, Attempt):
+            raise TypeError("no other attempt has a head")
         if not request.head_sent and attempt.head is not None:
             length = attempt.head.length if attempt.tracker is None else None
-            response.start(request, attempt.head, now, length=length, extra=timing(request, now))
+            response.start(request, attempt.head, now, length=length, extra=response.timing(request, now))
         request.tracker = attempt.tracker
         request.comment_at = None
         if not request.committed:
@@ -43,8 +46,10 @@ class Streaming:
                 self._timings.first_token.take(request.slot, now - request.started, now)
             if request.transcript is None:
                 request.body = b""  # it is not needed again
+        if isinstance(event, StreamStarted):
+            self._write(request, attempt, event.data, event.raw, clean=event.clean)
 
-    def write(
+    def _write(
         self, request: Request, attempt: Attempt, data: bytes, raw: bytes | None, *, clean: bool
     ) -> None:
         """Send bytes, `raw` in their place where it is whole chunks of the same; `clean`: all that was read."""
@@ -80,7 +85,7 @@ class Streaming:
         self, request: Request, attempt: Attempt, data: bytes, raw: bytes | None, *, clean: bool
     ) -> None:
         if attempt.delivering:
-            self.write(request, attempt, data, raw, clean=clean)
+            self._write(request, attempt, data, raw, clean=clean)
         else:
             attempt.start(data, raw, clean=clean)
         if attempt.tracker is not None and not attempt.has_output:
@@ -133,11 +138,3 @@ class Streaming:
         self.learn_usage(request, body)
         if request.path == RESPONSES:
             request.stored = response_id(body)
-
-
-def timing(request: Request, now: float) -> bytes:
-    """The line of `Server-Timing` (W3C): milliseconds in the queue, and from there to the first byte."""
-    if request.bound is None:
-        return b""
-    queued_ms, first_byte_ms = (request.bound - request.started) * 1000, (now - request.bound) * 1000
-    return b"Server-Timing: queue;dur=%.1f, first_byte;dur=%.1f\r\n" % (queued_ms, first_byte_ms)

@@ -25,7 +25,6 @@ from launcher.proxy.http1.fields import head_end
 from launcher.proxy.http1.requests import REPEATED_BYTES, RequestHead, parse_request
 from launcher.proxy.request.actions import State
 from launcher.proxy.request.events import (
-    BodyCompleted,
     ClientLeft,
     ClientPaused,
     ClientResumed,
@@ -44,8 +43,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger(__name__)
 
 
-class Server(uploads.Limits, Protocol):
-    """The proxy, as a connection sees it."""
+class Owner(uploads.Limits, Protocol):
+    """All clients' connections, and what holds for each of them."""
 
     header_timeout_s: float
     keepalive_s: float
@@ -61,8 +60,8 @@ class Server(uploads.Limits, Protocol):
     def caught_up(self, client: DownstreamConnection) -> None: ...
     def post(self, request: Request, event: Event) -> None: ...
 
-    def begin(self, client: DownstreamConnection, head: RequestHead) -> Request:
-        """A request's head has come; the request may be answered before this returns."""
+    def begin(self, client: DownstreamConnection, head: RequestHead, body: bytes | None) -> Request:
+        """A request's head has come, and its `body` unless that is None; it may be answered before this returns."""
 
     def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
         """Answer a request that could not be read, and close."""
@@ -77,12 +76,12 @@ class _State(Enum):
 
 class DownstreamConnection(asyncio.Protocol):
     __slots__ = (
-        "_buffer", "_deadline", "_last_head", "_loop", "_pace", "_paused_reading", "_request", "_scanned", "_served",
-        "_server", "_state", "_transport", "_unsent", "_upload", "paused", "write",
+        "_buffer", "_deadline", "_last_head", "_loop", "_owner", "_pace", "_paused_reading", "_request", "_scanned",
+        "_served", "_state", "_transport", "_unsent", "_upload", "paused", "write",
     )  # fmt: skip
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self.write: Callable[[bytes], None]
@@ -102,11 +101,11 @@ class DownstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.write = self._transport.write  # without a call of ours between
-        if not self._server.opened(self):
+        if not self._owner.opened(self):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self._deadline = self._loop.time() + self._server.header_timeout_s
+        self._deadline = self._loop.time() + self._owner.header_timeout_s
 
     @property
     def peer(self) -> str:
@@ -115,13 +114,13 @@ class DownstreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state = _State.LINGER
         self._buffer = b""
-        self._server.closed(self)
+        self._owner.closed(self)
         self._drop_upload()
         request, self._request = self._request, None
         if request is not None:
             # The event loop closes a connection whose protocol raised.
             ours = exc is not None and not isinstance(exc, OSError)
-            self._server.post(request, Faulted(exc) if exc is not None and ours else ClientLeft())
+            self._owner.post(request, Faulted(exc) if exc is not None and ours else ClientLeft())
 
     def eof_received(self) -> bool:
         """The client closed its side: it has left, as nginx and uvicorn see it."""
@@ -154,12 +153,12 @@ class DownstreamConnection(asyncio.Protocol):
                 if end < 0:
                     self._scanned = len(self._buffer)
                     if self._deadline is None:
-                        self._deadline = self._loop.time() + self._server.header_timeout_s
+                        self._deadline = self._loop.time() + self._owner.header_timeout_s
                     return
                 head = parse_request(self._buffer[:end], self._last_head)
             except HttpError as refusal:
                 self._buffer = b""
-                self._server.turn_away(self, refusal)
+                self._owner.turn_away(self, refusal)
                 return
             rest = self._buffer[end:]
             self._scanned = 0
@@ -168,20 +167,23 @@ class DownstreamConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead, rest: bytes) -> None:
         length = head.length or 0
-        here = not head.chunked and len(rest) >= length
-        self._state = _State.BUSY if here else _State.BODY
+        body = None
+        if head.chunked or len(rest) < length:
+            self._state = _State.BODY
+            self._buffer = b""
+        else:
+            self._state = _State.BUSY
+            body, self._buffer = (rest, b"") if len(rest) == length else (rest[:length], rest[length:])
         self._deadline = None
-        self._buffer = rest[length:] if here else b""
         self._unsent = 0
-        request = self._server.begin(self, head)
+        request = self._owner.begin(self, head, body)
         self._served = request.request_id
         if request.state is State.DONE:
             return
         self._request = request
-        if here:
-            self._server.post(request, BodyCompleted(rest[:length] if length != len(rest) else rest))
+        if body is not None:
             return
-        self._upload = Upload(self, request, head, self._server)
+        self._upload = Upload(self, request, head, self._owner)
         if head.expect_continue and not rest:
             self._transport.write(_CONTINUE)
         self._upload.begin(rest)
@@ -213,15 +215,15 @@ class DownstreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused = True
-        self._server.fell_behind(self)
+        self._owner.fell_behind(self)
         if self._request is not None:
-            self._server.post(self._request, ClientPaused())
+            self._owner.post(self._request, ClientPaused())
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._server.caught_up(self)
+        self._owner.caught_up(self)
         if self._request is not None:
-            self._server.post(self._request, ClientResumed())
+            self._owner.post(self._request, ClientResumed())
         elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
             self._loop.call_soon(self._next)
 
@@ -232,20 +234,20 @@ class DownstreamConnection(asyncio.Protocol):
 
     def pause_answer(self) -> None:
         if self._request is not None:
-            self._server.post(self._request, ClientPaused())
+            self._owner.post(self._request, ClientPaused())
 
     def resume_answer(self) -> None:
         if self._request is not None:
-            self._server.post(self._request, ClientResumed())
+            self._owner.post(self._request, ClientResumed())
 
     def answered(self, *, keep: bool) -> None:
         """The present request is answered. `keep`: the connection may carry another one."""
         self._request = None
-        if not keep or self.body_missing or self._server.closing:
-            self._finish(linger=self.body_missing or not keep)
+        if not keep or self._state is _State.BODY or self._owner.closing:
+            self._finish(linger=self._state is _State.BODY or not keep)
             return
         self._state = _State.HEAD
-        self._deadline = self._loop.time() + self._server.keepalive_s
+        self._deadline = self._loop.time() + self._owner.keepalive_s
         if (self._buffer or self._paused_reading) and not self.paused:
             self._loop.call_soon(self._next)
 
@@ -278,7 +280,7 @@ class DownstreamConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close without a clean end."""
         if self.paused:
-            self._server.caught_up(self)
+            self._owner.caught_up(self)
         self._request = None
         self._state = _State.LINGER
         self._drop_upload()
@@ -299,7 +301,7 @@ class DownstreamConnection(asyncio.Protocol):
         if self._request is None:
             self.give_up(why)
         else:
-            self._server.post(self._request, ClientStalled(why))
+            self._owner.post(self._request, ClientStalled(why))
 
     @property
     def unsent(self) -> int:
@@ -342,14 +344,14 @@ class DownstreamConnection(asyncio.Protocol):
     def tick(self, now: float) -> None:
         if self._upload is not None:
             if now >= self._upload.deadline and self._request is not None:
-                self._server.post(self._request, Refused(self._upload.late(now)))
+                self._owner.post(self._request, Refused(self._upload.late(now)))
             return
         if self._deadline is None or now < self._deadline:
             return
         self._deadline = None
         if self._state is _State.HEAD and self._buffer and not self.paused:
             self._buffer = b""
-            self._server.turn_away(
+            self._owner.turn_away(
                 self, HttpError(408, "the request's head did not arrive in time", code="timeout", close=True)
             )
         else:
@@ -366,8 +368,8 @@ class DownstreamConnection(asyncio.Protocol):
         if not unsent and not before:
             self.give_up()
         elif not unsent:
-            self._deadline += LINGER_S if self._state is _State.LINGER else self._server.keepalive_s
+            self._deadline += LINGER_S if self._state is _State.LINGER else self._owner.keepalive_s
         elif not before or self._pace is None:
-            self._pace = Pace(self._server.min_bytes_per_s, now)
-        elif self._pace.behind_s(now, before - unsent) > self._server.stall_timeout_s:
+            self._pace = Pace(self._owner.min_bytes_per_s, now)
+        elif self._pace.behind_s(now, before - unsent) > self._owner.stall_timeout_s:
             self.give_up()

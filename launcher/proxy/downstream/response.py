@@ -6,10 +6,11 @@ Nothing here waits: how much may pile up in the connection is decided by the exe
 
 from __future__ import annotations
 
-from launcher.proxy.errors import HttpError
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
 from launcher.proxy.http1.responses import ResponseHead, client_head
-from launcher.proxy.openai.answers import JSON, error_event
+from launcher.proxy.openai.answers import JSON, error_event, error_event_of, rewrite_detail
 from launcher.proxy.request.answer import own_head
+from launcher.proxy.request.events import Event
 from launcher.proxy.request.record import Request
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -51,10 +52,11 @@ def send(request: Request, data: bytes) -> None:
     _write(request, b"%x\r\n%b\r\n" % (len(data), data) if request.chunked else data)
 
 
-def finish(request: Request, last: bytes = b"") -> None:
-    """The body is complete; `last` is its last part."""
+def finish(request: Request, _event: Event, _now: float) -> None:
+    """The body is complete; `tail` is its last part."""
     if request.finished:
         return
+    last = request.tail
     if last:
         request.bytes_out += len(last)
         last = b"%x\r\n%b\r\n" % (len(last), last) if request.chunked else last
@@ -65,8 +67,24 @@ def finish(request: Request, last: bytes = b"") -> None:
     request.client.answered(keep=request.keep_alive)
 
 
-def deliver(request: Request, head: ResponseHead, body: bytes, now: float, extra: bytes = b"") -> None:
-    """Send a whole response. Before the request's body is here it is the connection's last."""
+def deliver(request: Request, event: Event, now: float) -> None:
+    """The whole response of an upstream, or a page."""
+    answer = request.answer
+    if answer is None:
+        raise AssertionError("there is nothing to deliver")
+    head, body = answer.head, answer.body
+    if CLIENT_ERROR <= head.status < SERVER_ERROR:
+        body = rewrite_detail(head.status, body, request.method, request.path) or body
+    if request.head_sent:  # comments went out while it waited
+        request.status = head.status
+        request.tail = error_event_of(request.path, body, head.status)
+        finish(request, event, now)
+    else:
+        _send_whole(request, head, body, now, timing(request, now))
+
+
+def _send_whole(request: Request, head: ResponseHead, body: bytes, now: float, extra: bytes) -> None:
+    """Before the request's body is here it is the connection's last response."""
     if request.head_sent:
         raise AssertionError("a response starts once")
     client = request.client
@@ -86,27 +104,45 @@ def deliver(request: Request, head: ResponseHead, body: bytes, now: float, extra
     client.answered(keep=request.keep_alive)
 
 
-def refuse(request: Request, error: HttpError, now: float) -> None:
+def refuse(request: Request, _event: Event, now: float) -> None:
+    """An error of the proxy's own."""
+    error = _error_of(request)
     if error.close:
         request.keep_alive = False
     lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
-    deliver(request, own_head(error.status, JSON, lines), error.body(), now)
+    _send_whole(request, own_head(error.status, JSON, lines), error.body(), now, b"")
 
 
-def break_off(request: Request, error: HttpError) -> None:
+def break_off(request: Request, event: Event, now: float) -> None:
     """End a response that broke after its head: an error event, or no clean end at all."""
-    tracker = request.tracker
+    error, tracker = _error_of(request), request.tracker
     if tracker is None:
-        abort(request)
+        abort(request, event, now)
         return
     # What the engine itself said of its fault has been withheld until now.
-    event = tracker.error or error_event(request.path, error.message, error.type, error.status)
-    finish(request, tracker.break_off() + event)
+    told = tracker.error or error_event(request.path, error.message, error.type, error.status)
+    request.tail = tracker.break_off() + told
+    finish(request, event, now)
 
 
-def abort(request: Request) -> None:
+def abort(request: Request, _event: Event, _now: float) -> None:
+    """No clean end: the client sees that the response is not whole."""
     request.finished = True
     request.client.abort()
+
+
+def timing(request: Request, now: float) -> bytes:
+    """The line of `Server-Timing` (W3C): milliseconds in the queue, and from there to the first byte."""
+    if request.bound is None:
+        return b""
+    queued_ms, first_byte_ms = (request.bound - request.started) * 1000, (now - request.bound) * 1000
+    return b"Server-Timing: queue;dur=%.1f, first_byte;dur=%.1f\r\n" % (queued_ms, first_byte_ms)
+
+
+def _error_of(request: Request) -> HttpError:
+    if request.error is None:
+        raise AssertionError("there is no error to answer with")
+    return request.error
 
 
 def _write(request: Request, data: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from launcher.printable import MAX_LINE, quoted
 from launcher.proxy.errors import CLIENT_ERROR
+from launcher.proxy.request.record import Request
 
 ACCESS: Final = logging.getLogger("launcher.access")
 MOST_LINES: Final = 64  # so many lines are written without waiting for the event loop
@@ -19,30 +20,6 @@ _NO_FIELDS: Final[Mapping[str, object]] = {}
 _BLANK: Final = vars(logging.makeLogRecord({}))
 
 Line = tuple[int, str, Mapping[str, object]]  # level, message, fields
-
-
-class Entry(Protocol):
-    """What the log says about a request that has ended; it no longer changes."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def slot(self) -> int | None: ...
-    @property
-    def started(self) -> float: ...
-    @property
-    def outcome(self) -> str | None: ...
-    @property
-    def reason(self) -> str | None: ...
-
-    def fields(self, now: float) -> dict[str, object]:
-        """The fields of the log event; their names are documented."""
 
 
 class LineWriter(Protocol):
@@ -59,25 +36,25 @@ class AccessLog:
         """`wanted`: "all", "errors" or "off". `call_soon`: runs a callback at the event loop's next turn."""
         self._wanted = wanted
         self._call_soon = call_soon
-        self._lines: list[tuple[int, str, Entry, float]] = []
+        self._lines: list[tuple[int, str, Request, float]] = []
 
-    def add(self, entry: Entry, now: float) -> None:
-        """A request has ended. `now`: loop time, seconds. No prompt text gets into the log."""
+    def add(self, request: Request, _event: object, now: float) -> None:
+        """A request has ended. No prompt text gets into the log."""
         if self._wanted != "all" and (
-            self._wanted == "off" or (entry.outcome == "completed" and entry.status < CLIENT_ERROR)
+            self._wanted == "off" or (request.outcome == "completed" and request.status < CLIENT_ERROR)
         ):
             return
-        path = entry.path
+        path = request.path
         level = logging.DEBUG if path in _QUIET else logging.INFO
         if not ACCESS.isEnabledFor(level):
             return
-        slot = "-" if entry.slot is None else entry.slot
-        why = f": {quoted(entry.reason, MAX_LINE)}" if entry.reason else ""
+        slot = "-" if request.slot is None else request.slot
+        why = f": {quoted(request.reason, MAX_LINE)}" if request.reason else ""
         text = (
-            f"{entry.method} {quoted(path)} {entry.status or '-'} slot={slot} {(now - entry.started) * 1000:.1f} ms "
-            f"{entry.outcome} {entry.request_id}{why}"
+            f"{request.method} {quoted(path)} {request.status or '-'} slot={slot} {(now - request.started) * 1000:.1f} ms "
+            f"{request.outcome} {request.request_id}{why}"
         )
-        self._lines.append((level, text, entry, now))
+        self._lines.append((level, text, request, now))
         if len(self._lines) == 1:
             self._call_soon(self.flush)
         elif len(self._lines) >= MOST_LINES:
@@ -89,11 +66,11 @@ class AccessLog:
         if not lines:
             return
         if (writer := _writer()) is None:
-            for level, text, entry, at in lines:
-                ACCESS.handle(_record(level, text, entry.fields(at)))
+            for level, text, request, at in lines:
+                ACCESS.handle(_record(level, text, request.fields(at)))
         elif writer.takes_fields:
             writer.write_lines(
-                ACCESS.name, [(level, text, entry.fields(at)) for level, text, entry, at in lines]
+                ACCESS.name, [(level, text, request.fields(at)) for level, text, request, at in lines]
             )
         else:
             writer.write_lines(ACCESS.name, [(level, text, _NO_FIELDS) for level, text, _, _ in lines])

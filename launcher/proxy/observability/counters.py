@@ -38,7 +38,7 @@ class Counters:
     def accept(self) -> None:
         self.accepted += 1
 
-    def retry(self) -> None:
+    def retry(self, _request: Request, _event: object, _now: float) -> None:
         self.retried += 1
 
     def refuse_connection(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import Complete, EngineTraits, NotExact
+from launcher.proxy.continuation.plan import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
 from launcher.proxy.request.actions import Action, Outcome, State
@@ -31,11 +31,13 @@ from launcher.proxy.request.events import (
     NoCapacity,
     PageReady,
     Refused,
+    RequestReceived,
     ServerStopped,
     StreamStarted,
 )
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.retry_policy import Failures, RetryPolicy
+from launcher.proxy.request.retry_policy import FailedAttempts, RetryPolicy
 from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued
@@ -49,6 +51,9 @@ _OVERFLOW_FAILED: Final = "overflow endpoint failed"
 Actions = tuple[Action, ...]
 
 _NOTHING: Final[Actions] = ()
+_AUTHORIZE: Final = (Action.AUTHORIZE,)
+_AUTHORIZE_AND_ADMIT: Final = (Action.AUTHORIZE, Action.ADMIT)
+_AUTHORIZE_AND_RENDER: Final = (Action.AUTHORIZE, Action.RENDER_PAGE)
 _ADMIT: Final = (Action.ADMIT,)
 _RENDER: Final = (Action.RENDER_PAGE,)
 _SEND: Final = (Action.SEND,)
@@ -70,42 +75,41 @@ _LET_GO: Final = (Action.WITHDRAW, Action.LEAVE, Action.COUNT, Action.LOG)
 _ABORT: Final = (Action.ABORT, *_LET_GO)
 
 
-class Facts(Protocol):
-    """What decisions must know beside the request."""
+class Capacity(Protocol):
+    """The balancer."""
 
     def possible(self, ticket: Ticket) -> bool:
         """Whether there is an instance that it has not tried yet."""
 
-    def retry_after_s(self) -> int:
+    def retry_after_s(self, now: float) -> int:
         """When a client may try again."""
 
-    def engine(self, model: str | None) -> EngineTraits:
-        """What is known of the model's instances."""
 
-    def overflow_takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
+class Overflow(Protocol):
+    def takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
         """Whether the overflow endpoint may get a request now."""
 
 
 class Decisions:
     """What each event leads to: the next state, and the actions."""
 
-    def __init__(self, retry_policy: RetryPolicy, facts: Facts) -> None:
+    def __init__(
+        self, retry_policy: RetryPolicy, capacity: Capacity, traits: ModelTraits, overflow: Overflow | None
+    ) -> None:
         self._retry_policy = retry_policy
-        self._facts = facts
+        self._capacity = capacity
+        self._traits = traits
+        self._overflow = overflow
 
     # --- before an upstream is asked ---------------------------------------------------------------
 
+    def received(self, request: Request, event: RequestReceived, _now: float) -> Actions:
+        if request.match is None:  # AUTHORIZE refuses it, or answers a CORS preflight
+            return _AUTHORIZE
+        return _AUTHORIZE_AND_RENDER if _is_page(request, event.body) else _AUTHORIZE_AND_ADMIT
+
     def body_completed(self, request: Request, event: BodyCompleted, _now: float) -> Actions:
-        body = event.body
-        request.body = body
-        request.bytes_in = len(body)
-        if body and request.method in {"GET", "HEAD"}:
-            return self._refuse(request, HttpError(400, f"{request.method} takes no body here", close=True))
-        if request.match is not None and request.match.route.kind in OWN_PAGES:
-            request.state = State.SENT
-            return _RENDER
-        request.state = State.QUEUED
-        return _ADMIT
+        return _RENDER if _is_page(request, event.body) else _ADMIT
 
     def refused(self, request: Request, event: Refused, _now: float) -> Actions:
         return self._refuse(request, event.error)
@@ -114,9 +118,9 @@ class Decisions:
         request.state = State.SENT
         return _SEND
 
-    def no_capacity(self, request: Request, event: NoCapacity, _now: float) -> Actions:
+    def no_capacity(self, request: Request, event: NoCapacity, now: float) -> Actions:
         if request.committed:
-            return self._fail(request, event.error.message, event.error.status)
+            return self._fail(request, event.error.message, now, event.error.status)
         if self._overflows(request):
             request.ticket = None
             request.overflowed = True
@@ -126,10 +130,12 @@ class Decisions:
 
     def _overflows(self, request: Request) -> bool:
         """Whether the overflow endpoint takes it. A head that went out was that of another response."""
-        if request.head_sent or request.adapter is not None or len(request.body) > MAX_REWRITTEN_BYTES:
+        if self._overflow is None or request.head_sent or request.adapter is not None:
+            return False
+        if len(request.body) > MAX_REWRITTEN_BYTES:
             return False
         local_only = request.key is not None and request.key.record.local_only
-        return self._facts.overflow_takes(request.path, request.model, local_only=local_only)
+        return self._overflow.takes(request.path, request.model, local_only=local_only)
 
     def backoff_over(self, request: Request, _event: BackoffOver, _now: float) -> Actions:
         if request.ticket is not None:
@@ -161,7 +167,7 @@ class Decisions:
                 request, f"the rest of the answer can't be had: an instance answered {status}", now
             )
         if request.head_sent and well:  # comments promised a stream
-            return self._fail(request, "an instance answered with something that is no stream")
+            return self._fail(request, "an instance answered with something that is no stream", now)
         if status == 404 and request.match is not None and request.match.route.kind is Kind.STORED:
             _note_tried(request, upstream)
             return self._elsewhere(request, "it does not have it", answer, now, fault=False)
@@ -183,7 +189,7 @@ class Decisions:
         request.ending = Ending.BROKEN
         if upstream is None:
             if request.committed:
-                return self._fail(request, event.reason)
+                return self._fail(request, event.reason, now)
             request.reason = _OVERFLOW_FAILED
             error = HttpError(502, _OVERFLOW_FAILED, type_="upstream_error", code="overflow_failed")
             return _end(request, Outcome.FAILED, error)
@@ -195,12 +201,12 @@ class Decisions:
         request.deaths += event.died and not request.committed
         _note_tried(request, upstream)
         if event.deterministic and not request.committed:
-            return self._fail(request, event.reason)
+            return self._fail(request, event.reason, now)
         if not request.committed or (request.splice is not None and not attempt.reached):
             return self._elsewhere(request, event.reason, event.answer, now, fault=True)
         # Nothing can follow half an event, or a response that is no stream.
         if request.tracker is None or (attempt.tracker is not None and attempt.tracker.inside_event):
-            return self._fail(request, event.reason)
+            return self._fail(request, event.reason, now)
         return self._continue(request, event.reason, now)
 
     def diverged(self, request: Request, event: Diverged, now: float) -> Actions:
@@ -224,7 +230,7 @@ class Decisions:
         ticket, failures = request.ticket, _failures_of(request)
         if answer is not None:
             failures.answer = answer
-        if failures.answer is not None and (ticket is None or not self._facts.possible(ticket)):
+        if failures.answer is not None and (ticket is None or not self._capacity.possible(ticket)):
             request.reason = reason
             return _deliver(request, failures.answer, Outcome.FAILED if fault else Outcome.COMPLETED)
         return self._next(request, reason, now, counted=fault)
@@ -233,15 +239,15 @@ class Decisions:
         """The next attempt, or an end; `counted`: as a retry."""
         ticket, failures = request.ticket, _failures_of(request)
         if ticket is None:
-            return self._fail(request, reason)
+            return self._fail(request, reason, now)
         if request.deaths >= MAX_DEATHS:
-            return self._fail(request, f"{request.deaths} instances died while they worked on it")
+            return self._fail(request, f"{request.deaths} instances died while they worked on it", now)
         pause_s = self._retry_policy.next(
-            failures, request.attempts, len(ticket.tried), now, possible=self._facts.possible(ticket)
+            failures, request.attempts, len(ticket.tried), now, possible=self._capacity.possible(ticket)
         )
         if pause_s is None:
             if failures.answer is None:
-                return self._fail(request, reason)
+                return self._fail(request, reason, now)
             request.reason = reason
             return _deliver(request, failures.answer, Outcome.FAILED)
         if pause_s:
@@ -254,7 +260,7 @@ class Decisions:
     def _from_start(self, request: Request, reason: str, now: float) -> Actions:
         """The rest cannot be had by itself: ask for the whole response again, unless that is what was asked for."""
         if request.splice is not None and request.splice.from_start:
-            return self._fail(request, reason)
+            return self._fail(request, reason, now)
         return self._continue(request, reason, now, repeat=True)
 
     def _continue(self, request: Request, reason: str, now: float, *, repeat: bool = False) -> Actions:
@@ -266,13 +272,13 @@ class Decisions:
             or request.continued >= MAX_CONTINUED
             or len(request.body) > MAX_REWRITTEN_BYTES
         ):
-            return self._fail(request, reason)
-        engine = self._facts.engine(request.model)
+            return self._fail(request, reason, now)
+        engine = self._traits.engine(request.model)
         plan = continue_stream(request.path, bytes(request.body), transcript, engine, repeat=repeat)
         if isinstance(plan, NotExact):
             request.cut, request.splice = "unfit", None
             request.reason = f"{reason}; not continued: {plan.reason}"
-            return self._fail(request, reason)
+            return self._fail(request, reason, now)
         request.continued += 1
         if isinstance(plan, Complete):
             request.cut, request.tail = "continued", plan.tail
@@ -293,15 +299,15 @@ class Decisions:
         _let_go(request)
         return _ABORT
 
-    def stopped(self, request: Request, event: ServerStopped, _now: float) -> Actions:
+    def stopped(self, request: Request, event: ServerStopped, now: float) -> Actions:
         request.ending = Ending.BROKEN
-        return self._fail(request, event.reason)
+        return self._fail(request, event.reason, now)
 
     def _refuse(self, request: Request, error: HttpError) -> Actions:
         request.reason = error.message
         return _end(request, Outcome.REJECTED, error)
 
-    def _fail(self, request: Request, reason: str, status: int = 502) -> Actions:
+    def _fail(self, request: Request, reason: str, now: float, status: int = 502) -> Actions:
         """There is no way to the rest of the response."""
         request.reason = request.reason or reason  # one that says more is there already
         if request.head_sent:
@@ -309,7 +315,7 @@ class Decisions:
         else:
             error = HttpError(
                 status, f"no instance answered; the last one failed: {reason}", type_="upstream_error",
-                code="upstream_error", headers={"Retry-After": str(self._facts.retry_after_s())},
+                code="upstream_error", headers={"Retry-After": str(self._capacity.retry_after_s(now))},
             )  # fmt: skip
         return _end(request, Outcome.FAILED, error)
 
@@ -329,6 +335,15 @@ def fault(request: Request) -> Actions:
         done = request.tracker is not None and request.tracker.done
         end = (Action.ABORT if done else Action.BREAK_OFF if request.head_sent else Action.REFUSE,)
     return (Action.WITHDRAW, Action.LEAVE, *end, Action.COUNT, Action.LOG)
+
+
+def _is_page(request: Request, body: bytes | bytearray) -> bool:
+    """Take the whole request: its instance is chosen next, or it asks for one of the proxy's own pages."""
+    request.body = body
+    request.bytes_in = len(body)
+    page = request.match is not None and request.match.route.kind in OWN_PAGES
+    request.state = State.SENT if page else State.QUEUED
+    return page
 
 
 def _end(request: Request, outcome: Outcome, error: HttpError) -> Actions:
@@ -366,7 +381,7 @@ def _note_tried(request: Request, upstream: Upstream) -> None:
         request.ticket.tried.add(upstream.key)
 
 
-def _failures_of(request: Request) -> Failures:
+def _failures_of(request: Request) -> FailedAttempts:
     if request.failures is None:
-        request.failures = Failures()
+        request.failures = FailedAttempts()
     return request.failures

@@ -23,7 +23,13 @@ class Event(msgspec.Struct, eq=False):
 
 
 class HeadReceived(Event):
-    """The client's request head was read."""
+    """The head of a request whose body is still to come."""
+
+
+class RequestReceived(Event):
+    """A whole request, as most come."""
+
+    body: bytes
 
 
 class BodyGrew(Event):
@@ -33,6 +39,8 @@ class BodyGrew(Event):
 
 
 class BodyCompleted(Event):
+    """The rest of a request whose head was received before."""
+
     body: bytes | bytearray
 
 

@@ -1,7 +1,6 @@
-"""A request's lifecycle: `advance(request, event, now) -> actions`.
+"""A request's lifecycle: what each event leads to in each state. dispatch/executor.py looks it up and performs it.
 
-All transitions stand in TRANSITIONS; a pair that is not there changes nothing, and neither does an event of an attempt
-that is not the present one. What is decided where there is something to decide: decisions.py.
+A pair that is not in TRANSITIONS changes nothing, and neither does an event of an attempt that is not the present one.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from launcher.proxy.request.events import (
     PageReady,
     PromptComputed,
     Refused,
+    RequestReceived,
     ServerStopped,
     StreamStarted,
 )
@@ -52,23 +52,12 @@ _RESUME: Final = (Action.RESUME,)
 _FAULT: Final = (Action.FAULT,)
 
 
-class Lifecycle(Decisions):
-    """Chooses the decision by state and event."""
-
-    def advance(self, request: Request, event: Any, now: float) -> Actions:
-        """Change the request; what to do about it, in this order."""
-        handler = TABLE[request.state].get(event.__class__)
-        if handler is None or (event.of_attempt and event.attempt is not request.attempt):
-            return ()
-        return handler if handler.__class__ is tuple else handler(self, request, event, now)  # type: ignore[operator]
-
-
 def _due(_decisions: Decisions, _request: Request, event: Due, _now: float) -> Actions:
     return (event.action,)
 
 
 Handler = Callable[[Decisions, Request, Any, float], Actions] | Actions
-"""What decides, or the actions themselves where nothing is to be decided."""
+"""What decides (decisions.py), or the actions themselves where nothing is to be decided."""
 
 _ANYWHERE: Final[Mapping[type[Event], Handler]] = {
     ClientLeft: Decisions.client_left,
@@ -84,6 +73,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[type[Event], Handler]]] = {
     State.RECEIVING: {
         **_ANYWHERE,
         HeadReceived: _AUTHORIZE,
+        RequestReceived: Decisions.received,
         BodyGrew: _LOOK,
         BodyCompleted: Decisions.body_completed,
         PageReady: Decisions.page_ready,

@@ -32,6 +32,14 @@ class ModelTraits:
         else:
             self._tells_ids.discard(model)
 
+    def resolve(self, wanted: str | None) -> tuple[str, str | None]:
+        """The model that a request goes to, and the adapter that it asks for by its name. Raises HttpError."""
+        names = self.names
+        if wanted in names.names:
+            return wanted, None
+        base = self.base_of(wanted)
+        return (names.resolve(wanted), None) if base is None else (base, wanted)
+
     def base_of(self, adapter: str | None) -> str | None:
         """The model of a LoRA adapter; None: there is none of this name."""
         return None if adapter is None else self._adapters.get(adapter)

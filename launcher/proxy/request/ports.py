@@ -1,4 +1,4 @@
-"""What a request's decisions and its executor need of the two connections that serve it."""
+"""What a request needs of the two connections that serve it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,24 @@ class Answering(Protocol):
     """A request that is being answered."""
 
     @property
-    def written(self) -> int:
-        """Bytes of its answer that were written to the connection."""
-
+    def written(self) -> int: ...  # bytes of its answer that its connection was given
     @property
-    def holds(self) -> str | None:
-        """The model of the instance that waits for the client; None: no instance waits."""
+    def holds(
+        self,
+    ) -> str | None: ...  # the model of the instance that waits for the client; None: no instance waits
 
 
 class SlowClient(Protocol):
     """A client's connection, as far as its pace is watched."""
 
     @property
-    def answering(self) -> Answering | None:
-        """The present request; None once the whole answer was written."""
-
+    def answering(self) -> Answering | None: ...  # None once the whole answer was written
     @property
-    def buffered(self) -> int:
-        """Bytes that wait in this process."""
-
+    def buffered(self) -> int: ...  # bytes that wait in this process
     @property
-    def unsent(self) -> int:
-        """The same, and bytes in the kernel."""
-
-    def pause_answer(self) -> None:
-        """Stop reading the instance while slow clients hold too much memory."""
-
-    def resume_answer(self) -> None:
-        """Read the instance again."""
+    def unsent(self) -> int: ...  # the same, and bytes in the kernel
+    def pause_answer(self) -> None: ...
+    def resume_answer(self) -> None: ...
 
     def drop(self, why: str) -> None:
         """Close it; the rest of its answer is lost. `why` is logged."""
@@ -52,12 +42,9 @@ class Downstream(SlowClient, Protocol):
     paused: bool  # its write buffers are full
 
     @property
-    def body_missing(self) -> bool:
-        """The request's body has not been read to its end."""
-
+    def body_missing(self) -> bool: ...  # the request's body has not been read to its end
     @property
-    def write(self) -> Callable[[bytes], None]:
-        """Send; never blocks."""
+    def write(self) -> Callable[[bytes], None]: ...  # never blocks
 
     def answered(self, *, keep: bool) -> None:
         """The response is complete; `keep`: the connection may carry another request."""
@@ -73,36 +60,23 @@ class UpstreamCall(Protocol):
     """One attempt: a request on one upstream."""
 
     @property
-    def upstream(self) -> Upstream | None:
-        """The instance; None is the overflow endpoint."""
-
+    def upstream(self) -> Upstream | None: ...  # None is the overflow endpoint
     @property
-    def tracker(self) -> EventTracker | None:
-        """Of an event stream."""
-
+    def tracker(self) -> EventTracker | None: ...  # of an event stream
     @property
-    def reached(self) -> bool:
-        """The upstream may have begun with the request: no connect that failed."""
-
+    def reached(self) -> bool: ...  # the upstream may have begun with the request: no connect that failed
     @property
-    def fast_bytes(self) -> int:
-        """Bytes that the fast path passed to the client."""
+    def fast_bytes(self) -> int: ...  # that the fast path passed to the client
 
     def read(self, data: bytes) -> None:
         """Read on; what it says is posted."""
 
-    def pause(self) -> None:
-        """The client takes no more for now."""
-
-    def resume(self, now: float) -> None:
-        """It takes more."""
-
-    def cancel(self) -> None:
-        """Nothing more is wanted of it."""
+    def pause(self) -> None: ...
+    def resume(self, now: float) -> None: ...
+    def cancel(self) -> None: ...
 
 
 class Cancellable(Protocol):
     """A timer or a task."""
 
-    def cancel(self) -> object:
-        """It does nothing from here on."""
+    def cancel(self) -> object: ...

@@ -23,7 +23,7 @@ from launcher.proxy.request.actions import Outcome, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import Event
 from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
-from launcher.proxy.request.retry_policy import Failures
+from launcher.proxy.request.retry_policy import FailedAttempts
 from launcher.proxy.routes import Match
 from launcher.proxy.sse.tracker import EventTracker
 
@@ -90,7 +90,7 @@ class Request:
         self.attempts = 0
         self.slot: int | None = None  # of the last one
         self.bound: float | None = None  # when an instance was first asked
-        self.failures: Failures | None = None
+        self.failures: FailedAttempts | None = None
         self.deaths = 0  # instances that died with it before its first byte
         self.ending = Ending.LEFT  # how it leaves its instance
         self.pending: Cancellable | None = None  # the back-off's timer, the page's task

@@ -15,7 +15,7 @@ ROUND_PAUSE_S = 0.25  # for the supervisor to see which of them are gone
 PARKED_PAUSE_S = 1.0  # the same once they cannot be reached for longer
 
 
-class Failures:
+class FailedAttempts:
     """The failed attempts of one request before its first byte."""
 
     __slots__ = ("answer", "blamed", "parked_until", "pause_s", "reached", "rounds", "unreached")
@@ -35,7 +35,7 @@ class RetryPolicy:
         self._park_timeout_s = park_timeout_s
 
     def next(
-        self, failures: Failures, attempts: int, tried: int, now: float, *, possible: bool
+        self, failures: FailedAttempts, attempts: int, tried: int, now: float, *, possible: bool
     ) -> float | None:
         """Seconds until the next attempt (0: at once); None: give up. A round that is over is noted in `failures`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from itertools import pairwise
 from typing import Any, cast
@@ -11,7 +10,6 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS
-from proxy.request.test_lifecycle import request_of
 from proxy.token_engine import TokenEngine
 from proxy.upstream.recording_sink import HEAD, NoTransport
 
@@ -20,7 +18,7 @@ from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.dispatch.streaming import Streaming, timing
+from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.downstream import response
 from launcher.proxy.http1.chunks import ChunkedDecoder
 from launcher.proxy.http1.requests import parse_request
@@ -102,12 +100,12 @@ class Relayed:
             self._inbox.popleft()
 
     def _do(self, event: Event) -> None:
-        request, attempt = self.request, self.attempt
+        request = self.request
         if isinstance(event, StreamStarted):
-            self._streaming.start(request, attempt, 0.0)
-            self._streaming.write(request, attempt, event.data, event.raw, clean=event.clean)
+            self._streaming.start(request, event, 0.0)
         elif isinstance(event, AnswerCompleted):
-            response.finish(request, event.last)
+            request.tail = event.last
+            response.finish(request, event, 0.0)
         else:
             assert isinstance(event, PromptComputed)
 
@@ -185,25 +183,3 @@ def test_byte_by_byte() -> None:
     made = asyncio.run(relayed(CHAT, single, transcript=Transcript(token_ids=True)))
     other = asyncio.run(relayed(CHAT, [whole], transcript=Transcript(token_ids=True)))
     assert made.result() == other.result()
-
-
-# --- Server-Timing --------------------------------------------------------------------------------
-
-
-def line(queued_s: float, first_byte_s: float) -> bytes:
-    request = request_of()
-    request.bound = queued_s
-    return timing(request, queued_s + first_byte_s)
-
-
-def test_it_says_milliseconds() -> None:
-    assert line(0.0123, 1.5) == b"Server-Timing: queue;dur=12.3, first_byte;dur=1500.0\r\n"
-
-
-def test_nothing_is_said_of_what_no_instance_was_asked() -> None:
-    assert timing(request_of(), 1.0) == b""
-
-
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_it_is_always_well_formed(queue: float, first: float) -> None:
-    assert re.fullmatch(rb"Server-Timing: queue;dur=\d+\.\d, first_byte;dur=\d+\.\d\r\n", line(queue, first))

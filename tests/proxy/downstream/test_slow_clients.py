@@ -20,8 +20,7 @@ from proxy.downstream.test_tls import certify
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, FakeEngine, Script, event
 
-from launcher.proxy import server
-from launcher.proxy.downstream import connection, listener
+from launcher.proxy.downstream import clients, connection, listener
 from launcher.proxy.http1.chunks import ChunkedDecoder
 
 ANSWER = b'{"x":"' + b"x" * 1_000_000 + b'"}'
@@ -104,7 +103,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(listener, "_bind_tcp", bind_small)
     monkeypatch.setattr(connection, "LINGER_S", 0.05)
-    monkeypatch.setattr(server, "FLUSH_S", 0.05)
+    monkeypatch.setattr(clients, "FLUSH_S", 0.05)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -65,7 +65,7 @@ async def test_tls_connections_count_before_their_handshake(build: Build, tmp_pa
                 break
             except OSError:
                 await asyncio.sleep(0.05)
-    await until(lambda: not proxy.server._connections)
+    await until(lambda: len(proxy.server._clients) == 0)
     assert "\nnuma_launcher_connections 0.0\n" in await proxy.server.metrics_page()
 
 
@@ -99,7 +99,7 @@ async def test_no_tls_and_half_of_it_end(build: Build, tmp_path: Path, said: byt
 async def test_a_stop_ends_handshakes(build: Build, tmp_path: Path) -> None:
     proxy, address = await secure_proxy(build, tmp_path)
     reader, writer = await asyncio.open_connection(*address)
-    await until(lambda: proxy.server._connections == 1)
+    await until(lambda: len(proxy.server._clients) == 1)
     async with asyncio.timeout(SOON_S):
         await proxy.server.stop(0)
         assert await reader.read() == b""

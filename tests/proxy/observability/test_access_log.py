@@ -63,9 +63,9 @@ def test_lines_wait_for_the_next_turn_of_the_event_loop(attach: Callable[[Writer
     attach(writer := Writer(takes_fields=False))
     soon: list[Callable[[], None]] = []
     log = AccessLog("all", soon.append)
-    log.add(ended(1), 1.25)
-    log.add(ended(2, path="/health"), 1.5)
-    log.add(ended(3, 502, "/a\nb", slot=3, reason="it\ndied"), 1.5)
+    log.add(ended(1), None, 1.25)
+    log.add(ended(2, path="/health"), None, 1.5)
+    log.add(ended(3, 502, "/a\nb", slot=3, reason="it\ndied"), None, 1.5)
     assert not writer.writes
     (flush,) = soon
     flush()
@@ -77,7 +77,7 @@ def test_lines_wait_for_the_next_turn_of_the_event_loop(attach: Callable[[Writer
             (logging.INFO, "GET /a\\nb 502 slot=3 500.0 ms failed r3: it\\ndied", {}),
         ]
     ]
-    log.add(ended(4), 2.0)
+    log.add(ended(4), None, 2.0)
     assert len(soon) == 2
 
 
@@ -89,7 +89,7 @@ def test_no_line_is_lost_or_written_twice(turns: list[bool]) -> None:
     soon: list[Callable[[], None]] = []
     log = AccessLog("all", soon.append)
     for number, turn in enumerate(turns):
-        log.add(ended(number), 2.0)
+        log.add(ended(number), None, 2.0)
         if turn:
             while soon:
                 soon.pop()()
@@ -107,9 +107,9 @@ def test_only_wanted_requests_get_a_line(
 ) -> None:
     caplog.set_level(logging.INFO, "launcher.access")
     log = AccessLog(wanted, lambda _flush: None)
-    log.add(ended(1), 2.0)
-    log.add(ended(2, 404), 2.0)
-    log.add(ended(3, path="/metrics"), 2.0)
+    log.add(ended(1), None, 2.0)
+    log.add(ended(2, 404), None, 2.0)
+    log.add(ended(3, path="/metrics"), None, 2.0)
     log.flush()
     assert [record.__dict__["request_id"] for record in caplog.records] == seen
 
@@ -117,7 +117,7 @@ def test_only_wanted_requests_get_a_line(
 def test_other_handlers_get_records_with_fields(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "launcher.access")
     log = AccessLog("all", lambda _flush: None)
-    log.add(ended(1, slot=2), 2.0)
+    log.add(ended(1, slot=2), None, 2.0)
     log.flush()
     (record,) = caplog.records
     assert record.getMessage() == "GET /v1/models 200 slot=2 1000.0 ms completed r1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +14,19 @@ from launcher.address import UnixAddress
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import EngineTraits
 from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.dispatch.executor import Executor, Perform
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.http1.responses import parse_response
+from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, State
 from launcher.proxy.request.answer import Answer
-from launcher.proxy.request.decisions import MAX_DEATHS, fault
+from launcher.proxy.request.decisions import MAX_DEATHS, Decisions, fault
 from launcher.proxy.request.events import Event
-from launcher.proxy.request.lifecycle import TRANSITIONS, Lifecycle
+from launcher.proxy.request.lifecycle import TRANSITIONS
+from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.routes import Match, match
@@ -72,14 +75,29 @@ class World:
     def possible(self, _ticket: Ticket) -> bool:
         return self.left
 
-    def retry_after_s(self) -> int:
+    def retry_after_s(self, _now: float) -> int:
         return 1
 
-    def engine(self, _model: str | None) -> EngineTraits:
-        return EngineTraits()
-
-    def overflow_takes(self, _path: str, _model: str | None, *, local_only: bool) -> bool:
+    def takes(self, _path: str, _model: str | None, *, local_only: bool) -> bool:
         return self.overflow and not local_only
+
+
+def executor_of(world: World, performed: Mapping[Action, Perform]) -> Executor:
+    decisions = Decisions(RetryPolicy(1.0), world, ModelTraits(ModelNames(("m",))), world)
+    executor = Executor(decisions, lambda: 0.0)
+    executor.start(performed)
+    return executor
+
+
+def advance(request: Request, event: Event, world: World | None = None) -> tuple[Action, ...]:
+    """What is performed at an event."""
+    performed: list[Action] = []
+
+    def noting(action: Action) -> Perform:
+        return lambda _request, _event, _now: performed.append(action)
+
+    executor_of(world or World(), {action: noting(action) for action in Action}).post(request, event)
+    return tuple(performed)
 
 
 def request_of(path: str = CHAT, state: State = State.RECEIVING, *, stream: bool = True) -> Request:
@@ -122,6 +140,7 @@ def of(name: str, request: Request) -> Event:
     failed = events.AttemptFailed
     made: dict[str, Event] = {
         "head": events.HeadReceived(),
+        "whole": events.RequestReceived(BODY),
         "grew": events.BodyGrew(bytearray()),
         "body": events.BodyCompleted(BODY),
         "no body": events.BodyCompleted(b""),
@@ -154,9 +173,9 @@ def of(name: str, request: Request) -> Event:
 
 
 ALL = (
-    "head", "grew", "body", "no body", "refused", "no capacity", "bound", "backoff over", "comment", "paused", "resumed",
-    "left", "stalled", "stopped", "died", "page", "bytes", "started", "computed", "200", "404", "completed", "diverged",
-    "ignored", "500", "broken", "killed", "bad head",
+    "head", "whole", "grew", "body", "no body", "refused", "no capacity", "bound", "backoff over", "comment", "paused",
+    "resumed", "left", "stalled", "stopped", "died", "page", "bytes", "started", "computed", "200", "404", "completed",
+    "diverged", "ignored", "500", "broken", "killed", "bad head",
 )  # fmt: skip
 REFUSED = (A.WITHDRAW, A.LEAVE, A.REFUSE, A.COUNT, A.LOG)
 BROKEN_OFF = (A.WITHDRAW, A.LEAVE, A.BREAK_OFF, A.COUNT, A.LOG)
@@ -169,6 +188,7 @@ R, Q, B, S, W, D = State
     ("state", "event", "then", "actions"),
     [
         (R, "head", R, (A.AUTHORIZE,)),
+        (R, "whole", Q, (A.AUTHORIZE, A.ADMIT)),
         (R, "grew", R, (A.LOOK,)),
         (R, "body", Q, (A.ADMIT,)),
         (R, "refused", D, REFUSED),
@@ -203,14 +223,14 @@ R, Q, B, S, W, D = State
 )
 def test_the_table(state: State, event: str, then: State, actions: tuple[Action, ...]) -> None:
     request = request_of(state=state)
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of(event, request), 0.0) == actions
+    assert advance(request, of(event, request)) == actions
     assert request.state is then
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_happens_to_a_request_that_is_done(name: str) -> None:
     request = request_of(state=State.DONE)
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of(name, request), 0.0) == ()
+    assert advance(request, of(name, request)) == ()
 
 
 @pytest.mark.parametrize("name", ["bytes", "started", "200", "completed", "broken", "diverged"])
@@ -218,52 +238,47 @@ def test_an_attempt_before_the_present_one_changes_nothing(name: str) -> None:
     request = request_of(state=State.SENT)
     late = of(name, request)
     request.attempt = Call(None)
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, late, 0.0) == ()
+    assert advance(request, late) == ()
     assert request.state is State.SENT
 
 
 def test_a_page_is_rendered() -> None:
     request = request_of("/health")
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, events.BodyCompleted(b""), 0.0) == (
-        A.RENDER_PAGE,
-    )
+    assert advance(request, events.BodyCompleted(b"")) == (A.RENDER_PAGE,)
     assert request.state is State.SENT
+    assert advance(request_of("/health"), events.RequestReceived(b"")) == (A.AUTHORIZE, A.RENDER_PAGE)
 
 
-def test_a_body_with_get_is_refused() -> None:
-    request = request_of("/health")
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, events.BodyCompleted(b"x"), 0.0) == REFUSED
-    assert request.error is not None
-    assert (request.error.status, request.error.close) == (400, True)
+def test_what_is_on_no_route_is_not_admitted() -> None:
+    request = request_of()
+    request.match = None
+    assert advance(request, events.RequestReceived(b"")) == (A.AUTHORIZE,)
+    assert request.state is State.RECEIVING
 
 
 def test_the_overflow_endpoint_takes_what_finds_no_capacity() -> None:
     request = request_of(state=State.QUEUED)
-    actions = Lifecycle(RetryPolicy(1.0), World(overflow=True)).advance(
-        request, of("no capacity", request), 0.0
-    )
+    actions = advance(request, of("no capacity", request), World(overflow=True))
     assert (actions, request.state, request.ticket) == ((A.SEND_OVERFLOW,), State.SENT, None)
 
 
 def test_not_after_comments() -> None:
     request = request_of(state=State.QUEUED)
     request.head_sent = True
-    actions = Lifecycle(RetryPolicy(1.0), World(overflow=True)).advance(
-        request, of("no capacity", request), 0.0
-    )
+    actions = advance(request, of("no capacity", request), World(overflow=True))
     assert actions == BROKEN_OFF
 
 
 def test_when_all_instances_failed_the_last_response_is_delivered() -> None:
     request = request_of(state=State.SENT)
-    actions = Lifecycle(RetryPolicy(1.0), World(left=False)).advance(request, of("500", request), 0.0)
+    actions = advance(request, of("500", request), World(left=False))
     assert actions == (A.DELIVER, A.LEAVE, A.COUNT, A.LOG)
     assert request.outcome is Outcome.FAILED
 
 
 def test_when_none_gave_a_response_all_are_tried_again_after_a_pause() -> None:
     request = request_of(state=State.SENT)
-    actions = Lifecycle(RetryPolicy(1.0), World(left=False)).advance(request, of("broken", request), 0.0)
+    actions = advance(request, of("broken", request), World(left=False))
     assert actions == (A.LEAVE, A.COUNT_RETRY, A.SET_TIMER)
     assert request.state is State.BACKOFF
     assert request.failures is not None
@@ -273,26 +288,24 @@ def test_when_none_gave_a_response_all_are_tried_again_after_a_pause() -> None:
 def test_after_three_deaths_there_is_no_fourth_attempt() -> None:
     request = request_of(state=State.SENT)
     request.deaths = 2
-    assert Lifecycle(RetryPolicy(1.0), World()).advance(request, of("killed", request), 0.0) == REFUSED
+    assert advance(request, of("killed", request)) == REFUSED
     assert request.reason == "3 instances died while they worked on it"
 
 
 def test_only_deaths_before_the_first_byte_count() -> None:
     """A stream is continued over as many as MAX_CONTINUED."""
     request = request_of(state=State.ANSWERING)
-    lifecycle = Lifecycle(RetryPolicy(1.0), World())
     for _ in range(MAX_DEATHS):
-        lifecycle.advance(request, events.InstanceDied(), 0.0)
+        advance(request, events.InstanceDied())
     assert request.deaths == 0
-    assert lifecycle.advance(request, of("killed", request), 0.0) == (A.LEAVE, A.ENQUEUE)
+    assert advance(request, of("killed", request)) == (A.LEAVE, A.ENQUEUE)
 
 
 def test_a_success_settles_who_was_at_fault() -> None:
     request = request_of(state=State.SENT)
-    lifecycle = Lifecycle(RetryPolicy(1.0), World())
-    lifecycle.advance(request, of("500", request), 0.0)
+    advance(request, of("500", request))
     request.state = State.SENT
-    assert lifecycle.advance(request, of("200", request), 0.0) == (
+    assert advance(request, of("200", request)) == (
         A.DELIVER,
         A.LEAVE,
         A.SETTLE,
@@ -307,7 +320,7 @@ def test_a_client_that_leaves_at_done_has_its_response(whole: bool, outcome: Out
     assert request.tracker is not None
     if whole:
         request.tracker.feed(b"data: [DONE]\n\n")
-    Lifecycle(RetryPolicy(1.0), World()).advance(request, events.ClientLeft(), 0.0)
+    advance(request, events.ClientLeft())
     assert request.outcome is outcome
 
 
@@ -343,8 +356,7 @@ class Run:
     leaves: int = 0
 
     def feed(self, name: str) -> None:
-        lifecycle = Lifecycle(RetryPolicy(1.0), self.world)
-        for action in lifecycle.advance(self.request, of(name, self.request), 0.0):
+        for action in advance(self.request, of(name, self.request), self.world):
             self.perform(action)
 
     def perform(self, action: Action) -> None:

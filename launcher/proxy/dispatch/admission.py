@@ -1,11 +1,11 @@
-"""Admission: what a whole request asks, whether its key may have it, and what it will cost."""
+"""Admission: what a request asks, whether its key may have it, what it will cost; its way into the queue and out of it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from launcher.config.schema import Proxy
-from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import Demand, InstanceId
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket
@@ -13,15 +13,18 @@ from launcher.proxy.continuation.eligibility import may_ask_ids
 from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.instances import Instances
+from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.downstream.uploads import LARGE_BYTES
+from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.body import MAX_PRIORITY, read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
+from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
 from launcher.proxy.request.model_traits import ModelTraits
-from launcher.proxy.request.record import BodyReader, Request
+from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match
 
 TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
@@ -42,16 +45,81 @@ class _Unread:
         return RequestBody()
 
 
-class Classifier:
-    """Makes a ticket of a whole request."""
-
-    def __init__(self, proxy: Proxy, traits: ModelTraits, balancer: Balancer, instances: Instances) -> None:
+class Admission:
+    def __init__(
+        self,
+        proxy: Proxy,
+        traits: ModelTraits,
+        instances: Instances,
+        responder: Responder,
+        post: Post,
+    ) -> None:
         self._proxy = proxy
         self._traits = traits
-        self._balancer = balancer
+        self._balancer = instances.balancer
         self._instances = instances
+        self._responder = responder
+        self._post = post
+        self._loop = asyncio.get_running_loop()
 
-    def reader(self, request: Request) -> BodyReader:
+    # --- actions -----------------------------------------------------------------------------------
+
+    def look(self, request: Request, event: BodyGrew, _now: float) -> None:
+        """Read the next step of a large body. Raises HttpError."""
+        try:
+            if request.body_reader is None:
+                request.body_reader = self._reader(request)
+            request.looked = request.body_reader.feed(event.body)
+        except HttpError as error:
+            raise error.closing() from None
+
+    def admit(self, request: Request, _event: Event, now: float) -> None:
+        """Queue it, or bind it to an instance at once. Raises HttpError."""
+        found = request.match
+        if found is None:
+            raise AssertionError("only a request on a route is admitted")
+        said = self._read(request, found)
+        stored = found.item if found.route.kind is Kind.STORED else said.previous_response_id
+        pinned = None if stored is None else self._instances.holder(stored)
+        demand = self._demand(request, found, said, pinned, now)
+        ready = bool(self._balancer.table.of(request.model))
+        if not ready and not self._instances.was_ready(request.model):
+            message = f"no instance of {request.model or 'any model'} is ready"
+            self._post(request, NoCapacity(unavailable(message, self._balancer.retry_after_s(now))))
+            return
+        if demand.stream:
+            request.transcript = self._transcript(request, said)
+        request.ticket = ticket = Ticket(demand, request.started, now)
+        self._enqueue(request, ticket, now, ready=ready)
+
+    def enqueue(self, request: Request, _event: Event, now: float) -> None:
+        """Again, at the place of its arrival; it may wait there as long as any other."""
+        ticket = request.ticket
+        if ticket is None:
+            raise AssertionError("no instance is asked without a ticket")
+        self._enqueue(request, ticket, now, ready=bool(self._balancer.table.of(ticket.demand.model)))
+
+    def _enqueue(self, request: Request, ticket: Ticket, now: float, *, ready: bool) -> None:
+        proxy = self._proxy
+        wait_s = proxy.queue_timeout_s if ready else min(proxy.queue_timeout_s, proxy.park_timeout_s)
+        ticket.deadline = now + wait_s
+        if not self._instances.enqueue(request, ticket, now):
+            self._responder.plan_comment(request, now)
+
+    def set_timer(self, request: Request, _event: Event, _now: float) -> None:
+        pause_s = 0.0 if request.failures is None else request.failures.pause_s
+        request.pending = self._loop.call_later(pause_s, self._post, request, BackoffOver())
+
+    def withdraw(self, request: Request, _event: Event, now: float) -> None:
+        """Out of the queue; no timer, no page."""
+        if request.pending is not None:
+            request.pending.cancel()
+        if request.ticket is not None and request.attempt is None:
+            self._instances.withdraw(request.ticket, now)
+
+    # --- what a body says --------------------------------------------------------------------------
+
+    def _reader(self, request: Request) -> BodyReader:
         """What reads a large body as it comes. Raises HttpError."""
         route = None if request.match is None else request.match.route
         if route is not None and route.kind is Kind.JSON:
@@ -61,24 +129,6 @@ class Classifier:
             return FormReader(", ".join(request.head.all(b"content-type")))
         return _Unread()
 
-    def admit(self, request: Request, now: float) -> Ticket | None:
-        """Its place in the schedule; None: no instance of its model has ever been ready. Raises HttpError."""
-        found = request.match
-        if found is None:
-            raise AssertionError("only a request on a route is admitted")
-        said = self._read(request, found)
-        stored = found.item if found.route.kind is Kind.STORED else said.previous_response_id
-        demand = self._demand(request, found, said, self._instances.holder(stored), now)
-        wait_s = self._proxy.queue_timeout_s
-        if not self._balancer.table.of(request.model):
-            if not self._instances.was_ready(request.model):
-                return None
-            wait_s = min(wait_s, self._proxy.park_timeout_s)
-        if demand.stream:
-            request.transcript = self._transcript(request, said)
-        request.ticket = ticket = Ticket(demand, request.started, now + wait_s)
-        return ticket
-
     def _read(self, request: Request, found: Match) -> RequestBody:
         """What the body says; the request's model is known then. Raises HttpError."""
         kind, body = found.route.kind, request.body
@@ -87,15 +137,10 @@ class Classifier:
         if kind is Kind.JSON and len(body) <= LARGE_BYTES:
             said = read_body(body, found.route.prompt)
         else:
-            said = (request.body_reader or self.reader(request)).finish(body)
+            said = (request.body_reader or self._reader(request)).finish(body)
             if kind is not Kind.FORM and kind is not Kind.JSON:
                 return said
-        wanted = said.model
-        base = self._traits.base_of(wanted)
-        if base is None:
-            request.model = self._traits.names.resolve(wanted)
-        else:
-            request.model, request.adapter = base, wanted
+        request.model, request.adapter = self._traits.resolve(said.model)
         return said
 
     def _demand(
@@ -130,7 +175,9 @@ class Classifier:
             len(request.body),
             max_tokens=said.max_tokens,
             key=None if request.key is None else request.key.record.name,
-            priority=_priority(request.head, said),
+            priority=_priority(request.head, said)
+            if PRIORITY_HEADER in request.head.lowered
+            else said.priority,
             pinned=pinned,
             stream=streamed,
         )
@@ -166,8 +213,6 @@ def _log_prompt(request: Request) -> None:
 
 def _priority(head: RequestHead, said: RequestBody) -> int:
     """The header's before the body's, as vLLM takes them; one that is no integer counts as none."""
-    if PRIORITY_HEADER not in head.lowered:
-        return said.priority
     try:
         wanted = int(head.get(PRIORITY_HEADER) or "")
     except ValueError:

@@ -1,0 +1,106 @@
+"""The actions of one attempt: a request goes to an instance or to the overflow endpoint, is read, and leaves it."""
+
+from __future__ import annotations
+
+import logging
+
+from launcher.printable import quoted
+from launcher.proxy.continuation.eligibility import ASK_IDS
+from launcher.proxy.dispatch.instances import Instances
+from launcher.proxy.dispatch.responding import Responder
+from launcher.proxy.dispatch.streaming import Streaming
+from launcher.proxy.errors import CLIENT_ERROR
+from launcher.proxy.http1.requests import upstream_head
+from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Event
+from launcher.proxy.request.record import Post, Request
+from launcher.proxy.upstream import overflow as overflow_endpoint
+from launcher.proxy.upstream.overflow import Overflow
+from launcher.proxy.upstream.reader import Attempt
+
+_LOG = logging.getLogger(__name__)
+
+
+class Attempts:
+    def __init__(
+        self,
+        instances: Instances,
+        overflow: Overflow | None,
+        streaming: Streaming,
+        responder: Responder,
+        post: Post,
+    ) -> None:
+        self._instances = instances
+        self._overflow = overflow
+        self._streaming = streaming
+        self._responder = responder
+        self._post = post
+
+    def send(self, request: Request, _event: Event, now: float) -> None:
+        ticket = request.ticket
+        if ticket is None or ticket.upstream is None:
+            raise AssertionError("only a bound request is sent")
+        upstream = ticket.upstream
+        request.attempt = attempt = Attempt(request, upstream, self._post, self._streaming, now)
+        pool = self._instances.begin(attempt, request, upstream)
+        request.slot = upstream.slot
+        request.attempts += 1
+        if request.bound is None:
+            request.bound = now
+        if ticket.demand.stream:
+            self._responder.plan_comment(request, now)
+        splice, transcript, head = request.splice, request.transcript, request.head
+        body = request.body
+        if splice is not None:
+            body = splice.body
+        elif transcript is not None and transcript.asks_ids:  # its client does not get them
+            body = ASK_IDS + body[body.find(b"{") + 1 :]
+        method = "GET" if head.method == "HEAD" else head.method
+        wire_head = upstream_head(
+            head, request.request_id, len(body), host=b"localhost", method=method,
+            keys=request.key is None,  # else the client's key was for the proxy
+            extra=request.forwarded,
+        )  # fmt: skip
+        attempt.send(pool, method, wire_head, body, now)
+
+    def send_overflow(self, request: Request, _event: Event, now: float) -> None:
+        """Raises HttpError."""
+        overflow = self._overflow
+        if overflow is None or request.model is None:
+            raise AssertionError("there is no overflow endpoint")
+        body = overflow.body(request.body, request.model)
+        request.attempt = attempt = Attempt(request, None, self._post, self._streaming, now)
+        overflow.begin(request.model)
+        head = overflow.head(request.head, request.request_id, request.path, len(body))
+        attempt.send(overflow.pool, "POST", head, body, now)
+
+    def read(self, request: Request, event: BytesArrived, now: float) -> None:
+        if request.client.paused:
+            self._responder.pause(request, event, now)
+        event.attempt.read(event.data)
+
+    def leave(self, request: Request, event: Event, now: float) -> None:
+        """Off its upstream, however the attempt ended; nothing where it has left already."""
+        attempt = request.attempt
+        if not isinstance(attempt, Attempt):
+            return
+        request.attempt = None
+        if attempt.connection is not None:
+            attempt.cancel()
+        if attempt.delivering:
+            request.bytes_out += attempt.fast_bytes
+            request.events += attempt.events
+        if attempt.tracker is not None and request.tracker is not None:
+            request.tracker = attempt.tracker  # what its engine said of its fault is told at the end
+        upstream = attempt.upstream
+        if isinstance(event, AnswerReceived) and (
+            upstream is None or event.answer.head.status < CLIENT_ERROR
+        ):
+            self._streaming.learn_whole(request, event.answer.body)
+        if upstream is not None:
+            self._instances.leave(request, attempt, upstream, event, now)
+        elif self._overflow is not None:
+            self._overflow.end(request.model or "", request.ending)
+            if isinstance(event, AttemptFailed):
+                what = "broke a response off" if request.committed else "failed"
+                reason = quoted(event.reason, overflow_endpoint.MAX_REASON)
+                _LOG.warning("overflow endpoint %s: %s", what, reason, extra={"reason": reason})
