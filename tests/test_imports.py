@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config.schema", "control.client", "host.child", "host.hardware", "host.replace_file", "host.state_folder",
         "intervals", "telemetry", *LEAVES,
     },
-    "tuning": {"bench", "config.schema", "host", "intervals", "plan", "topology.model", *LEAVES},
+    "tuning": {"bench", "config.schema", "control.client", "host", "intervals", "plan", "topology.model", *LEAVES},
     "doctor": {
         "build", "config", "topology", "plan", "planning", "engines", "host", "tuning.best_file", *LEAVES,
     },
@@ -75,6 +75,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli.bench": {"bench", "host.state_folder", *OFFLINE},
     "cli.bench_target": {"bench", "engines.probe_stack", "host.hardware", *OFFLINE},
+    **{
+        f"cli.{part}": OFFLINE | {"bench", "tuning", "host.state_folder", "daemon.measured"}
+        for part in ("tune", "tune_plan", "tune_apply")
+    },
     "cli.key": {"cli", "config.load", "proxy.auth.key_record", "proxy.auth.key_store", "errors", "text_table"},
     "__main__": {"cli"},
 }  # fmt: skip

@@ -52,6 +52,8 @@ COVERED_BY = {
     "cli.screen": "cli/test_top.py",
     "cli.slot_verbs": "cli/test_command_line.py",
     "cli.status_table": "cli/test_status.py",
+    "cli.tune": "integration/test_tune.py",
+    "cli.tune_plan": "integration/test_tune.py",
     "config.explain": "config/test_load.py",
     "config.proxy_schema": "config/test_schema.py",
     "control.answers": "control/test_server.py",

@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle doctor bench 'bench list' quickstart
-set -g _shtab_numa_launcher_opts_with_value --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --root --seed --set --since --slo --slot --snapshot --socket --state-dir --strategy --svg --timeout --tokenizer --tokens-per-minute --url --watch --workload -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle tune doctor bench 'bench list' quickstart
+set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --url --watch --workload -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -256,6 +256,33 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -l socket -xka 
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'write the archive (tar.gz) to FILE; "-" is standard output (default: ./numa-launcher-bundle-TIME.tar.gz)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s n -l lines -x -d 'include the last N lines of each log (default: 2000)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a tune -d 'Search the layout that makes this machine fastest, and measure it.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l set -x -d 'override one configuration key; can be repeated'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l model -xka "(__fish_complete_directories)" -d 'serve this model; replaces the configuration file'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l strategy -x -d 'set layout.strategy; same as --set layout.strategy=VALUE'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l instances-per-socket -x -d 'set layout.instances_per_socket; same as --set layout.instances_per_socket=VALUE'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l reserve-cores -x -d 'set layout.reserve_cores; same as --set layout.reserve_cores=VALUE'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l kv-cache -x -d 'set memory.kv_cache; same as --set memory.kv_cache=VALUE'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l root -xka "(__fish_complete_directories)" -d 'read /sys and /proc of another machine under DIR'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'read the machine that `topology snapshot` saved in FILE'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l machine -x -d 'use a built-in machine such as epyc-9755-2p, or a .toml file that describes one'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l workload -x -d 'measure with this workload (default: rackspace-128)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l slo -x -d 'rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l budget -x -d 'end the search after this time (default: 2h)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'compare these stacks; the first listed has no precedence'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l strategies -x -d 'try these strategies only, and the default'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l instances -x -d 'try these instances per socket only, and the default'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l measure -x -d 'run COMMAND for each measurement, with the plan as JSON on standard input, and start no engine'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stop-service -d 'stop numa-launcher.service; it is started again at the end, however tune ends'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l resume -x -d 'continue the latest run, or RUN, with its options; nothing is measured twice'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l apply -d 'write the winner into the configuration and reload the service; without options of a run: apply the latest result'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l repeats -x -d 'measure N times in each visit (default: chosen from the noise that is seen)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l no-refine -d 'do not vary max_num_seqs and max_num_batched_tokens of the best layout'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l seed -x -d 'set the seed of the search'"'"'s order and prompts (default: 0)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l state-dir -xka "(__fish_complete_directories)" -d 'keep the journal and the result in DIR'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l json -d 'print JSON; progress is printed on standard error'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a doctor -d 'Check whether the host and its software are ready to serve.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'check the engine of this configuration file (default: vllm)'

@@ -34,6 +34,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
         "bundle",
         "collect logs, status and configuration, without secrets, in one file for a bug report",
     ),
+    "tune": ("tune", "search the layout that makes this machine fastest, and measure it"),
     "doctor": ("doctor", "check whether the host and its software are ready to serve"),
     "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
     "quickstart": ("quickstart", "start a model with default settings and send it one chat request"),

@@ -91,30 +91,52 @@ def run_dir(config: Config) -> Path:
     return Path(config.control.socket).absolute().with_suffix(".instances")
 
 
-def build_deployment(
-    config: Config, *, machine: Topology | None = None, cpus_only: bool = False
-) -> Deployment:
-    """Read this host, the models and the engine's stack, and plan.
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What plans are made from, read once for many layouts."""
 
-    With another `machine` nothing of this host is probed: the plan is that machine's, as it would be with numactl and
-    the engine in its PATH. `cpus_only` plans no memory, and reads no models. Raises LauncherError."""
+    topology: Topology
+    stack: Stack
+    profiles: dict[str, ModelProfile]
+    here: bool
+    """It is this host: it may be probed."""
+    cpus_only: bool
+    """Plan no memory, and read no models."""
+
+
+def read_host(config: Config, *, machine: Topology | None = None, cpus_only: bool = False) -> Host:
+    """This host, or another `machine`; of the latter nothing is probed. Raises LauncherError."""
     profiles = {} if cpus_only else read_profiles(config)
-    if machine is None:
-        from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
-        from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
-        from launcher.topology import sysfs  # noqa: PLC0415  heavy
+    if machine is not None:
+        return Host(machine, Stack(command=config.engine.command), profiles, here=False, cpus_only=cpus_only)
+    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
+    from launcher.topology import sysfs  # noqa: PLC0415  heavy
 
-        topology, stack = sysfs.read(), probe_stack(config.engine)
-        plan = make_plan(topology, config, profiles, _facts(stack, config), cpus_only=cpus_only)
+    return Host(sysfs.read(), probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only)
+
+
+def deploy(config: Config, host: Host) -> Deployment:
+    """Plan. The plan of another machine is as it would be with numactl and the engine in its PATH. Raises LauncherError."""
+    topology, stack = host.topology, host.stack
+    if host.here:
+        from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
+
+        plan = make_plan(topology, config, host.profiles, _facts(stack, config), cpus_only=host.cpus_only)
         cpus = CpuSet(cpu for slot in plan.slots for cpu in slot.placement.cpus) or topology.allowed
         nodes = CpuSet(node for slot in plan.slots for node in slot.placement.membind)
         binding = probe_binding(config.engine, cpus, nodes)
     else:
-        topology, stack = machine, Stack(command=config.engine.command)
-        plan = make_plan(topology, config, profiles, cpus_only=cpus_only)
+        plan = make_plan(topology, config, host.profiles, cpus_only=host.cpus_only)
         binding = _binding_elsewhere(config.engine)
     engine = make_engine(config, stack, binding, run_dir(config))
     return Deployment(config, topology, plan, stack, binding, engine)
+
+
+def build_deployment(
+    config: Config, *, machine: Topology | None = None, cpus_only: bool = False
+) -> Deployment:
+    """`read_host`, then `deploy`. Raises LauncherError."""
+    return deploy(config, read_host(config, machine=machine, cpus_only=cpus_only))
 
 
 def _binding_elsewhere(engine: EngineConfig) -> Binding:

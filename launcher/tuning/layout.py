@@ -39,7 +39,11 @@ _WHOLE_MACHINE: Final = "one instance over the whole machine"
 
 
 def find_candidates(
-    topology: Topology, config: Config, plan_of: PlanOf, stacks: Sequence[Stack] = ()
+    topology: Topology,
+    config: Config,
+    plan_of: PlanOf,
+    stacks: Sequence[Stack] = (),
+    wanted: Callable[[Layout], bool] = lambda _: True,
 ) -> Candidates:
     """What to measure on `topology`. `stacks`: the first is the one that the configuration runs; empty: as configured.
 
@@ -56,7 +60,7 @@ def find_candidates(
         [],
     )
     seen = {_placed(default)}
-    for layout in _layouts(topology, config, stacks):
+    for layout in filter(wanted, _layouts(topology, config, stacks)):
         found = _planned(layout, topology, plan_of)
         if isinstance(found, LeftOut):
             refused.append(found)

@@ -1,0 +1,298 @@
+"""`numa-launcher tune`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from launcher.cli import machine, options
+from launcher.cli.screen_lines import Output
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.cli.tune_plan import Prepared
+    from launcher.tuning.journal import Journal
+    from launcher.tuning.model import Verdict, Visit, VisitResult
+    from launcher.tuning.report import Report
+
+# Options of a run: in its journal, and taken from there by --resume.
+SAVED: Final = (
+    "config", "overrides", "model", "strategy", "instances_per_socket", "reserve_cores", "kv_cache", "root", "snapshot",
+    "machine", "workload", "slo", "budget", "stack", "strategies", "instances", "measure", "stop_service", "seed",
+    "repeats", "no_refine",
+)  # fmt: skip
+_PATHS: Final = ("config", "root", "snapshot")
+_DEFAULTS: Final = {"workload": "rackspace-128", "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
+_STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
+_STACKS: Final = ("vllm", "zentorch")
+INTERRUPTED: Final = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_config(parser)
+    machine.add_machine(parser)
+    add = parser.add_argument
+    add("--workload", metavar="NAME", help=f"measure with this workload (default: {_DEFAULTS['workload']})")
+    add(
+        "--slo", metavar="LIMITS", type=options.Value("limits such as ttft_p99=2s,itl_p99=150ms", _slo),
+        help="rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms",
+    )  # fmt: skip
+    add(
+        "--budget", metavar="TIME", type=options.since,
+        help="end the search after this time (default: 2h)",
+    )  # fmt: skip
+    for name, choices, what in (
+        ("stack", _STACKS, "compare these stacks; the first listed has no precedence"),
+        ("strategies", _STRATEGIES, "try these strategies only, and the default"),
+    ):
+        wanted = f"names out of {', '.join(choices)}, separated by commas"
+        add(f"--{name}", metavar="NAMES", type=options.Value(wanted, _names(choices)), help=what)
+    add(
+        "--instances", metavar="NUMBERS",
+        type=options.Value("numbers of 1 or more, separated by commas", _numbers),
+        help="try these instances per socket only, and the default",
+    )  # fmt: skip
+    add(
+        "--measure", metavar="COMMAND",
+        help="run COMMAND for each measurement, with the plan as JSON on standard input, and start no engine",
+    )  # fmt: skip
+    add(
+        "--stop-service", action="store_true",
+        help="stop numa-launcher.service; it is started again at the end, however tune ends",
+    )  # fmt: skip
+    add(
+        "--resume", nargs="?", const="", metavar="RUN",
+        help="continue the latest run, or RUN, with its options; nothing is measured twice",
+    )  # fmt: skip
+    add(
+        "--apply", action="store_true",
+        help="write the winner into the configuration and reload the service; without options of a run: "
+        "apply the latest result",
+    )  # fmt: skip
+    add(
+        "--repeats", metavar="N", type=options.Value("a number of 1 or more", options.whole(1)),
+        help="measure N times in each visit (default: chosen from the noise that is seen)",
+    )  # fmt: skip
+    add(
+        "--no-refine",
+        action="store_true",
+        help="do not vary max_num_seqs and max_num_batched_tokens of the best layout",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=options.count,
+        help="set the seed of the search's order and prompts (default: 0)",
+    )
+    add("--state-dir", type=Path, metavar="DIR", help="keep the journal and the result in DIR")
+    add("--json", action="store_true", help="print JSON; progress is printed on standard error")
+
+
+def _slo(text: str) -> dict[str, float]:
+    from launcher.bench.slo import parse  # noqa: PLC0415  numpy
+
+    return parse(text)
+
+
+def _names(choices: tuple[str, ...]) -> Any:
+    def read(text: str) -> list[str]:
+        found = [word.strip() for word in text.split(",")]
+        if not set(found) <= set(choices):
+            raise ValueError
+        return list(dict.fromkeys(found))
+
+    return read
+
+
+def _numbers(text: str) -> list[int]:
+    return sorted({options.whole(1)(word.strip()) for word in text.split(",")})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0: done. 1: no layout gave a figure, or the result could not be applied. 130: interrupted."""
+    from launcher.host.state_folder import make_folder, state_folder  # noqa: PLC0415  heavy
+
+    state = state_folder(args.state_dir, os.environ, os.getuid())
+    folder = make_folder(state / "tuning")
+    _refuse_combinations(args)
+    if (
+        args.apply
+        and args.resume is None
+        and not any(_given(getattr(args, name)) for name in SAVED if name != "config")
+    ):
+        from launcher.cli.tune_apply import apply_latest  # noqa: PLC0415  heavy
+
+        return apply_latest(args, state)
+    from launcher.tuning.locks import only_run  # noqa: PLC0415  heavy
+
+    with _signals(), only_run(folder / "lock"):
+        return _tune(args, folder)
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _refuse_combinations(args: argparse.Namespace) -> None:
+    elsewhere = next(
+        (name for name in ("root", "snapshot", "machine") if getattr(args, name) is not None), None
+    )
+    if elsewhere is not None and args.resume is None:
+        if args.measure is None:
+            raise LauncherError(
+                f"cannot tune another machine: --{elsewhere} needs --measure",
+                "add --measure 'COMMAND', or run tune there",
+            )
+        for name in ("stop_service", "apply"):
+            if getattr(args, name):
+                option = f"--{name.replace('_', '-')}"
+                raise LauncherError(
+                    f"cannot use {option} with --{elsewhere}", f"remove {option}: it is for this machine"
+                )
+    if args.apply and args.model is not None:
+        raise LauncherError(
+            "cannot use --apply with --model: there is no configuration file to write",
+            "use -c FILE, or remove --apply",
+        )
+
+
+def _tune(args: argparse.Namespace, folder: Path) -> int:
+    from launcher.cli.tune_plan import begin, prepare  # noqa: PLC0415  heavy
+    from launcher.tuning.journal import Journal  # noqa: PLC0415  heavy
+
+    journal = Journal.open(_run_folder(folder, args.resume)) if args.resume is not None else None
+    if journal is not None:
+        _restore(args, journal.began.options)
+    for name, value in _DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    prepared = prepare(args, folder)
+    if journal is None:
+        journal = begin(prepared, _options(args))
+    prepared.refuse_other(journal.began)
+    out = Output(sys.stderr if args.json else sys.stdout)
+    return _Run(args, prepared, journal, out).perform()
+
+
+def _run_folder(folder: Path, name: str) -> Path:
+    from launcher.tuning.journal import FILE, newest  # noqa: PLC0415  heavy
+
+    found = newest(folder) if not name else folder / name
+    if found is None or not (found / FILE).is_file():
+        runs = sorted((path.parent.name for path in folder.glob(f"*/{FILE}")), reverse=True)
+        raise LauncherError(
+            f"cannot resume '{name}': no such run in '{folder}'"
+            if name
+            else f"cannot resume: no run in '{folder}'",
+            f"choose one of {', '.join(runs)}" if runs else "begin one without --resume",
+        )
+    return found
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """As JSON. Paths become absolute: a run may be resumed from another folder."""
+    found: dict[str, Any] = {name: getattr(args, name) for name in SAVED}
+    for name in _PATHS:
+        found[name] = None if found[name] is None else str(found[name].absolute())
+    for name in ("model", "machine"):  # either a name or a path
+        if found[name] is not None and Path(found[name]).exists():
+            found[name] = str(Path(found[name]).absolute())
+    return found
+
+
+def _restore(args: argparse.Namespace, saved: Mapping[str, Any]) -> None:
+    """What is given again replaces the run's own, and must then be the same (launcher/tuning/identity.py)."""
+    for name in SAVED:
+        value = saved.get(name)
+        if not _given(getattr(args, name)) and value is not None:
+            setattr(args, name, Path(value) if name in _PATHS else value)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end the run in order; further ones do not disturb its clean-up."""
+    from launcher.tuning.runner import StoppedError  # noqa: PLC0415  heavy
+
+    asked = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            os.write(2, b"stopping: engines end, and the service starts again\n")
+            return
+        asked = True
+        raise StoppedError
+
+    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+class _Run:
+    def __init__(self, args: argparse.Namespace, prepared: Prepared, journal: Journal, out: Output) -> None:
+        self._args = args
+        self._prepared = prepared
+        self._journal = journal
+        self._out = out
+
+    def perform(self) -> int:
+        from launcher.tuning.report import opening  # noqa: PLC0415  heavy
+
+        its = self._prepared
+        self._out.print(*opening(its.found, its.forecast(self._journal.history), its.settings))
+        self._out.print(f"run {self._journal.began.id}; its journal: {self._journal.path}", "")
+        interrupted = False
+        if its.ended(self._journal.history):  # resumed after its end: the cores are not needed
+            return self._conclude(its.verdict(self._journal.history), interrupted=False)
+        with its.claim(stop=self._args.stop_service):
+            verdict = its.runner(self._journal, self).run()
+            interrupted = not verdict.complete and not its.ended(self._journal.history)
+            return self._conclude(verdict, interrupted=interrupted)
+
+    def began(self, visit: Visit) -> None:
+        """Watcher: nothing to say before the visit has ended."""
+
+    def ended(self, result: VisitResult) -> None:
+        from launcher.tuning.report import visit_line  # noqa: PLC0415  heavy
+
+        its = self._prepared
+        candidate = its.candidates[result.visit.candidate]
+        self._out.print(visit_line(result, candidate, its.forecast(self._journal.history)))
+
+    def _conclude(self, verdict: Verdict, *, interrupted: bool) -> int:
+        from launcher.cli import tune_apply  # noqa: PLC0415  heavy
+        from launcher.tuning.apply import layout_toml  # noqa: PLC0415  heavy
+
+        its = self._prepared
+        report = its.report(verdict, self._journal.history)
+        self._out.print(*report.lines(layout_toml))
+        best = None if interrupted else its.remember(self._journal, verdict)
+        applied: dict[str, Any] | None = None
+        code = INTERRUPTED if interrupted else int(verdict.winner is None)
+        if interrupted:
+            self._out.print(f"numa-launcher tune --resume {self._journal.began.id} continues")
+        elif self._args.apply and best is not None:
+            applied = tune_apply.apply(
+                best, its.config.control.socket, tune_apply.file_of(self._args), self._out
+            )
+            code = max(code, int(not applied["in_use"]))
+        self._print_json(report, applied)
+        return code
+
+    def _print_json(self, report: Report, applied: dict[str, Any] | None) -> None:
+        if self._args.json:
+            found = {"run": self._journal.began.id, **report.to_json()}
+            print(
+                json.dumps(found if applied is None else {**found, "applied": applied}, indent=2), flush=True
+            )

@@ -1,0 +1,217 @@
+"""What a tuning run needs before its first visit: configuration, candidates, settings, and what measures them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from launcher.bench import workloads
+from launcher.cli import machine, options
+from launcher.cli.bench_target import driver_for, physical
+from launcher.config.schema import Config, Strategy
+from launcher.cpuset import CpuSet
+from launcher.daemon.deployment import Deployment, Host, deploy, read_host
+from launcher.daemon.measured import fingerprint_of, hardware_of
+from launcher.errors import LauncherError, RefusedError
+from launcher.tuning.best_file import remember
+from launcher.tuning.command_measure import CommandVisits, parse_command
+from launcher.tuning.engine_visits import EngineVisits, Setting
+from launcher.tuning.eta import Forecast, forecast
+from launcher.tuning.fingerprint import Fingerprint, differences
+from launcher.tuning.identity import identity_of, refuse_changes
+from launcher.tuning.journal import Journal, RunBegan
+from launcher.tuning.layout import find_candidates
+from launcher.tuning.layout_config import with_layout
+from launcher.tuning.locks import only_engines
+from launcher.tuning.model import Candidate, Candidates, Layout, Settings, Stack, Verdict, VisitResult
+from launcher.tuning.remembered import BestLayout, cpus_of
+from launcher.tuning.report import Report
+from launcher.tuning.runner import Runner, Watcher, now
+from launcher.tuning.search import next_step, verdict_so_far
+from launcher.tuning.service import Service, claim_cores
+from launcher.tuning.visits import Visits
+
+# Before the first call of a command its time is unknown; the forecast is corrected after it.
+_COMMAND_S: Final = 1.0
+_DAY_S: Final = 86_400.0
+# Of plans of cpus only: with a command on another machine no model is needed.
+_NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    config: Config
+    default: Deployment
+    """As configured."""
+    here: bool
+    """It is this machine."""
+    command: tuple[str, ...] | None
+    """--measure; None: the engine is measured."""
+    workload: workloads.Workload
+    found: Candidates
+    settings: Settings
+    identity: dict[str, str]
+    fingerprint: Fingerprint | None
+    """None for another machine."""
+    stack: Stack | None
+    """What the configuration runs today, where stacks are compared."""
+    folder: Path
+    """Of all runs."""
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        return self.found.entered
+
+    def forecast(self, history: Sequence[VisitResult]) -> Forecast:
+        return forecast(history, self.candidates, self.settings)
+
+    def verdict(self, history: Sequence[VisitResult]) -> Verdict:
+        return verdict_so_far(history, self.candidates, self.settings)
+
+    def ended(self, history: Sequence[VisitResult]) -> bool:
+        return isinstance(next_step(history, self.candidates, self.settings), Verdict)
+
+    def refuse_other(self, began: RunBegan) -> None:
+        """Raises RefusedError when a run with this beginning cannot be continued."""
+        refuse_changes(began.id, began.identity, self.identity)
+        if began.fingerprint is not None and self.fingerprint is not None:
+            changed = differences(began.fingerprint, self.fingerprint)
+            if changed:
+                raise RefusedError(
+                    f"cannot resume '{began.id}': the machine or its software has changed: {'; '.join(changed)}",
+                    "begin a new run without --resume",
+                )
+
+    def claim(self, *, stop: bool) -> AbstractContextManager[object]:
+        """Within the context nothing else uses the cores. Raises LauncherError."""
+        held = ExitStack()
+        if self.here:
+            sockets = (self.config.control.socket, options.DEFAULT_SOCKET)
+            held.enter_context(claim_cores(Service(), sockets, stop=stop, lock=self.folder / "service.lock"))
+            if self.command is None:
+                held.enter_context(only_engines())
+        return held
+
+    def runner(self, journal: Journal, watcher: Watcher) -> Runner:
+        return Runner(journal, self.candidates, self.settings, self._visits(journal.path.parent), watcher)
+
+    def _visits(self, folder: Path) -> Visits:
+        if self.command is not None:
+            return CommandVisits(self.command, limit_s=self.settings.budget_s or _DAY_S)
+        return EngineVisits(
+            Setting(
+                config=self.config, workload=self.workload, driver=driver_for(self.default), slo=self.settings.slo,
+                folder=folder, cache=self.folder / "cache", cores_of=self.cores_of,
+            )
+        )  # fmt: skip
+
+    def cores_of(self, plan: dict[str, Any]) -> int:
+        cpus = CpuSet(cpu for slot in plan["slots"] for cpu in CpuSet.parse(slot["cpus"]))
+        return physical(self.default.topology, cpus)
+
+    def report(self, verdict: Verdict, history: Sequence[VisitResult]) -> Report:
+        return Report(verdict, self.candidates, history, self.settings, self.cores_of)
+
+    def remember(self, journal: Journal, verdict: Verdict) -> BestLayout | None:
+        """The winner, entered in the state folder; None for another machine, or where no layout gave a figure."""
+        if self.fingerprint is None or verdict.winner is None:
+            return None
+        its = self.candidates[verdict.winner]
+        layout = its.layout
+        if layout.stack == self.stack:  # nothing to change in the engine's environment
+            layout = msgspec.structs.replace(layout, stack=None)
+        workload = self.workload.name if self.command is None else f"--measure {self.command[0]}"
+        best = BestLayout(
+            layout=layout, label=its.label, different=verdict.different, ratio_to_default=verdict.ratio_to_default,
+            interval=verdict.interval, measured_at=now(), workload=workload, slo=dict(self.settings.slo),
+            run=journal.began.id, cpus=cpus_of(its.plan), fingerprint=self.fingerprint,
+        )  # fmt: skip
+        remember(self.folder.parent, best)
+        return best
+
+
+def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
+    """From complete options. Raises LauncherError."""
+    other = machine.machine_of(args)
+    cpus_only = other is not None and args.config is None and args.model is None
+    config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
+    command = None if args.measure is None else tuple(parse_command(args.measure))
+    workload = workloads.named(args.workload)
+    if command is None and len(config.models) > 1:
+        raise LauncherError(
+            f"cannot tune {len(config.models)} models at once: a workload asks for one",
+            "give a configuration with one [[models]] entry, or --model DIR",
+        )
+    host = read_host(config, machine=other, cpus_only=cpus_only)
+    stacks = _stacks(args.stack, host)
+    default = deploy(config, host)
+    settings = Settings(
+        seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
+    )
+    if command is not None:
+        settings = msgspec.structs.replace(settings, start_s=0.0, measure_s=_COMMAND_S)
+    found = find_candidates(
+        host.topology, config, lambda layout: deploy(with_layout(config, layout), host).to_json(), stacks,
+        _wanted(args.strategies, args.instances),
+    )  # fmt: skip
+    return Prepared(
+        config=config, default=default, here=other is None, command=command, workload=workload, found=found,
+        settings=settings, identity=_identity(args, config, found, default, other is None),
+        fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None), folder=folder,
+    )  # fmt: skip
+
+
+def begin(prepared: Prepared, saved: dict[str, Any]) -> Journal:
+    """The journal of a new run. Raises LauncherError."""
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    while (prepared.folder / name).exists():
+        name += "b"
+    began = RunBegan(
+        id=name, at=now(), options=saved, identity=prepared.identity, fingerprint=prepared.fingerprint
+    )
+    return Journal.create(prepared.folder / name, began)
+
+
+def _stacks(names: Sequence[Stack], host: Host) -> list[Stack]:
+    """The one that the configuration runs first. Raises LauncherError."""
+    installed = host.stack.zentorch is not None
+    if "zentorch" in names and host.here and not installed:
+        raise LauncherError(
+            "cannot use --stack zentorch: ZenTorch is not installed beside the engine",
+            "see docs/engines.md, or remove zentorch from --stack",
+        )
+    return sorted(names, key=lambda name: (name == "zentorch") != installed)
+
+
+def _wanted(strategies: Sequence[str] | None, instances: Sequence[int] | None) -> Any:
+    chosen = None if strategies is None else {Strategy(name) for name in strategies}
+
+    def wanted(layout: Layout) -> bool:
+        return (chosen is None or layout.strategy in chosen) and (
+            instances is None or layout.instances_per_socket in instances
+        )
+
+    return wanted
+
+
+def _identity(
+    args: argparse.Namespace, config: Config, found: Candidates, default: Deployment, here: bool
+) -> dict[str, str]:
+    parts = {
+        "configuration": msgspec.to_builtins(config),
+        **{
+            name: getattr(args, name)
+            for name in ("workload", "slo", "stack", "measure", "seed", "repeats", "no_refine")
+        },
+        "candidates": [candidate.label for candidate in found.entered],
+    }
+    if not here:
+        parts["machine"] = msgspec.to_builtins(hardware_of(default, live=False))
+    return identity_of(parts)

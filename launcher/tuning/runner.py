@@ -1,0 +1,113 @@
+"""Performs the visits that the search asks for, and enters each result in the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from launcher.tuning.journal import Journal, RepeatEnded, Unfinished, VisitBegan, VisitEnded, VisitStarted
+from launcher.tuning.model import Candidate, Settings, Verdict, Visit, VisitResult
+from launcher.tuning.search import next_step, verdict_so_far
+from launcher.tuning.visits import MeasurementFailedError, NotStartedError, Visits
+
+# A seed for each repeat of each visit: load generators repeat their prompts with the same seed, and 2^31 is the end
+# of numpy's seeds on some of them.
+_SEEDS: Final = 2**31
+_SEED_STEP: Final = 1_000_003
+_REPEATS: Final = 1_000
+
+
+class StoppedError(KeyboardInterrupt):
+    """SIGINT or SIGTERM. A KeyboardInterrupt, which event loops and context managers let through."""
+
+
+class Watcher(Protocol):
+    """Told what happens, for the lines that a person reads."""
+
+    def began(self, visit: Visit) -> None: ...
+
+    def ended(self, result: VisitResult) -> None: ...
+
+
+class Runner:
+    def __init__(
+        self,
+        journal: Journal,
+        candidates: Sequence[Candidate],
+        settings: Settings,
+        visits: Visits,
+        watcher: Watcher,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._journal = journal
+        self._candidates = candidates
+        self._settings = settings
+        self._visits = visits
+        self._watcher = watcher
+        self._clock = clock
+
+    def run(self) -> Verdict:
+        """To the search's own end, or to a signal: then the verdict is of what was measured so far."""
+        try:
+            while True:
+                step = next_step(self._journal.history, self._candidates, self._settings)
+                if isinstance(step, Verdict):
+                    return step
+                self._perform(step)
+        except KeyboardInterrupt:  # bench raises its own kind
+            return verdict_so_far(self._journal.history, self._candidates, self._settings)
+
+    def _perform(self, visit: Visit) -> None:
+        self._watcher.began(visit)
+        earlier = self._journal.unfinished
+        if earlier is None or earlier.began.visit != visit:
+            earlier = Unfinished(VisitBegan(visit=visit, at=now()), 0.0, ())
+        self._journal.append(earlier.began)
+        cause = None
+        if len(earlier.repeats) < visit.repeats:  # else it was killed after the last repeat
+            try:
+                self._measure(visit, done=len(earlier.repeats))
+            except NotStartedError as error:
+                cause = str(error)
+        result = _result_of(self._journal.unfinished or earlier, cause)
+        self._journal.append(VisitEnded(result=result))
+        self._watcher.ended(result)
+
+    def _measure(self, visit: Visit, *, done: int) -> None:
+        begin = self._clock()
+        with self._visits.start(self._candidates[visit.candidate], visit) as session:
+            self._journal.append(VisitStarted(start_s=self._clock() - begin))
+            for repeat in range(done, visit.repeats):
+                begin, measurement, cause = self._clock(), None, None
+                try:
+                    measurement = session.measure(repeat, repeat_seed(self._settings.seed, visit, repeat))
+                except MeasurementFailedError as error:
+                    cause = str(error)
+                self._journal.append(
+                    RepeatEnded(
+                        repeat=repeat, measure_s=self._clock() - begin, measurement=measurement, cause=cause
+                    )
+                )
+
+
+def repeat_seed(seed: int, visit: Visit, repeat: int) -> int:
+    """Another one for each repeat of a run, the same in each run with the same `seed`."""
+    return (seed * _SEED_STEP + visit.number * _REPEATS + repeat) % _SEEDS
+
+
+def now() -> str:
+    """ISO 8601 with the zone."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _result_of(visit: Unfinished, cause: str | None) -> VisitResult:
+    measured = [repeat.measurement for repeat in visit.repeats if repeat.measurement is not None]
+    if cause is None and not measured:
+        cause = next((repeat.cause for repeat in reversed(visit.repeats) if repeat.cause), None)
+    return VisitResult(
+        visit=visit.began.visit, started_at=visit.began.at, start_s=visit.start_s,
+        measure_s=sum(repeat.measure_s for repeat in visit.repeats), measurements=measured, cause=cause,
+    )  # fmt: skip

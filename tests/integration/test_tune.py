@@ -1,0 +1,264 @@
+"""`numa-launcher tune` as processes: killed and resumed, refused, interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.conftest import SOON_S, DaemonProcess, eventually, fake_config
+
+SURFACE = Path(__file__).parent.parent / "tuning" / "surface.py"
+MACHINE = ("--machine", "epyc-9755-2p")
+# Six layouts, two repeats each: about 30 visits.
+SEARCH = (
+    "--strategies",
+    "interleaved",
+    "--instances",
+    "1,2,4",
+    "--no-refine",
+    "--repeats",
+    "2",
+    "--seed",
+    "7",
+)
+KILLS = 10
+
+
+class Tune:
+    """One state folder, and runs of `tune` in it."""
+
+    def __init__(self, folder: Path, call_s: float = 0.0) -> None:
+        folder.mkdir()
+        self.state, self.log = folder / "state", folder / "calls"
+        self.log.touch()
+        self.measure = f"{sys.executable} -I -S {SURFACE} {self.log} {call_s}"
+
+    def words(self, *more: str) -> list[str]:
+        return [sys.executable, "-m", "launcher", "tune", "--state-dir", str(self.state), *more]
+
+    def new(self, *more: str) -> list[str]:
+        return self.words(*MACHINE, *SEARCH, "--measure", self.measure, *more)
+
+    def calls(self, word: str) -> list[str]:
+        return [line.partition(" ")[2] for line in self.log.read_text().splitlines() if line.startswith(word)]
+
+    def journal(self) -> list[dict[str, Any]]:
+        (file,) = self.state.glob("tuning/*/journal.jsonl")
+        return [json.loads(line) for line in file.read_bytes().rpartition(b"\n")[0].splitlines()]
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=4 * SOON_S)
+
+
+def started(argv: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def verdict(output: str) -> dict[str, Any]:
+    """Without what a clock says."""
+    found = json.loads(output)
+    for visit in found["visits"]:
+        for name in ("started_at", "start_s", "measure_s"):
+            del visit[name]
+    return {name: value for name, value in found.items() if name != "run"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The verdict of a run that nothing disturbs."""
+    done = run(Tune(tmp_path_factory.mktemp("whole") / "t").new("--json"))
+    assert done.returncode == 0, done.stderr
+    return verdict(done.stdout)
+
+
+def test_json_is_alone_on_standard_output_and_complete(uninterrupted: dict[str, Any]) -> None:
+    winner = uninterrupted["winner"]
+    assert winner["layout"]["instances_per_socket"] == 4
+    assert winner["layout"]["strategy"] == "interleaved"
+    assert winner["interval"][0] <= winner["ratio_to_default"] <= winner["interval"][1]
+    assert uninterrupted["complete"]
+    assert {visit["label"] for visit in uninterrupted["visits"]} == {
+        candidate["label"] for candidate in uninterrupted["candidates"]
+    }
+
+
+def test_ten_kills_change_no_verdict_and_nothing_is_measured_twice(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    seed = int(os.environ.get("TUNE_KILL_SEED", time.time()))
+    print(f"TUNE_KILL_SEED={seed}")
+    moments = random.Random(seed)  # noqa: S311
+    tune = Tune(tmp_path / "t", call_s=0.05)
+    in_progress: list[str] = []
+    for kill in range(KILLS):
+        before = len(tune.calls("begin"))
+        with started(tune.new() if not kill else tune.words("--resume")) as process:
+            # Between the first lines of the journal, within a call, or between two.
+            if kill:
+                wanted = before + moments.randrange(1, 4)
+                eventually(lambda n=wanted: process.poll() is not None or len(tune.calls("begin")) >= n)
+            else:
+                eventually(lambda: list(tune.state.glob("tuning/*/journal.jsonl")))
+            time.sleep(moments.uniform(0, 0.12))
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            process.kill()
+        journaled = sum(record["event"] == "repeat-ended" for record in tune.journal())
+        in_progress += tune.calls("begin")[journaled + len(in_progress) :]
+    done = run(tune.words("--resume", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert verdict(done.stdout) == uninterrupted
+    twice = Counter(tune.calls("begin")) - Counter(set(tune.calls("begin")))
+    assert twice == Counter(in_progress), "only what was in progress at a kill is measured again"
+    repeats = [record for record in tune.journal() if record["event"] == "repeat-ended"]
+    assert len(repeats) == len(set(tune.calls("begin")))
+    assert len(in_progress) <= KILLS
+
+
+def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t", call_s=600.0)
+    with started(tune.new()) as process:
+        eventually(lambda: tune.calls("begin"))
+        process.kill()
+    eventually(lambda: not _processes_of(tune.log), what="the command survived")
+
+
+def _processes_of(log: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if str(log) in words:
+            found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_prints_what_is_known_and_the_run_can_be_resumed(
+    tmp_path: Path, uninterrupted: dict[str, Any], name: signal.Signals
+) -> None:
+    tune = Tune(tmp_path / "t", call_s=0.05)
+    with started(tune.new("--json")) as process:
+        eventually(lambda: len(tune.calls("end")) >= 9)
+        process.send_signal(name)
+        output, errors = process.communicate(timeout=SOON_S)
+    assert process.returncode == 130, errors
+    known = json.loads(output)
+    assert not known["complete"]
+    assert known["visits"]
+    assert f"numa-launcher tune --resume {known['run']} continues" in errors
+    assert "Traceback" not in errors
+    done = run(tune.words("--resume", known["run"], "--json"))
+    assert verdict(done.stdout) == uninterrupted
+
+
+def test_a_finished_run_is_resumed_without_a_measurement(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t")
+    first = run(tune.new("--json"))
+    calls = tune.calls("begin")
+    assert json.loads(run(tune.words("--resume", "--json")).stdout) == json.loads(first.stdout)
+    assert tune.calls("begin") == calls
+
+
+def test_a_resume_with_other_values_says_which(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t")
+    assert run(tune.new()).returncode == 0
+    for words, what in (
+        (("--seed", "8"), "seed: 7, now 8"),
+        (("--machine", "epyc-9654-2p"), "machine."),
+        (
+            ("--set", "layout.strategy=contiguous"),
+            'configuration.layout.strategy: "interleaved", now "contiguous"',
+        ),
+    ):
+        done = run(tune.words("--resume", *words))
+        assert done.returncode == 2
+        assert "it was begun with other values: " in done.stderr
+        assert what in done.stderr
+        assert "begin a new run" in done.stderr
+    assert run(tune.words("--resume", "--seed", "7")).returncode == 0
+
+
+def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t", call_s=600.0)
+    with started(tune.new()) as process:
+        eventually(lambda: tune.calls("begin"))
+        done = run(tune.new())
+        process.terminate()
+        process.communicate(timeout=SOON_S)
+    assert done.returncode == 2
+    assert f"another tune (pid {process.pid})" in done.stderr
+
+
+def test_a_command_that_always_fails_is_a_result(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t")
+    done = run(tune.words(*MACHINE, *SEARCH, "--measure", "false", "--json"))
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["winner"] is None
+    assert found["sentence"].startswith("no layout gave a figure")
+    assert {visit["cause"] for visit in found["visits"]} == {"false: exit code 1"}
+
+
+@pytest.mark.parametrize("more", [(), ("--stop-service",)])
+def test_a_running_daemon_is_never_disturbed(
+    tmp_path: Path, start: Callable[..., DaemonProcess], more: tuple[str, ...]
+) -> None:
+    daemon = start()
+    daemon.wait_ready(2)
+    tune = Tune(tmp_path / "t")
+    done = run(tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
+    assert done.returncode == 2
+    assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr
+    assert not tune.calls("begin")
+    assert daemon.status()["ready"] == 2
+
+
+def test_apply_writes_the_winner_and_reloads_the_running_daemon(
+    tmp_path: Path, start: Callable[..., DaemonProcess]
+) -> None:
+    """The surface says that the second instance is worth it, on this machine."""
+    daemon = start(instances=1, more="# my own remark\n")
+    daemon.wait_ready(1)
+    daemon.end()
+    tune = Tune(tmp_path / "t")
+    words = (
+        "-c",
+        str(daemon.config),
+        "--measure",
+        tune.measure,
+        "--no-refine",
+        "--instances",
+        "1,2",
+        "--json",
+    )
+    done = run(tune.words(*words))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["different"]
+    before = daemon.config.read_text()
+    again = DaemonProcess(daemon.folder, fake_config(instances=1, more="# my own remark\n"))
+    try:
+        again.wait_ready(1)
+        before = again.config.read_text()
+        applied = run(tune.words("-c", str(again.config), "--apply", "--json"))
+        assert applied.returncode == 0, applied.stderr
+        found = json.loads(applied.stdout)["applied"]
+        assert (found["reload"], found["in_use"]) == ("done", True)
+        again.wait_ready(2)
+        assert Path(found["kept"]).read_text() == before
+        assert "# my own remark" in again.config.read_text()
+        assert "instances_per_socket = 2" in again.config.read_text()
+    finally:
+        again.end()
