@@ -3,6 +3,7 @@
 Packages (P: pure, no I/O, no clock); each may import those above it:
 
     P  errors, routes   HttpError; the routes a client may call
+       watched_file     files that are read again when they change
     P  http1            HTTP/1.1: heads and chunks, bytes in, values out
     P  openai           request bodies, model names, usage, error bodies
        auth             API keys: records, their file, their limits

@@ -13,8 +13,8 @@ from launcher.errors import LauncherError
 from launcher.proxy.auth import key_record, key_store
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import KeyLimits, KeySums
-from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.errors import HttpError
+from launcher.proxy.watched_file import WatchedFile
 
 OPEN_PATHS: Final = frozenset({"/health", "/metrics"})
 """Paths without authentication, as in vLLM, for probes and scrapers. They show key names, but no secrets."""

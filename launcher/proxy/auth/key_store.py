@@ -14,7 +14,7 @@ from typing import Final
 from launcher.errors import LauncherError, reason
 from launcher.proxy.auth import key_record
 from launcher.proxy.auth.key_record import KeyRecord
-from launcher.proxy.auth.watched_file import excess_mode
+from launcher.proxy.watched_file import excess_mode
 
 ALLOWED_MODE: Final = 0o640  # who can write to it can add keys
 MAX_BYTES: Final = 64 << 20

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from launcher.errors import LauncherError, reason
-from launcher.proxy.auth.watched_file import WatchedFile, excess_mode
+from launcher.proxy.watched_file import WatchedFile, excess_mode
 
 ALPN: Final = ("http/1.1",)
 KEY_MODE: Final = 0o770  # no access for others

@@ -29,15 +29,16 @@ class MergedMetrics:
         async with self._lock:
             return await self._latest()
 
-    async def page(self) -> str:
-        """One page of all. Of an instance that is gone, or does not answer in time, the counters stand still and the
-        gauges are missing."""
-        async with self._lock:
+    async def page(self, own: Callable[[], str]) -> str:
+        """The proxy's own page, then one of all instances: of one that is gone, or does not answer in time, the counters
+        stand still and the gauges are missing."""
+        async with self._lock:  # one in each turn of the loop, however many want it
             pages = await self._latest()
             if self._merged_of != self._fetched:
                 await self._merge(pages)
                 self._merged_of = self._fetched
-            return self._merged
+            await asyncio.sleep(0)
+            return own() + self._merged
 
     async def _latest(self) -> list[tuple[Instance, str]]:
         if self._fetched is None or self._clock() - self._fetched >= METRICS_AGE_S:

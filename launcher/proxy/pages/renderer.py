@@ -54,7 +54,6 @@ class PageRenderer:
         self._sources = sources
         self._models = ModelList(traits, clock)
         self._merged = MergedMetrics(sources.instances, clock)
-        self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Page]] = set()
 
     def begin(self, found: Match, key: KeyEntry | None, deliver: Deliver) -> asyncio.Task[Page] | None:
@@ -117,11 +116,8 @@ class PageRenderer:
         return _json({"status": "ok", "ready": ready})
 
     async def metrics_page(self) -> Page:
-        async with self._one_at_a_time:  # one in each turn of the loop, however many want it
-            merged = await self._merged.page()
-            await asyncio.sleep(0)
-            own = metrics.render(self._sources.values(), self._sources.timings)
-            return Page(TEXT, (own + merged).encode())
+        text = await self._merged.page(lambda: metrics.render(self._sources.values(), self._sources.timings))
+        return Page(TEXT, text.encode())
 
     async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
         """What the ready instances' metrics say, by slot and generation; without those that say nothing."""

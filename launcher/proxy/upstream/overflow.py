@@ -19,7 +19,6 @@ import msgspec
 from launcher.address import TcpAddress
 from launcher.config import schema
 from launcher.errors import LauncherError, reason
-from launcher.proxy.auth.watched_file import WatchedFile
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import lines_of
@@ -28,6 +27,7 @@ from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.watched_file import WatchedFile
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""

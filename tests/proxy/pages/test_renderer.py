@@ -254,7 +254,7 @@ async def test_what_goes_wrong_in_a_page_is_delivered(pages: Pages, monkeypatch:
     async def fail() -> str:
         raise fault
 
-    monkeypatch.setattr(MergedMetrics, "page", lambda _: fail())
+    monkeypatch.setattr(MergedMetrics, "page", lambda *_: fail())
     found = match("GET", "/metrics")
     assert isinstance(found, Match)
     results: list[Page | BaseException] = []
@@ -335,7 +335,7 @@ async def test_counters_never_fall(pages: Pages, monkeypatch: pytest.MonkeyPatch
 async def test_an_instance_that_does_not_answer_is_left_out(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scraper, "FETCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(scraper, "FETCH_TIMEOUT_S", 0.5)
 
     async def hang(call: Call) -> None:
         await call.until_left()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.proxy.auth.watched_file import WatchedFile, excess_mode
+from launcher.proxy.watched_file import WatchedFile, excess_mode
 
 
 @pytest.fixture
