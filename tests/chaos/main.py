@@ -1,15 +1,15 @@
-"""Eight instances with injected faults, restarted in turn throughout the run, and 64 clients.
+"""Injects faults into eight instances that restart in turn, under 64 clients, and checks what the clients get.
 
     scripts/chaos [--seconds N] [--seed N] [--faults SHARE] [--json FILE]
 
-Beside them: instances that hang while their health path says 200, with and without vLLM's counters, with streams and with
-unstreamed requests alone; clients that do not read, more of them than there is room for; uploads that never end; TLS
-connections that never shake hands, and others that say nothing; and a daemon that has a tenth of its descriptors left.
+Also there: instances that hang while their health path returns 200 (with and without vLLM's counters, with and without
+streams); clients that do not read; uploads that never end; TCP and TLS connections that send nothing; a daemon with a tenth
+of its file descriptors left.
 
-Ends with a report, and with exit status 1 when a bound is broken: no request fails before its first byte,
-no answer ends as if whole when it is not, none is refused but by a limit that the documentation states, at least 99 % of the
-cut plain streams go on exactly, accounts add up, memory stays flat, every restart and every hang ends in a ready instance
-in time, every slot is watched, and the control socket and /health answer all along.
+Prints a report; exit status 1 if a bound is broken: no request fails before its first byte; no truncated response looks
+complete; every refusal has a documented reason; at least 99 % of the cut plain streams continue exactly; counters add up;
+memory stays flat; every restart and every hang ends in a ready instance in time; every slot is watched; the control socket
+and /health always answer.
 """
 
 from __future__ import annotations
