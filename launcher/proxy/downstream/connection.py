@@ -149,7 +149,7 @@ class DownstreamConnection(asyncio.Protocol):
         """Take whole requests out of the buffer while none is being answered."""
         while self._state is _State.HEAD and self._buffer and not self.paused:
             try:
-                end = head_end(self._buffer, 0, self._scanned)
+                end = head_end(self._buffer, self._scanned)
                 if end < 0:
                     self._scanned = len(self._buffer)
                     if self._deadline is None:

@@ -116,11 +116,8 @@ class FormReader:
 
 def _boundary(content_type: str) -> bytes:
     matched = _CONTENT_TYPE.fullmatch(content_type.strip(" \t"))
-    if matched is None:
-        raise _refused("Content-Type must be multipart/form-data with one boundary")
-    found: list[tuple[str, str]] = [
-        (name.lower(), quoted or plain) for name, quoted, plain in _TYPE_PARAMETERS.findall(matched[1])
-    ]
+    parameters = [] if matched is None else _TYPE_PARAMETERS.findall(matched[1])
+    found: list[tuple[str, str]] = [(name.lower(), quoted or plain) for name, quoted, plain in parameters]
     boundaries = [value for name, value in found if name == "boundary"]
     if len(boundaries) != 1 or not _BOUNDARY.fullmatch(boundaries[0]):
         raise _refused("Content-Type must be multipart/form-data with one boundary")

@@ -116,10 +116,6 @@ class FastPath:
         self._client_end = b""
         self.disarm()
 
-    @property
-    def armed(self) -> bool:
-        return self._any or self._prefix is not NEVER
-
     def disarm(self) -> None:
         """Relay nothing here until it is armed again, and keep nothing of the stream."""
         self._text, self._write = _NO_TEXT, _nowhere

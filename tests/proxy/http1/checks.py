@@ -32,7 +32,7 @@ def check_head_end(data: bytes, cuts: Sequence[int]) -> None:
     scanned = 0
     for cut in [*sorted({min(cut, len(data)) for cut in cuts}), len(data)]:
         try:
-            found = head_end(data[:cut], 0, scanned)
+            found = head_end(data[:cut], scanned)
         except HttpError:
             found = None
             break

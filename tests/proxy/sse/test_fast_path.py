@@ -16,7 +16,7 @@ from proxy.token_engine import TokenEngine
 
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.http1.chunks import ChunkedDecoder
-from launcher.proxy.sse.fast_path import EventPattern, FastPath, take_list
+from launcher.proxy.sse.fast_path import NEVER, EventPattern, FastPath, take_list
 from launcher.proxy.sse.tracker import EventTracker
 
 
@@ -101,7 +101,7 @@ def test_nothing_passes_before_it_is_armed_or_after_it_is_disarmed() -> None:
     fast, sent = FastPath(), list[bytes]()
     for learn in (lambda: None, lambda: fast.arm(EventPattern(), bytearray(), sent.append)):
         learn()
-        assert not fast.armed
+        assert fast._prefix is NEVER
         assert not fast.data_received(framed(words("a")))
     armed = Armed()
     armed.fast.disarm()
@@ -149,7 +149,7 @@ def test_without_a_place_for_ids_it_is_not_armed() -> None:
     fast, pattern = FastPath(), EventPattern()
     assert pattern.learn(event({"choices": [{"delta": {"content": "a"}}]}))
     fast.arm(pattern, bytearray(), lambda _: None, ids=True)
-    assert not fast.armed
+    assert fast._prefix is NEVER
 
 
 # --- streams of any events -----------------------------------------------------------------------
