@@ -36,7 +36,7 @@ import msgspec
 from launcher.proxy.continuation import eligibility, next_request
 from launcher.proxy.continuation.eligibility import Fields, field_value
 from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
-from launcher.proxy.continuation.transcript import UNREADABLE, Tokens, Transcript, part_of, text_of
+from launcher.proxy.continuation.transcript import UNREADABLE, Tokens, Transcript, part_of, silent, text_of
 
 REPEAT_EVENTS: Final = 8  # a shorter answer is repeated from the beginning: as fast, and exact in any case
 # Tokens that are repeated at temperature 0. Measured with vLLM 0.32 and a random model, whose choices no tokenizer
@@ -184,7 +184,7 @@ class _Planner:
         request = next_request.asking_ids(next_request.with_prompt_ids(self._path, request, prompt))
         length = sum(len(part_of(piece)) for piece in pieces[:count]) + held if count else 0
         # Tokens after the last event with text are forgotten (Transcript.forget_silent).
-        last = max(number for number, piece in enumerate(pieces, 1) if piece)
+        last = len(pieces) - silent(pieces)
         return Continuation(
             msgspec.json.encode(request), len(handed), text_of(pieces)[length:], prompt_tokens=len(tokens.prompt),
             prompt_ids=prompt, repeated_ids=(*chain(*tokens.events[count:last]),), asks_ids=True,
@@ -251,9 +251,8 @@ class _Planner:
             while left and len(part_of(pieces[cut - 1])) <= left:
                 cut -= 1
                 left -= len(part_of(pieces[cut]))
-        held = 0  # tokens whose text had not come yet: half a character, or what may become a stop string
-        while held < cut and not pieces[cut - held - 1]:
-            held += 1
+        # Tokens whose text had not come yet: half a character, or what may become a stop string.
+        held = silent(pieces[:cut])
         if field_value(self._request, "stop"):
             held = max(held, next(index for index, piece in enumerate(pieces) if piece))
         return text, overlap, max(cut - held, 0)

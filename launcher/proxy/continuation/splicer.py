@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
-from launcher.proxy.continuation.transcript import UNREADABLE, Transcript
+from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, silent
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
 
@@ -41,11 +41,7 @@ class Splicer:
         self._prompt = plan.prompt_ids  # until the instance has confirmed it
         self._repeated_ids = list(plan.repeated_ids)
         # Tokens without text (half a character) at the end of what the client has: they come again.
-        self._held = 0
-        for piece in reversed(transcript.pieces()):
-            if piece:
-                break
-            self._held += 1
+        self._held = silent(transcript.pieces())
 
     def feed(self, payload: bytes) -> bytes:
         """Raises Diverged."""

@@ -240,6 +240,11 @@ class Transcript:
         return msgspec.json.encode(content)[1:-1]
 
 
+def silent(pieces: list[bytes]) -> int:
+    """How many of the last events brought no text."""
+    return next((count for count, piece in enumerate(reversed(pieces)) if piece), len(pieces))
+
+
 def part_of(piece: bytes) -> str:
     """One event's text; a letter for half a surrogate pair, the other half of which is the next event's."""
     try:

@@ -40,14 +40,13 @@ class Handshakes:
         self._below_limit = below_limit
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._in_progress: set[asyncio.Protocol] = set()
+        self._in_progress: dict[asyncio.Protocol, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._in_progress)
 
     def ended(self, connection: asyncio.Protocol) -> None:
-        self._in_progress.discard(connection)
+        self._in_progress.pop(connection, None)
 
     def listen(self, sock: socket.socket) -> None:
         self._listening.append(sock)
@@ -58,7 +57,7 @@ class Handshakes:
             self._loop.remove_reader(sock.fileno())
             sock.close()
         self._listening.clear()
-        for task in self._tasks:
+        for task in self._in_progress.values():
             task.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
@@ -79,11 +78,8 @@ class Handshakes:
                 continue
             accepted.setblocking(False)
             connection = self._make()
-            self._in_progress.add(connection)
             shaking = self._shake_hands(accepted, connection)
-            task = self._loop.create_task(shaking, name="TLS handshake")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._in_progress[connection] = self._loop.create_task(shaking, name="TLS handshake")
 
     def _accept_again(self, sock: socket.socket) -> None:
         if sock in self._listening:
