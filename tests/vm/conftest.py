@@ -72,7 +72,8 @@ def facts(
 ) -> dict[str, Any]:
     """The facts that guest/observe.py recorded on a host of that layout."""
     folder = tmp_path_factory.mktemp(request.param)
-    files = [wheel, ROOT / "tests" / "fake_engine.py", GUEST / "notes.py", *(ROOT / "systemd").iterdir()]
+    shipped = [GUEST / "notes.py", GUEST / "remember.py", *(ROOT / "systemd").iterdir()]
+    files = [wheel, ROOT / "tests" / "fake_engine.py", *shipped]
     done = run(LAYOUTS[request.param], GUEST / "observe.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
     print(done.output)
     print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")

@@ -83,6 +83,13 @@ def test_the_service_runs(facts: Facts) -> None:
     assert status["binding"] == "membind"
 
 
+def test_the_service_finds_what_root_measured_on_the_same_machine(facts: Facts) -> None:
+    """From inside the unit's sandbox the hardware looks as it does to `tune` outside of it."""
+    assert facts["remember"]["out"] == "/var/lib/numa-launcher/tuning/best.json\n"
+    measured = facts["status"]["measured_layout"]
+    assert (measured["in_use"], measured["stale"], measured["ratio_to_default"]) == (True, [], 1.312)
+
+
 def test_verify_passes(facts: Facts) -> None:
     assert facts["verify"]["status"] == 0, facts["verify"]
     for slot in facts["verify"]["slots"]:

@@ -75,6 +75,7 @@ def look_at_machine() -> None:
     note("topology", ask("numa-launcher", "topology", "--json"))
     note("plan", ask("numa-launcher", "plan", "--json"))
     note("doctor", ask("numa-launcher", "doctor", "--json"))
+    note("remember", sh(sys.executable, "remember.py"))
 
 
 def status() -> dict[str, Any]:
