@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import launcher
 from launcher.cli import options
 from launcher.config.load import load_config
 from launcher.config.schema import EngineKind
@@ -70,6 +69,7 @@ def _foreign(args: argparse.Namespace) -> Target:
 
 def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) -> Target:
     from launcher.bench.target import Target  # noqa: PLC0415  heavy
+    from launcher.daemon.measured import software_of  # noqa: PLC0415  heavy
     from launcher.host.hardware import read_hardware  # noqa: PLC0415  heavy
     from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
 
@@ -82,17 +82,7 @@ def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) 
         tokenizer=args.tokenizer or model.path, key=_key_of(args.key_file),
         client_cpus=CpuSet.parse(plan["reserved"]) or None, cores=physical(deployment.topology, cpus), plan=plan,
         picture_svg=to_svg(deployment.picture(), deployment.headline) if same else None,
-        hardware=read_hardware(deployment.topology), software=_software(deployment),
-    )  # fmt: skip
-
-
-def _software(deployment: Deployment) -> Any:
-    from launcher.bench.result import Software  # noqa: PLC0415  heavy
-
-    stack = deployment.stack
-    return Software(
-        numa_launcher=launcher.__version__, engine=deployment.config.engine.kind.value, vllm=stack.vllm,
-        torch=stack.torch, zentorch=stack.zentorch, python=stack.python,
+        hardware=read_hardware(deployment.topology), software=software_of(deployment),
     )  # fmt: skip
 
 

@@ -57,7 +57,10 @@ def _measured_layout() -> str | None:
     except LauncherError:  # a user without a home folder
         return None
     latest = max(found, key=lambda best: best.measured_at, default=None)
-    return None if latest is None else f"{latest.measured_at[:10]}: {latest.label}"
+    if latest is None:
+        return None
+    what = latest.label if latest.different else "none differs from the default"
+    return f"{latest.measured_at[:10]}: {what}"
 
 
 def read_matrix() -> Matrix:

@@ -19,7 +19,7 @@ class BestLayout(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     """As people read it: "interleaved × 4, 2 cores reserved"."""
     different: bool
-    """False: no layout differed from the default, and `layout` is the default."""
+    """False: no layout differed from the default."""
     ratio_to_default: float | None
     interval: tuple[float, float] | None
     """Of the ratio, at 95 %."""
@@ -83,7 +83,9 @@ def judge(
 ) -> MeasuredLayout:
     """Compare a verdict with the machine and the layout of today: cpu list of each slot, limits of each model."""
     changed = differences(best.fingerprint, now)
-    in_use = best.cpus == tuple(cpus) and all(_has_limits(its, best.layout) for its in limits)
+    same_cpus = best.cpus == tuple(cpus)
+    # `tune` names a stack only if it is another than the configured one.
+    in_use = same_cpus and best.layout.stack is None and all(_has_limits(its, best.layout) for its in limits)
     layout = {key: value for key, value in msgspec.to_builtins(best.layout).items() if value is not None}
     return MeasuredLayout(
         text=_sentence(best, changed, in_use=in_use), layout=layout, measured_at=best.measured_at,

@@ -48,6 +48,10 @@ def test_limits_are_part_of_the_layout_where_they_were_tuned(tuned: dict[str, in
     assert of(replace(BEST, layout=replace(BEST.layout, **tuned))).in_use is in_use
 
 
+def test_another_stack_is_not_in_use() -> None:
+    assert not of(replace(BEST, layout=replace(BEST.layout, stack="vllm"))).in_use
+
+
 def test_nothing_differed_from_the_default() -> None:
     found = of(replace(BEST, different=False, ratio_to_default=1.0), cpus=("0,1", "2,3"))
     assert found.text == "layouts measured here on 2026-11-20: none differs from the default"
