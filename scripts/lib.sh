@@ -131,6 +131,11 @@ has_command zsh|zsh|zsh
 has_command fish|fish|fish
 '
 
+# Only the browser lane needs this.
+readonly BROWSER_NEEDS='
+has_browser|chromium|chromium
+'
+
 # Only the virtual hosts need these.
 readonly HOST_NEEDS='
 has_command qemu-system-x86_64|qemu-system-x86|qemu-system-x86-core
@@ -139,6 +144,7 @@ has_command mke2fs|e2fsprogs|e2fsprogs
 has_command cpio|cpio|cpio
 '
 
+has_browser() { has_command chromium || has_command chromium-browser || has_command google-chrome; }
 has_command() { command -v "$1" >/dev/null; }
 has_library() { ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; }
 has_module() { has_command pkg-config && pkg-config --exists "$1"; }

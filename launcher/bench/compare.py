@@ -131,7 +131,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         for finding in (Finding.WORSE, Finding.BETTER):
             for load, rows in _grouped([row for row in differing if row.finding is finding]):
                 figures = (f"{row.figure.name} ({_ratio(row.ratio)})" for row in rows)
-                yield f"{finding} at {load}: {', '.join(figures)}"
+                yield f"{load}: {finding}: {', '.join(figures)}"
         if judged and not differing:
             yield "no difference seen between A and B"
         if differing:
@@ -146,11 +146,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         if not self.worse:
             return f"no figure of B is shown to be worse than A's by more than {limit}"
         found = [
-            f"{', '.join(row.figure.name for row in rows)} at {load}"
-            for load, rows in _grouped(self.exceeding)
+            f"{load}: {', '.join(row.figure.name for row in rows)}" for load, rows in _grouped(self.exceeding)
         ]
         found += ["failed requests"] * bool(self.failures)
-        return f"B is worse than A by more than {limit}: {'; '.join(found)}"
+        return f"B is worse than A by more than {limit} ({'; '.join(found)})"
 
 
 def compare(a: Sequence[BenchResult], b: Sequence[BenchResult], tolerance: float | None) -> Comparison:
@@ -158,12 +157,12 @@ def compare(a: Sequence[BenchResult], b: Sequence[BenchResult], tolerance: float
 
     `tolerance` is a share: 0.03 for 3 %."""
     of_a, of_b = (by_load(point for result in side for point in result.points) for side in (a, b))
-    others = {(runs.concurrency, runs.rate): runs for runs in of_b}
+    others = {runs.load: runs for runs in of_b}
     loads: list[tuple[str, list[Row]]] = []
     without: list[str] = []
     failures: list[str] = []
     for runs in of_a:
-        other = others.pop((runs.concurrency, runs.rate), None)
+        other = others.pop(runs.load, None)
         if other is None:
             without.append(f"{runs.label}: measured in A only")
             continue
@@ -230,7 +229,7 @@ def _too_few(samples: int, share: float) -> str:
 def _failures(a: Runs, b: Runs, tolerance: float) -> Iterator[str]:
     shares = [_failed(runs) for runs in (a, b)]
     if shares[1] > shares[0] + tolerance:
-        yield f"failed requests at {a.label}: {shares[0]:.1%} in A, {shares[1]:.1%} in B"
+        yield f"{a.label}: failed requests: {shares[0]:.1%} in A, {shares[1]:.1%} in B"
 
 
 def _failed(runs: Runs) -> float:

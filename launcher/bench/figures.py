@@ -7,10 +7,14 @@ from typing import Final
 
 import msgspec
 
+from launcher.bench.load import Load
 from launcher.bench.result import Point
 from launcher.intervals import Interval, mean
 from launcher.text_table import counted
 
+# Why a load has no figures: capitals, because a reader must not miss it.
+LIMITED: Final = "CLIENT-LIMITED"
+NONE_COMPLETED: Final = "ALL FAILED"
 _UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -33,16 +37,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of one load."""
 
-    concurrency: int | None
-    rate: float | None
+    load: Load
     points: tuple[Point, ...]
 
     @property
     def label(self) -> str:
-        if self.rate is not None:
-            bound = f", at most {self.concurrency:,} in flight" if self.concurrency else ""
-            return f"{number(self.rate)} requests/s{bound}"
-        return "no bound" if self.concurrency is None else f"{self.concurrency:,} in flight"
+        return self.load.label
 
     @property
     def usable(self) -> tuple[Point, ...]:
@@ -54,9 +54,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         """Why there are no figures, where there are none."""
         if self.usable:
             return ""
-        if any(point.client.limited for point in self.points):
-            return "CLIENT-LIMITED"
-        return "all requests failed"
+        return LIMITED if any(point.completed for point in self.points) else NONE_COMPLETED
 
     def value(self, figure: Figure) -> float | None:
         """The mean of its runs' figures; None where no run has it."""
@@ -82,13 +80,10 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 
 def by_load(points: Iterable[Point]) -> list[Runs]:
     """Points of the same load are repeats, in the order in which the loads were first run."""
-    loads: dict[tuple[int | None, float | None], list[Point]] = {}
+    loads: dict[Load, list[Point]] = {}
     for point in points:
-        loads.setdefault((point.concurrency, point.rate), []).append(point)
-    return [
-        Runs(concurrency=concurrency, rate=rate, points=tuple(its))
-        for (concurrency, rate), its in loads.items()
-    ]
+        loads.setdefault(Load(concurrency=point.concurrency, rate=point.rate), []).append(point)
+    return [Runs(load=load, points=tuple(its)) for load, its in loads.items()]
 
 
 def _no_samples(_: Point) -> list[float]:

@@ -62,7 +62,7 @@ a{color:var(--accent)}
 .kind{color:var(--muted);font-size:14px;margin:0}
 .note{color:var(--muted);font-size:14px}
 .alert{color:var(--alert);font-weight:600}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(165px,1fr));gap:12px;margin:20px 0 4px;padding:0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0 4px;padding:0}
 .tiles>div{background:var(--panel);border-radius:8px;padding:12px 16px}
 .tiles dt{color:var(--muted);font-size:14px;margin:0}
 .tiles dd{margin:0}
@@ -74,7 +74,7 @@ table{border-collapse:collapse;font-size:14.5px;font-variant-numeric:tabular-num
 th,td{padding:5px 11px 5px 0;text-align:right;white-space:nowrap;vertical-align:top;border-bottom:1px solid var(--line)}
 thead td{border-bottom:0}
 thead th[colspan]{text-align:center;border-bottom:0;padding-bottom:0}
-thead th{color:var(--muted);font-weight:600;vertical-align:bottom}
+thead th{white-space:normal;color:var(--muted);font-weight:600;vertical-align:bottom}
 th:first-child,td:first-child,.left{text-align:left!important}
 tbody th{font-weight:600}
 td small,th small{display:block;color:var(--muted);font-size:12px;font-weight:400}
@@ -103,7 +103,7 @@ margin:8px 0;font-size:14.5px}
 .facts dt{color:var(--muted)}.facts dd{margin:0;overflow-wrap:anywhere}
 .columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 34px}
 .picture{background:#fff;border-radius:8px;padding:6px;border:1px solid var(--line)}
-.picture img{display:block;width:100%;min-width:620px;height:auto}
+.picture img{display:block;width:100%;height:auto}
 @media (max-width:640px){
 header{padding-top:22px}h1{font-size:25px}h2{font-size:19px;margin-top:36px}
 .tiles{grid-template-columns:1fr 1fr}.tiles .value{font-size:22px}
@@ -115,8 +115,9 @@ body{font-size:10.5pt}main,header,footer{max-width:none;padding:0}header{padding
 h2{margin-top:22pt;break-after:avoid}h3{break-after:avoid}
 figure,tr,.tiles,.facts{break-inside:avoid}p.note{break-after:avoid}
 figure.wide{max-width:330pt}.tiles{grid-template-columns:repeat(auto-fit,minmax(80pt,1fr))}
-.scroll{overflow:visible}.picture img{min-width:0}
-table{font-size:7.8pt}th,td{padding:2.5pt 7pt 2.5pt 0}td small,th small{font-size:6.8pt}
+.scroll{overflow:visible}.picture img{min-width:0!important}
+table{font-size:7.2pt}th,td{padding:2.5pt 5pt 2.5pt 0}td small,th small{font-size:6.4pt}
+table.threes tbody td:nth-child(3n+3),table.threes tr:last-child>th:nth-child(3n+3){padding-left:6pt}
 a{color:inherit}
 }
 """

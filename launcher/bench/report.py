@@ -24,7 +24,13 @@ from launcher.bench.report_charts import latency_distributions, latency_over_thr
 from launcher.bench.report_published import published_results
 from launcher.bench.report_subject import Subject
 from launcher.bench.result import BenchResult
-from launcher.bench.setting import hardware_facts, plan_in_words, slo_in_words, software_facts
+from launcher.bench.setting import (
+    hardware_facts,
+    plan_in_words,
+    slo_in_words,
+    software_facts,
+    workload_in_words,
+)
 from launcher.text_table import counted
 
 # Bytes of all pictures of machines on a page, so that the page stays below 300 KB.
@@ -111,12 +117,20 @@ def _summary(named: Subject) -> Markup:
         why = ", ".join(f"{runs.label}: {runs.unusable}" for runs in named.loads) or "nothing was measured"
         return tag("p", _letter(named), f"No figures: {why}.", class_="alert")
     by = "goodput" if best.value(GOODPUT) is not None else "output tokens/s"
-    several = f"At {best.label}, the load of the most {by} of {counted(len(named.loads), 'load')}:"
-    only = f"At {best.label}:"
-    return joined(
-        tag("p", _letter(named), several if len(named.loads) > 1 else only),
-        tag("dl", *_tiles(named, best), class_="tiles"),
+    which = (
+        f"the most {by} of {counted(len(named.loads), 'load')}" if len(named.loads) > 1 else "the only load"
     )
+    return joined(
+        tag("p", _letter(named), f"Load: {best.label}, {which}."),
+        tag("dl", *_tiles(named, best), class_="tiles"),
+        *_notes(named.result),
+    )
+
+
+def _notes(result: BenchResult) -> Iterator[Markup]:
+    if not result.complete:
+        yield tag("p", "Incomplete: the measurement ended before its last load.", class_="alert")
+    yield from (tag("p", note, class_="note") for note in result.notes)
 
 
 def _tiles(named: Subject, best: Runs) -> Iterator[Markup]:
@@ -181,7 +195,10 @@ class _Pictures:
                 class_="note",
             )
         self._left -= len(data)
-        image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt)
+        width = re.search(r'<svg[^>]* width="(\d+)', svg)
+        # Not larger than it is drawn, nor so small that cpus' numbers cannot be read.
+        style = f"max-width:{width[1]}px;min-width:min({width[1]}px,620px)" if width else None
+        image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt, style=style)
         return tables.scrolling("Picture of the machine", tag("div", image, class_="picture"))
 
 
@@ -221,11 +238,10 @@ def _method(named: Subject) -> Markup:
     result = named.result
     took_s = sum(point.duration_s for point in result.points)
     seeds = sorted({point.seed for point in result.points})
-    options = ", ".join(f"{name} = {value}" for name, value in result.workload_options.items())
     facts = {
         "result": result.id,
         "endpoint": result.url,
-        "workload": f"{result.workload} ({options})" if options else result.workload,
+        "workload": workload_in_words(result),
         "load generator": f"{result.driver} {result.driver_version}".strip(),
         "seeds": ", ".join(map(str, seeds)),
         "measured": f"{duration(took_s)} in all, from {_minute(result.started_at)}",

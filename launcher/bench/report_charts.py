@@ -36,7 +36,7 @@ def latency_over_throughput(subjects: Sequence[Subject]) -> Markup | None:
         tag("h2", "Latency over throughput"),
         tag(
             "p",
-            "Each point is a load, named by its requests in flight or requests started a second. "
+            "Each point is a load, named by its requests at once or started per second. "
             "Thin bars are 95% intervals over runs.",
             class_="note",
         ),
@@ -79,7 +79,8 @@ def _mark(runs: Runs, latency: Figure, labelled: bool) -> Mark | None:
     x, y = runs.value(OUTPUT_TOKENS), runs.value(latency)
     if not x or y is None:
         return None
-    load = number(runs.rate) if runs.rate is not None else str(runs.concurrency or "∞")
+    rate, concurrency = runs.load.rate, runs.load.concurrency
+    load = f"{concurrency:,}" if rate is None and concurrency else f"{rate:.4g}/s" if rate else ""
     return Mark(
         x=x,
         y=y,

@@ -14,6 +14,8 @@ from launcher.sizes import format_size
 from launcher.text_table import counted
 
 _ABSENT: Final = "not known"
+# Options of a workload that say in words what the others say.
+_DESCRIPTIONS: Final = frozenset({"name", "what", "source"})
 # Fields of Hardware and Software as people call them.
 _NAMES: Final = {
     "cpu_model": "CPU", "numa_nodes": "NUMA nodes", "nodes_per_socket": "NUMA nodes per socket", "cpus": "logical CPUs",
@@ -85,7 +87,8 @@ def plan_in_words(result: BenchResult) -> str:
     sizes = sorted(cpu_count(str(slot.get("cpus") or "")) for slot in slots)
     each = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     strategy = (result.plan or {}).get("strategy", "")
-    return f"{strategy}: {counted(len(slots), 'instance')}, {each} cpus each"
+    cpus = "1 cpu" if sizes[-1] == 1 else f"{each} cpus"
+    return f"{strategy}: {counted(len(slots), 'instance')}, {cpus} each"
 
 
 def cpu_count(cpulist: str) -> int:
@@ -95,6 +98,15 @@ def cpu_count(cpulist: str) -> int:
         first, _, last = part.partition("-")
         count += int(last or first) - int(first) + 1
     return count
+
+
+def workload_in_words(result: BenchResult) -> str:
+    """Its own description, else its options."""
+    options = result.workload_options
+    described = options.get("what") or ", ".join(
+        f"{name} = {_worded(value)}" for name, value in options.items()
+    )
+    return f"{result.workload}: {described}" if described else result.workload
 
 
 def slo_in_words(result: BenchResult) -> str:
@@ -109,7 +121,11 @@ def _figure(limit: str) -> str:
 
 
 def _request_facts(result: BenchResult) -> dict[str, str]:
-    options = {f"workload's {name}": _worded(value) for name, value in result.workload_options.items()}
+    options = {
+        f"workload's {name}": _worded(value)
+        for name, value in result.workload_options.items()
+        if name not in _DESCRIPTIONS
+    }
     return {
         "model": result.model,
         "workload": result.workload,

@@ -23,13 +23,13 @@ TABLE = [
 ]
 VERDICT = [
     (
-        "worse at 4 in flight: output tokens/s (0.808), total tokens/s (0.808), requests/s (0.808), TTFT p50 "
+        "4 at once: worse: output tokens/s (0.808), total tokens/s (0.808), requests/s (0.808), TTFT p50 "
         "(1.258), ITL p50 (1.246), ITL p99 (1.228), e2e p50 (1.240), e2e p99 (1.220)"
     ),
     ("by chance alone about 1 in 20 intervals excludes 1; here are 9"),
     (
-        "B is worse than A by more than 3 %: output tokens/s, total tokens/s, requests/s, TTFT p50, ITL p50, "
-        "ITL p99, e2e p50, e2e p99 at 4 in flight"
+        "B is worse than A by more than 3 % (4 at once: output tokens/s, total tokens/s, requests/s, TTFT "
+        "p50, ITL p50, ITL p99, e2e p50, e2e p99)"
     ),
 ]
 
@@ -51,7 +51,7 @@ def test_a_slower_endpoint_is_worse_in_words() -> None:
         "A  20261122-171200: Llama-3.1-8B, amd-128, 2026-11-22T17:12:00+00:00",
         "B  20261122-171200: Llama-3.1-8B, amd-128, 2026-11-22T17:12:00+00:00",
         "",
-        "4 in flight (A: 3 runs, B: 3 runs)",
+        "4 at once (A: 3 runs, B: 3 runs)",
         *TABLE,
         "",
         *VERDICT,
@@ -140,8 +140,8 @@ def test_worse_within_the_tolerance_is_said_and_allowed() -> None:
 
 def test_loads_of_one_side_only_are_named() -> None:
     lines = list(compare([result(concurrencies=(1, 4))], [result(concurrencies=(4, 16))], None).lines())
-    assert "1 in flight: measured in A only" in lines
-    assert "16 in flight: measured in B only" in lines
+    assert "1 at once: measured in A only" in lines
+    assert "16 at once: measured in B only" in lines
 
 
 def test_a_limited_client_gives_no_figures() -> None:
@@ -150,7 +150,7 @@ def test_a_limited_client_gives_no_figures() -> None:
     b = msgspec.structs.replace(b, points=[msgspec.structs.replace(b.points[0], client=limited)])
     comparison = compare([result(runs=1)], [b], 0.03)
     assert comparison.rows == []
-    assert "4 in flight: no figures: CLIENT-LIMITED in B" in list(comparison.lines())
+    assert "4 at once: no figures: CLIENT-LIMITED in B" in list(comparison.lines())
 
 
 def test_failed_requests_are_worse() -> None:
@@ -160,8 +160,8 @@ def test_failed_requests_are_worse() -> None:
     )
     comparison = compare([a], [some], 0.03)
     assert comparison.worse
-    assert said(a, some)[0] == "failed requests at 4 in flight: 0.0% in A, 25.0% in B"
-    assert said(a, some)[-1] == "B is worse than A by more than 3 %: failed requests"
+    assert said(a, some)[0] == "4 at once: failed requests: 0.0% in A, 25.0% in B"
+    assert said(a, some)[-1] == "B is worse than A by more than 3 % (failed requests)"
     assert not compare([some], [a], 0.03).worse
 
 
@@ -170,14 +170,14 @@ def test_all_failed_is_worse_without_a_figure() -> None:
     dead = msgspec.structs.replace(a, points=[msgspec.structs.replace(a.points[0], failed=64, completed=0)])
     comparison = compare([a], [dead], 0.03)
     assert comparison.worse
-    assert "4 in flight: no figures: all requests failed in B" in list(comparison.lines())
+    assert "4 at once: no figures: ALL FAILED in B" in list(comparison.lines())
 
 
 def test_what_differs_is_said_before_the_figures() -> None:
     lines = list(compare([result()], [result(model="Qwen3-8B")], None).lines())
     start = lines.index("not the same thing was measured:")
     assert lines[start + 1] == "  model: Llama-3.1-8B in A, Qwen3-8B in B"
-    assert start < next(index for index, line in enumerate(lines) if line.startswith("4 in flight"))
+    assert start < next(index for index, line in enumerate(lines) if line.startswith("4 at once"))
 
 
 def test_chance_is_named_where_a_difference_is_claimed() -> None:

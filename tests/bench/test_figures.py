@@ -47,13 +47,7 @@ def test_points_of_a_load_are_repeats() -> None:
             point(concurrency=4, seed=1),
         ]
     )
-    assert [(runs.label, len(runs.points)) for runs in loads] == [("4 in flight", 2), ("2.50 requests/s", 1)]
-
-
-def test_labels_of_loads() -> None:
-    (bounded,) = by_load([point(concurrency=64, rate=40)])
-    (free,) = by_load([point(concurrency=None)])
-    assert (bounded.label, free.label) == ("40.0 requests/s, at most 64 in flight", "no bound")
+    assert [(runs.label, len(runs.points)) for runs in loads] == [("4 at once", 2), ("2.5/s", 1)]
 
 
 def test_a_value_is_the_mean_of_its_runs() -> None:
@@ -88,5 +82,5 @@ def test_a_run_that_the_client_limited_has_no_figures() -> None:
     assert runs_of(runs) == "1 of 3 runs"
     assert runs.unusable == ""
     assert by_load([limited])[0].unusable == "CLIENT-LIMITED"
-    assert by_load([failed])[0].unusable == "all requests failed"
+    assert by_load([failed])[0].unusable == "ALL FAILED"
     assert by_load([failed])[0].value(LATENCIES["TTFT p50"]) is None

@@ -71,13 +71,13 @@ def test_the_figures_are_the_results() -> None:
 
 def test_the_headline_is_the_load_of_most_output_tokens() -> None:
     page = page_of(concurrencies=(4, 64, 16))
-    assert "At 64 in flight, the load of the most output tokens/s of 3 loads:" in page.texts
+    assert "Load: 64 at once, the most output tokens/s of 3 loads." in page.texts
 
 
 def test_with_an_slo_the_headline_is_the_load_of_most_goodput() -> None:
     points = [point(concurrency=4, goodput_per_s=0.5), point(concurrency=64, goodput_per_s=0.1)]
     page = page_of(msgspec.structs.replace(result(), points=points, slo={"ttft_p99": 0.5}))
-    assert "At 4 in flight, the load of the most goodput of 2 loads:" in page.texts
+    assert "Load: 4 at once, the most goodput of 2 loads." in page.texts
     assert "SLO: TTFT p99 ≤ 500 ms." in page.texts
     assert "limit 500 ms" in page.texts
 
@@ -169,7 +169,7 @@ def test_a_run_that_the_client_limited_says_so_instead_of_figures() -> None:
     its = msgspec.structs.replace(its, points=[msgspec.structs.replace(its.points[0], client=client)])
     page = page_of(its)
     assert "CLIENT-LIMITED" in page.texts
-    assert "No figures: 4 in flight: CLIENT-LIMITED." in page.texts
+    assert "No figures: 4 at once: CLIENT-LIMITED." in page.texts
     assert number(its.points[0].output_tokens_per_s) not in page.texts
 
 
@@ -241,3 +241,21 @@ def test_ids_are_unique_and_heads_in_order() -> None:
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
     assert all(level > 1 for level in levels[1:])
+
+
+def test_notes_and_an_early_end_are_on_the_page() -> None:
+    texts = page_of(notes=["load generator not pinned: no reserved cores"], complete=False).texts
+    assert "load generator not pinned: no reserved cores" in texts
+    assert "Incomplete: the measurement ended before its last load." in texts
+
+
+def test_a_small_machines_picture_is_not_enlarged() -> None:
+    picture = PICTURE.replace("<svg ", '<svg width="310" height="90" ')
+    (image,) = page_of(plan=PLAN, picture_svg=picture).all("img")
+    assert image["style"] == "max-width:310px;min-width:min(310px,620px)"
+
+
+def test_a_workload_describes_itself() -> None:
+    options = {"name": "chat", "what": "several turns", "turns": 3}
+    assert "chat: several turns" in page_of(workload="chat", workload_options=options).texts
+    assert "amd-128: input_tokens = 128, output_tokens = 128" in page_of().texts
