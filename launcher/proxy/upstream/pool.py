@@ -27,15 +27,10 @@ class ConnectionPool:
         self, sink: Sink, method: str, head: bytes, body: bytes | bytearray, now: float
     ) -> UpstreamConnection:
         """Send a request on an idle connection or a new one."""
-        connection: UpstreamConnection | None = None
-        while self._idle and connection is None:
-            since, idle = self._idle.pop()
-            if since < now - REUSE_S:
-                idle.abort()
-            else:
-                connection = idle
-        if connection is None:
-            connection = UpstreamConnection(self)
+        idle = self._idle
+        if idle and idle[-1][0] < now - REUSE_S:
+            self.sweep(now)  # the youngest is too old, and so are all
+        connection = idle.pop()[1] if idle else UpstreamConnection(self)
         connection.send(sink, method, head, body, now)
         return connection
 
