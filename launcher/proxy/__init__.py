@@ -12,7 +12,7 @@ Packages (P: pure, no I/O, no clock); each may import those above it:
     P  balancing        the queue, the upstreams, the policies, the estimates
     P  request          Request, its states, events and actions; advance() decides
        downstream       clients: listeners, TLS, connections, uploads, response writing
-       upstream         instances and the overflow endpoint: pools, connections, response reading
+       upstream         instances and the overflow endpoint: pools, connections, attempts
        pages            /health, /metrics, /v1/models
        observability    counters, histograms, access log, sums for `status`
        dispatch         performs the actions; registry of requests in flight

@@ -14,8 +14,8 @@ from launcher.proxy.http1.requests import upstream_head
 from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Event
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream import overflow as overflow_endpoint
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow import Overflow
-from launcher.proxy.upstream.reader import Attempt
 
 _LOG = logging.getLogger(__name__)
 

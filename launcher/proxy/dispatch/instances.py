@@ -20,9 +20,9 @@ from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.request.events import AttemptFailed, Bound, Event, InstanceDied, NoCapacity
 from launcher.proxy.request.record import Post, Request
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.vllm_metrics import EngineMetrics
 
 STORED_RESPONSES = 65536  # ids of stored responses whose instance is remembered; the oldest are forgotten

@@ -13,7 +13,7 @@ from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.events import CommentDue, Event, ServerStopped
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES
-from launcher.proxy.upstream.reader import Attempt
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.telemetry.metrics import Timings
 
 

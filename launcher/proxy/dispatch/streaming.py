@@ -14,7 +14,7 @@ from launcher.proxy.openai.answers import begins_response, response_id, usage_of
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.upstream.reader import Attempt
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.telemetry.metrics import Timings
 
 RESPONSES = "/v1/responses"

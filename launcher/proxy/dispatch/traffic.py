@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.request.record import Request
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.proxy.upstream.reader import Attempt
 
 DEATH_MEMORY_S = 2.0  # from a connection's break to the supervisor's word that the process is gone
 

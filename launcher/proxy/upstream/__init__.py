@@ -1,1 +1,1 @@
-"""Connections to instances and to the overflow endpoint: pools, response reading, probes."""
+"""Connections to instances and to the overflow endpoint: pools, attempts, probes."""

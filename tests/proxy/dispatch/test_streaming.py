@@ -28,10 +28,10 @@ from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.ports import Downstream
 from launcher.proxy.request.record import Request
 from launcher.proxy.routes import Match, match
+from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.connection import UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.proxy.upstream.reader import Attempt
 from launcher.telemetry.metrics import Timings
 
 STREAM_HEAD = (
