@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         )
     },
     "cli.bench": {"bench", "host.state_folder", *OFFLINE},
-    "cli.bench_target": {"bench", "engines.probe_stack", "host.hardware", *OFFLINE},
+    "cli.bench_target": {"bench", "engines.probe_stack", *OFFLINE},
     **{
         f"cli.{part}": OFFLINE | {"bench", "tuning", "host.state_folder", "daemon.measured"}
         for part in ("tune", "tune_plan", "tune_apply")

@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle tune doctor bench 'bench list' quickstart
-set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --url --watch --workload -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify key 'key add' 'key list' 'key revoke' bundle tune doctor bench 'bench report' 'bench compare' 'bench list' quickstart
+set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tolerance --url --watch --workload -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -307,6 +307,14 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l keep-cache -d
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l driver -xka "vllm" -d 'load generator (default: vllm)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l json -d 'print the result as JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench; and test $_shtab_numa_launcher_npos -eq 0' -a report -d 'Write one HTML file with the tables and charts of results.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench report' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench report' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench report' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'write to FILE (default: ID.html in this directory)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench; and test $_shtab_numa_launcher_npos -eq 0' -a compare -d 'Print how result B differs from result A; exit code 1 when it is worse.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench compare' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench compare' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench compare' -l tolerance -x -d 'accept figures that are worse by up to SHARE, such as 3% (default: 0)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench; and test $_shtab_numa_launcher_npos -eq 0' -a list -d 'Print the stored results.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench list' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench list' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'

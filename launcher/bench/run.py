@@ -123,7 +123,8 @@ class _Bench:
         load = self.first.load
         at_once = load.concurrency or self.first.workload.concurrency
         job = replace(
-            self.first, name="warm-up", load=Load(concurrency=at_once), requests=2 * at_once,
+            self.first, name="warm-up", load=Load(concurrency=at_once),
+            requests=min(2 * at_once, self.first.requests or 2 * at_once),
             seed=self.first.seed + WARM_UP_SEED,
         )  # fmt: skip
         figures, _, _ = self._drive(job, 0, None)
@@ -131,7 +132,7 @@ class _Bench:
             raise LauncherError(
                 f"cannot measure {job.target.url}: all {figures.failed} requests of the warm-up failed: "
                 f"{figures.error or 'no reason given'}",
-                f"send one request by hand; the load generator's output is in {job.log_file}",
+                f"choose a --workload that the model can answer, or see {job.log_file}",
             )
         self.warm_rate = figures.requests_per_s
 

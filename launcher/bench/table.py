@@ -2,103 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import mean
 from typing import Final
 
-from launcher.bench.load import Load
+from launcher.bench.figures import (
+    GOODPUT,
+    LATENCIES,
+    OUTPUT_TOKENS,
+    REQUESTS,
+    TOTAL_TOKENS,
+    Figure,
+    Runs,
+    by_load,
+    number,
+)
 from launcher.bench.progress import Progress
-from launcher.bench.result import BenchResult, Percentiles, Point
+from launcher.bench.result import BenchResult, Point
 from launcher.text_table import counted, table
 
-LIMITED: Final = "CLIENT-LIMITED"
-NONE_COMPLETED: Final = "ALL FAILED"
 _ABSENT: Final = "-"
-_LATENCIES: Final = (
-    ("TTFT", "ttft_s"),
-    ("time per output token", "tpot_s"),
-    ("inter-token", "itl_s"),
-    ("whole request", "e2e_s"),
-)
+_LATENCIES: Final = ("TTFT", "TPOT", "ITL", "e2e")
+_PERCENTILES: Final = ("p50", "p95", "p99")
 
 
 def to_text(result: BenchResult) -> list[str]:
-    """Two tables with one row per load, and notes. With repeats, each figure is the median over them."""
-    rows = _by_load(result.points)
+    """Two tables with one row per load, and notes. With repeats, each figure is the mean over them."""
+    loads = by_load(result.points)
     lines = [
         f"{result.workload} on {result.url}, model {result.model}, {result.driver} {result.driver_version}",
         "",
-        *table([_head(result), *(_row(load, points, result) for load, points in rows)]),
+        *table([_head(result), *(_row(runs, result) for runs in loads)]),
     ]
-    latencies = [_latency_row(load, points) for load, points in rows if _usable(points)]
+    latencies = [_latency_row(runs) for runs in loads if runs.usable]
     if latencies:
-        head = ("p50 / p95 / p99 in ms", *(name for name, _ in _LATENCIES))
-        lines += ["", *table([head, *latencies])]
-    lines += ["", *_notes(result, rows)]
-    return lines
-
-
-def _by_load(points: Iterable[Point]) -> list[tuple[Load, list[Point]]]:
-    rows: dict[Load, list[Point]] = {}
-    for point in points:
-        rows.setdefault(Load(concurrency=point.concurrency, rate=point.rate), []).append(point)
-    return list(rows.items())
-
-
-def _usable(points: Sequence[Point]) -> list[Point]:
-    """Points whose figures are the endpoint's."""
-    return [point for point in points if point.completed and not point.client.limited]
+        lines += ["", *table([("p50 / p95 / p99 in ms", *_LATENCIES), *latencies])]
+    notes = list(_notes(result, loads))
+    return [*lines, "", *notes] if notes else lines
 
 
 def _head(result: BenchResult) -> tuple[str, ...]:
     goodput = ("good/s",) if result.slo else ()
     return (
-        "load", "requests", "failed", "req/s", *goodput, "output tok/s", "total tok/s", "output tok/s/core",
+        "load", "requests", "failed", "requests/s", *goodput, "output tok/s", "total tok/s", "output tok/s/core",
         "KV max", "prefix hits", "instances",
     )  # fmt: skip
 
 
-def _row(load: Load, points: list[Point], result: BenchResult) -> tuple[str, ...]:
+def _row(runs: Runs, result: BenchResult) -> tuple[str, ...]:
     completed, failed = (
-        f"{sum(getattr(point, name) for point in points):,}" for name in ("completed", "failed")
+        f"{sum(getattr(point, name) for point in runs.points):,}" for name in ("completed", "failed")
     )
-    usable = _usable(points)
-    if not usable:
-        why = LIMITED if any(point.completed for point in points) else NONE_COMPLETED
+    if not runs.usable:
         blank = ("",) * (len(_head(result)) - 4)
-        return (load.label, completed, failed, why, *blank)
-    cores = result.cores
-    goodput = (_middle(usable, lambda point: point.goodput_per_s),) if result.slo else ()
-    per_core = _ABSENT if not cores else _middle(usable, lambda point: point.output_tokens_per_s / cores)
+        return (runs.label, completed, failed, runs.unusable, *blank)
+    output = runs.value(OUTPUT_TOKENS)
+    per_core = _ABSENT if not result.cores or output is None else number(output / result.cores)
+    goodput = (_shown(runs, GOODPUT),) if result.slo else ()
     return (
-        load.label, completed, failed, _middle(usable, lambda point: point.requests_per_s), *goodput,
-        _middle(usable, lambda point: point.output_tokens_per_s),
-        _middle(usable, lambda point: point.total_tokens_per_s), per_core,
-        _share(usable, lambda point: point.kv_use_max), _share(usable, lambda point: point.prefix_hit_share),
-        _spread(usable),
+        runs.label, completed, failed, _shown(runs, REQUESTS), *goodput, _shown(runs, OUTPUT_TOKENS),
+        _shown(runs, TOTAL_TOKENS), per_core,
+        _share([point.kv_use_max for point in runs.usable], max),
+        _share([point.prefix_hit_share for point in runs.usable], mean), _spread(runs.usable),
     )  # fmt: skip
 
 
-def _latency_row(load: Load, points: list[Point]) -> tuple[str, ...]:
-    return (load.label, *(_latency(_usable(points), name) for _, name in _LATENCIES))
+def _shown(runs: Runs, figure: Figure) -> str:
+    value = runs.value(figure)
+    return _ABSENT if value is None else number(value)
 
 
-def _latency(points: Sequence[Point], name: str) -> str:
-    found: list[Percentiles] = [value for point in points if (value := getattr(point, name)) is not None]
-    if not found:
-        return _ABSENT
-    middles = (median(getattr(value, which) for value in found) for which in ("p50", "p95", "p99"))
-    return " / ".join(figure(value * 1000) for value in middles)
+def _latency_row(runs: Runs) -> tuple[str, ...]:
+    return (runs.label, *(_latency(runs, name) for name in _LATENCIES))
 
 
-def _middle(points: Sequence[Point], of: Callable[[Point], float | None]) -> str:
-    values = [value for point in points if (value := of(point)) is not None]
-    return figure(median(values)) if values else _ABSENT
+def _latency(runs: Runs, name: str) -> str:
+    values = [runs.value(LATENCIES[f"{name} {part}"]) for part in _PERCENTILES]
+    found = [number(value * 1000) for value in values if value is not None]
+    return " / ".join(found) or _ABSENT
 
 
-def _share(points: Sequence[Point], of: Callable[[Point], float | None]) -> str:
-    values = [value for point in points if (value := of(point)) is not None]
-    return f"{median(values):.0%}" if values else _ABSENT
+def _share(values: Iterable[float | None], of: Callable[[list[float]], float]) -> str:
+    found = [value for value in values if value is not None]
+    return f"{of(found):.0%}" if found else _ABSENT
 
 
 def _spread(points: Sequence[Point]) -> str:
@@ -114,30 +100,22 @@ def _slot_order(item: tuple[str, int]) -> tuple[int, str]:
     return len(item[0]), item[0]
 
 
-def figure(value: float) -> str:
-    """Three significant digits or more: 0.123, 12.3, 1,234."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
-
-
-def _notes(result: BenchResult, rows: Sequence[tuple[Load, list[Point]]]) -> list[str]:
-    notes = list(result.notes)
-    repeats = max((len(points) for _, points in rows), default=0)
+def _notes(result: BenchResult, loads: Sequence[Runs]) -> Iterator[str]:
+    yield from result.notes
+    repeats = max((len(runs.points) for runs in loads), default=0)
     if repeats > 1:
-        notes.append(f"figures are medians of {counted(repeats, 'repeat')}")
-    for load, points in rows:
-        limited = [point.client for point in points if point.client.limited]
+        yield f"figures are means of {counted(repeats, 'repeat')}"
+    for runs in loads:
+        limited = [point.client for point in runs.points if point.client.limited]
         if limited:
             worst = max(limited, key=lambda client: client.share + client.wait_share)
-            notes.append(
-                f"{LIMITED}: {load.label}: the load generator used {worst.share:.0%} of a core and waited for a cpu "
+            yield (
+                f"CLIENT-LIMITED: {runs.label}: the load generator used {worst.share:.0%} of a core and waited for a cpu "
                 f"{worst.wait_share:.0%} of the time; its figures would not be the endpoint's. Reserve cores for it "
                 "(layout.reserve_cores), or measure from another machine"
             )
     if not result.complete:
-        notes.append("the run did not end: these are the points measured before")
-    return notes
+        yield "the run did not end: these are the points measured before"
 
 
 def list_lines(results: Sequence[BenchResult]) -> list[str]:
@@ -147,9 +125,8 @@ def list_lines(results: Sequence[BenchResult]) -> list[str]:
 
 
 def _list_row(result: BenchResult) -> tuple[str, ...]:
-    usable = _usable(result.points)
-    best = max((point.output_tokens_per_s for point in usable), default=None)
-    shown = _ABSENT if best is None else figure(best)
+    values = [value for runs in by_load(result.points) if (value := runs.value(OUTPUT_TOKENS)) is not None]
+    shown = number(max(values)) if values else _ABSENT
     points = f"{len(result.points)}" + ("" if result.complete else ", not complete")
     return (result.id, result.model, result.workload, points, shown, result.url)
 

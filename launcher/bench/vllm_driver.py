@@ -29,6 +29,7 @@ _BACKENDS: Final = {
 _BEGIN: Final = "Starting main benchmark run..."
 _END: Final = " Serving Benchmark Result "
 _PROGRESS: Final = re.compile(r"(\d+)/\d+ \[")
+_MISSING: Final = re.compile(r"No module named '(\w+)")
 _MS: Final = 1000.0
 # Output tokens of a request whose data set names none.
 _DEFAULT_OUTPUT: Final = 256
@@ -97,6 +98,8 @@ class VllmDriver:
     def explain(self, output: str) -> tuple[str, str]:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
+        if (missing := _MISSING.search(last)) is not None:
+            return last, f"install Python package {missing[1]} into the environment of {self._command[0]}"
         if "unrecognized arguments" in last or "invalid choice" in last:
             return last, f"install a newer vLLM: {self.version} does not know an option that bench needs"
         if "okenizer" in last or "huggingface" in output or "LocalEntryNotFound" in output:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,16 +27,38 @@ _SEEDS: Final = 2**31
 _CLEAR_LINE: Final = "\r\x1b[K"
 
 
+def _share(text: str) -> float:
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise ValueError(text)
+    return value
+
+
 _COUNT: Final = options.Value("a number of 1 or more", options.whole(1))
 _SEED: Final = options.Value(f"a number from 0 to {_SEEDS}", options.whole(0, _SEEDS))
 _CONCURRENCY: Final = options.Value("numbers of requests such as 1,4,16", load.parse_concurrency)
 _RATES: Final = options.Value("requests per second such as 0.5,1,2", load.parse_rates)
+_TOLERANCE: Final = options.Value("a share such as 3%", _share)
 _SLO: Final = options.Value(slo.WANTED, slo.parse)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=False)
+    report = _action(actions, "report", "write one HTML file with the tables and charts of results")
+    report.add_argument("results", nargs="+", metavar="RESULT", help="file or id of a result")
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write to FILE (default: ID.html in this directory)"
+    )
+    compare = _action(
+        actions, "compare", "print how result B differs from result A; exit code 1 when it is worse"
+    )
+    compare.add_argument("before", metavar="A", help="file or id of a result")
+    compare.add_argument("after", metavar="B", help="file or id of a result")
+    compare.add_argument(
+        "--tolerance", type=_TOLERANCE, metavar="SHARE", default=0.0,
+        help="accept figures that are worse by up to SHARE, such as 3%% (default: 0)",
+    )  # fmt: skip
     _action(actions, "list", "print the stored results")
 
 
@@ -123,6 +147,10 @@ def run(args: argparse.Namespace) -> int:
     match args.action:
         case "list":
             return _list(results)
+        case "report":
+            return _report(results, args.results, args.output)
+        case "compare":
+            return _compare(results, args)
         case _:
             return _measure(results, args)
 
@@ -150,6 +178,8 @@ def _measure(results: Path, args: argparse.Namespace) -> int:
         result, error = ended.result, ended
     finally:
         line.clear()
+        with contextlib.suppress(OSError):  # it has files, unless nothing was started
+            folder.rmdir()
     _finish(results, result, as_json=args.json)
     if isinstance(error, LauncherError):
         raise error
@@ -217,3 +247,29 @@ def _list(results: Path) -> int:
     for message in broken:
         print(f"warning: {message}", file=sys.stderr)
     return 0
+
+
+def _report(results: Path, names: Sequence[str], output: Path | None) -> int:
+    from launcher.bench.report import html_page  # noqa: PLC0415  heavy
+    from launcher.cli.plan import write_file  # noqa: PLC0415  heavy
+
+    loaded = _load(results, names)
+    file = output or Path(f"{loaded[0].id}.html")
+    write_file(file, html_page(loaded).encode("utf-8"))
+    print(f"wrote {file}")
+    return 0
+
+
+def _compare(results: Path, args: argparse.Namespace) -> int:
+    from launcher.bench.compare import compare  # noqa: PLC0415  heavy
+
+    before, after = _load(results, (args.before, args.after))
+    found = compare([before], [after], args.tolerance)
+    print("\n".join(found.lines()))
+    return 1 if found.worse else 0
+
+
+def _load(results: Path, names: Sequence[str]) -> list[BenchResult]:
+    from launcher.bench import store  # noqa: PLC0415  heavy
+
+    return [store.load(store.find(results, name)) for name in names]

@@ -69,8 +69,7 @@ def _foreign(args: argparse.Namespace) -> Target:
 
 def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) -> Target:
     from launcher.bench.target import Target  # noqa: PLC0415  heavy
-    from launcher.daemon.measured import software_of  # noqa: PLC0415  heavy
-    from launcher.host.hardware import read_hardware  # noqa: PLC0415  heavy
+    from launcher.daemon.measured import hardware_of, software_of  # noqa: PLC0415  heavy
     from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
 
     config, planned = deployment.config, deployment.to_json()
@@ -82,7 +81,7 @@ def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) 
         tokenizer=args.tokenizer or model.path, key=_key_of(args.key_file),
         client_cpus=CpuSet.parse(plan["reserved"]) or None, cores=physical(deployment.topology, cpus), plan=plan,
         picture_svg=to_svg(deployment.picture(), deployment.headline) if same else None,
-        hardware=read_hardware(deployment.topology), software=software_of(deployment),
+        hardware=hardware_of(deployment), software=software_of(deployment),
     )  # fmt: skip
 
 

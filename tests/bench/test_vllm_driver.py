@@ -200,6 +200,7 @@ def test_progress_is_read_from_the_output() -> None:
     [
         ("vllm: error: unrecognized arguments: --ready-check-timeout-sec 0\n", "newer vLLM"),
         ("Traceback\nOSError: Can't load tokenizer for 'demo'.\n", "--tokenizer"),
+        ("Traceback\nModuleNotFoundError: No module named 'pandas'\n", "install Python package pandas"),
         ("Traceback\nValueError: x\n", "output"),
         ("", "output"),
     ],
