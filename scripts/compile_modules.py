@@ -75,6 +75,11 @@ def fixed_runtime(target: Path) -> Path:
     return target
 
 
+def copy_sources(package: Path, target: Path, record: str) -> None:
+    """Without an earlier build's libraries, and without its record: by that the new libraries would be stale."""
+    shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.so", "__pycache__", record))
+
+
 def compile_in(work: Path, modules: list[Path]) -> None:
     """Compiles in `work`; each library ends beside its source."""
     os.environ["CFLAGS"] = f"-I{fixed_runtime(work / 'runtime')} {os.environ.get('CFLAGS', '')}"
@@ -125,7 +130,7 @@ def main() -> None:
     modules = listed(args.folder)
     with tempfile.TemporaryDirectory(prefix="numa-launcher-compile-") as name:
         work = Path(name)
-        shutil.copytree(package, work / "launcher", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        copy_sources(package, work / "launcher", build.RECORD)
         compile_in(work, modules)
         made = sorted((work / "launcher").rglob("*.so"))
         subprocess.run([sys.executable, "-P", "-c", CHECK, *names(modules)], cwd=work, check=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -57,6 +58,16 @@ def test_clean_removes_libraries_and_their_record(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     left = (path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert sorted(path.name for path in left) == ["build.py"]
+
+
+def test_nothing_of_an_earlier_build_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    package = tmp_path / "launcher"
+    package.mkdir()
+    for name in ("build.py", f"sse{EXTENSION_SUFFIXES[0]}", build.RECORD):
+        (package / name).touch()
+    importlib.import_module("compile_modules").copy_sources(package, tmp_path / "copy", build.RECORD)
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["build.py"]
 
 
 def test_an_entry_that_matches_nothing_is_named(tmp_path: Path) -> None:
