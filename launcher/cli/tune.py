@@ -177,7 +177,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
     prepared = prepare(args, folder)
     if journal is None:
         journal = begin(prepared, _options(args))
-    prepared.refuse_other(journal.began)
+    prepared.refuse_other(journal)
     out = Output(sys.stderr if args.json else sys.stdout)
     return _Run(args, prepared, journal, out).perform()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,14 @@ from launcher.tuning.visits import Visits
 # Before the first call of a command its time is unknown; the forecast is corrected after it.
 _COMMAND_S: Final = 1.0
 _DAY_S: Final = 86_400.0
+# Assumed before the first visit only: vLLM is ready 35 to 40 s after its start with a tiny model (0.32, compiled, idle
+# machine); a disk reads 1 GB/s; a load generator takes 10 to 14 s to its first request.
+_START_S: Final = 40.0
+_READ_BYTES_PER_S: Final = 1e9
+_MEASURE_S: Final = 30.0
+# Options that decide the visits: the search replays the journal, and must come to the same ones.
+_SEARCH: Final = ("workload", "slo", "budget", "stack", "measure", "seed", "repeats", "no_refine")
+_NEW_RUN: Final = "begin a new run without --resume"
 # Of plans of cpus only: with a command on another machine no model is needed.
 _NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
 
@@ -78,26 +86,32 @@ class Prepared:
     def ended(self, history: Sequence[VisitResult]) -> bool:
         return isinstance(next_step(history, self.candidates, self.settings), Verdict)
 
-    def refuse_other(self, began: RunBegan) -> None:
-        """Raises RefusedError when a run with this beginning cannot be continued."""
+    def refuse_other(self, journal: Journal) -> None:
+        """Raises RefusedError when that run cannot be continued."""
+        began = journal.began
         refuse_changes(began.id, began.identity, self.identity)
         if began.fingerprint is not None and self.fingerprint is not None:
             changed = differences(began.fingerprint, self.fingerprint)
             if changed:
                 raise RefusedError(
                     f"cannot resume '{began.id}': the machine or its software has changed: {'; '.join(changed)}",
-                    "begin a new run without --resume",
+                    _NEW_RUN,
                 )
+        try:
+            self.ended(journal.history)
+        except ValueError as error:
+            raise RefusedError(f"cannot resume '{began.id}': {error}", _NEW_RUN) from None
 
-    def claim(self, *, stop: bool) -> AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def claim(self, *, stop: bool) -> Iterator[None]:
         """Within the context nothing else uses the cores. Raises LauncherError."""
-        held = ExitStack()
-        if self.here:
-            sockets = (self.config.control.socket, options.DEFAULT_SOCKET)
-            held.enter_context(claim_cores(Service(), sockets, stop=stop, lock=self.folder / "service.lock"))
-            if self.command is None:
-                held.enter_context(only_engines())
-        return held
+        if not self.here:
+            yield
+            return
+        sockets = (self.config.control.socket, options.DEFAULT_SOCKET)
+        only = only_engines() if self.command is None else contextlib.nullcontext()
+        with only, claim_cores(Service(), sockets, stop=stop, lock=self.folder / "service.lock"):
+            yield
 
     def runner(self, journal: Journal, watcher: Watcher) -> Runner:
         return Runner(journal, self.candidates, self.settings, self._visits(journal.path.parent), watcher)
@@ -155,8 +169,8 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     settings = Settings(
         seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
     )
-    if command is not None:
-        settings = msgspec.structs.replace(settings, start_s=0.0, measure_s=_COMMAND_S)
+    start_s, measure_s = (_start_s(host), _MEASURE_S) if command is None else (0.0, _COMMAND_S)
+    settings = msgspec.structs.replace(settings, start_s=start_s, measure_s=measure_s)
     found = find_candidates(
         host.topology, config, lambda layout: deploy(with_layout(config, layout), host).to_json(), stacks,
         _wanted(args.strategies, args.instances),
@@ -177,6 +191,12 @@ def begin(prepared: Prepared, saved: dict[str, Any]) -> Journal:
         id=name, at=now(), options=saved, identity=prepared.identity, fingerprint=prepared.fingerprint
     )
     return Journal.create(prepared.folder / name, began)
+
+
+def _start_s(host: Host) -> float:
+    return (
+        _START_S + sum(profile.weights_bytes or 0 for profile in host.profiles.values()) / _READ_BYTES_PER_S
+    )
 
 
 def _stacks(names: Sequence[Stack], host: Host) -> list[Stack]:
@@ -206,10 +226,7 @@ def _identity(
 ) -> dict[str, str]:
     parts = {
         "configuration": msgspec.to_builtins(config),
-        **{
-            name: getattr(args, name)
-            for name in ("workload", "slo", "stack", "measure", "seed", "repeats", "no_refine")
-        },
+        **{name: getattr(args, name) for name in _SEARCH},
         "candidates": [candidate.label for candidate in found.entered],
     }
     if not here:

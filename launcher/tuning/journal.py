@@ -41,10 +41,10 @@ class VisitBegan(msgspec.Struct, frozen=True, kw_only=True, tag="visit-began", t
     at: str
 
 
-class VisitStarted(msgspec.Struct, frozen=True, kw_only=True, tag="visit-started", tag_field="event"):
-    """The candidate is ready to be measured."""
+class VisitOverhead(msgspec.Struct, frozen=True, kw_only=True, tag="visit-overhead", tag_field="event"):
+    """Time of a visit that measured nothing: its start, or its stop."""
 
-    start_s: float
+    seconds: float
 
 
 class RepeatEnded(msgspec.Struct, frozen=True, kw_only=True, tag="repeat-ended", tag_field="event"):
@@ -60,7 +60,7 @@ class VisitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="visit-ended", t
     result: VisitResult
 
 
-Record = RunBegan | RunResumed | VisitBegan | VisitStarted | RepeatEnded | VisitEnded
+Record = RunBegan | RunResumed | VisitBegan | VisitOverhead | RepeatEnded | VisitEnded
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -70,8 +70,8 @@ class Unfinished:
     """A visit that began and has not ended."""
 
     began: VisitBegan
-    start_s: float
-    """Of all its starts."""
+    overhead_s: float
+    """Of all its starts and stops."""
     repeats: tuple[RepeatEnded, ...]
 
 
@@ -140,8 +140,8 @@ class Journal:
                 case VisitBegan():
                     if found is None or found.began.visit != record.visit:
                         found = Unfinished(record, 0.0, ())
-                case VisitStarted() if found is not None:
-                    found = replace(found, start_s=found.start_s + record.start_s)
+                case VisitOverhead() if found is not None:
+                    found = replace(found, overhead_s=found.overhead_s + record.seconds)
                 case RepeatEnded() if found is not None:
                     found = replace(found, repeats=(*found.repeats, record))
                 case VisitEnded():

@@ -102,6 +102,7 @@ class VisitResult(msgspec.Struct, frozen=True, kw_only=True):
     visit: Visit
     started_at: str
     start_s: float
+    """Time of the start and the stop."""
     measure_s: float
     measurements: list[Measurement]
     cause: str | None = None

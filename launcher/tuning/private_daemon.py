@@ -36,8 +36,8 @@ _POLL_S: Final = 0.3
 _SOCKET_S: Final = 120.0
 _STOP_SLACK_S: Final = 30.0
 # The memory of ended engines is free within seconds; other programs' needs change meanwhile.
-_MEMORY_S: Final = 30.0
-_MEMORY_SHARE: Final = 0.97
+_MEMORY_S: Final = 10.0
+_MEMORY_SHARE: Final = 0.95
 _OVERRIDES: Final = "NUMA_LAUNCHER_"
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from launcher.tuning.journal import Journal, RepeatEnded, Unfinished, VisitBegan, VisitEnded, VisitStarted
+from launcher.tuning.journal import Journal, RepeatEnded, Unfinished, VisitBegan, VisitEnded, VisitOverhead
 from launcher.tuning.model import Candidate, Settings, Verdict, Visit, VisitResult
 from launcher.tuning.search import next_step, verdict_so_far
-from launcher.tuning.visits import MeasurementFailedError, NotStartedError, Visits
+from launcher.tuning.visits import MeasurementFailedError, NotStartedError, Session, Visits
 
 # A seed for each repeat of each visit: load generators repeat their prompts with the same seed, and 2^31 is the end
 # of numpy's seeds on some of them.
@@ -78,19 +78,29 @@ class Runner:
 
     def _measure(self, visit: Visit, *, done: int) -> None:
         begin = self._clock()
-        with self._visits.start(self._candidates[visit.candidate], visit) as session:
-            self._journal.append(VisitStarted(start_s=self._clock() - begin))
-            for repeat in range(done, visit.repeats):
-                begin, measurement, cause = self._clock(), None, None
+        try:
+            with self._visits.start(self._candidates[visit.candidate], visit) as session:
+                self._enter_overhead(begin)
                 try:
-                    measurement = session.measure(repeat, repeat_seed(self._settings.seed, visit, repeat))
-                except MeasurementFailedError as error:
-                    cause = str(error)
-                self._journal.append(
-                    RepeatEnded(
-                        repeat=repeat, measure_s=self._clock() - begin, measurement=measurement, cause=cause
-                    )
-                )
+                    for repeat in range(done, visit.repeats):
+                        self._journal.append(self._repeat(session, visit, repeat))
+                finally:
+                    begin = self._clock()
+        finally:
+            self._enter_overhead(begin)
+
+    def _enter_overhead(self, since: float) -> None:
+        self._journal.append(VisitOverhead(seconds=self._clock() - since))
+
+    def _repeat(self, session: Session, visit: Visit, repeat: int) -> RepeatEnded:
+        begin, measurement, cause = self._clock(), None, None
+        try:
+            measurement = session.measure(repeat, repeat_seed(self._settings.seed, visit, repeat))
+        except MeasurementFailedError as error:
+            cause = str(error)
+        return RepeatEnded(
+            repeat=repeat, measure_s=self._clock() - begin, measurement=measurement, cause=cause
+        )
 
 
 def repeat_seed(seed: int, visit: Visit, repeat: int) -> int:
@@ -108,6 +118,6 @@ def _result_of(visit: Unfinished, cause: str | None) -> VisitResult:
     if cause is None and not measured:
         cause = next((repeat.cause for repeat in reversed(visit.repeats) if repeat.cause), None)
     return VisitResult(
-        visit=visit.began.visit, started_at=visit.began.at, start_s=visit.start_s,
+        visit=visit.began.visit, started_at=visit.began.at, start_s=visit.overhead_s,
         measure_s=sum(repeat.measure_s for repeat in visit.repeats), measurements=measured, cause=cause,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from launcher.tuning.journal import (
     RunBegan,
     VisitBegan,
     VisitEnded,
-    VisitStarted,
+    VisitOverhead,
     newest,
 )
 from launcher.tuning.model import Measurement, Visit, VisitResult
@@ -45,7 +45,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     journal = begin(tmp_path)
     for record in (
         VisitBegan(visit=visit(1), at="t"),
-        VisitStarted(start_s=3.0),
+        VisitOverhead(seconds=3.0),
         repeat(0),
         repeat(1),
         ended(1),
@@ -82,14 +82,14 @@ def test_every_cut_of_the_file_is_a_journal(tmp_path: Path) -> None:
 
 def test_an_unfinished_visit_keeps_its_repeats_over_two_starts(tmp_path: Path) -> None:
     journal = begin(tmp_path)
-    for record in (ended(1), VisitBegan(visit=visit(2), at="first"), VisitStarted(start_s=3.0), repeat(0)):
+    for record in (ended(1), VisitBegan(visit=visit(2), at="first"), VisitOverhead(seconds=3.0), repeat(0)):
         journal.append(record)
     journal.append(VisitBegan(visit=visit(2), at="second"))
-    journal.append(VisitStarted(start_s=4.0))
+    journal.append(VisitOverhead(seconds=4.0))
     journal.append(repeat(1))
     found = Journal.open(tmp_path / "run").unfinished
     assert found is not None
-    assert (found.began.at, found.start_s, [each.repeat for each in found.repeats]) == ("first", 7.0, [0, 1])
+    assert (found.began.at, found.overhead_s, [each.repeat for each in found.repeats]) == ("first", 7.0, [0, 1])
 
 
 def test_another_visit_begins_without_the_repeats_of_the_last(tmp_path: Path) -> None:

@@ -94,3 +94,16 @@ def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     assert done.status == 0, f"{done.output}\nsee {folder}/journal"
     found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def tuned(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The facts that guest/tune.py recorded about a tuning run beside the service."""
+    folder = tmp_path_factory.mktemp("tune")
+    files = [wheel, ROOT / "tests" / "fake_engine.py", GUEST / "notes.py", *(ROOT / "systemd").iterdir()]
+    done = run(LAYOUTS["2s8"], GUEST / "tune.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    print(done.output)
+    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
+    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found
