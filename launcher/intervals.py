@@ -60,13 +60,17 @@ def mean(samples: Samples, level: float = LEVEL) -> Interval | None:
 
 
 def mean_ratio(numerator: Samples, denominator: Samples, level: float = LEVEL) -> Interval | None:
-    """Interval of the ratio of two means of positive samples; None for fewer than two samples on a side.
+    """Interval of the ratio of two positive means; None for fewer than two samples on a side.
 
-    Welch's t interval of the difference of the logarithms of the means; their variances by the delta method, degrees
-    of freedom by Welch and Satterthwaite (1947). On the logarithmic scale the interval of B/A is that of A/B inverted."""
-    over, under = _positive(numerator), _positive(denominator)
+    A numerator of zeros is 0 times the denominator. Else Welch's t interval of the difference of the logarithms of the
+    means; their variances by the delta method, degrees of freedom by Welch and Satterthwaite (1947). On the logarithmic
+    scale the interval of B/A is that of A/B inverted."""
+    over, under = np.asarray(numerator, dtype=float), _with_positive_mean(denominator)
     if min(len(over), len(under)) < 2:
         return None
+    if not over.any():
+        return Interval(0.0, 0.0, 0.0, level)
+    over = _with_positive_mean(numerator)
     first, second = _squared_error(over), _squared_error(under)
     estimate = float(over.mean() / under.mean())
     error = first + second
@@ -98,7 +102,7 @@ def bootstrap_ratio(
     Bootstrap-t (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5): the
     percentile bootstrap covers the truth in 87 % only at five samples. None for fewer than four samples on a
     side: too many resamples would have no variance. The same seed gives the same interval."""
-    over, under = _positive(numerator), _positive(denominator)
+    over, under = _with_positive_mean(numerator), _with_positive_mean(denominator)
     if min(len(over), len(under)) < 4:
         return None
     generator = np.random.default_rng(seed)
@@ -192,6 +196,13 @@ def student_t(level: float, freedom: float) -> float:
     probability = np.concatenate([[0.0], ((density[1:] + density[:-1]) / 2).cumsum()])
     angle = float(np.interp(level, probability / probability[-1], angles))
     return math.sqrt(freedom) * math.tan(angle)
+
+
+def _with_positive_mean(samples: Samples) -> _Array:
+    values = np.asarray(samples, dtype=float)
+    if len(values) and values.mean() <= 0:
+        raise ValueError(f"a ratio needs a positive mean, got {float(values.mean()):g}")
+    return values
 
 
 def _positive(samples: Samples) -> _Array:

@@ -208,8 +208,10 @@ def test_the_inverse_ratio_has_the_inverse_interval() -> None:
 
 
 def test_what_is_no_ratio() -> None:
+    with pytest.raises(ValueError, match="a ratio needs a positive mean, got 0"):
+        mean_ratio([1.0, 1.0], [0.0, 0.0])
     with pytest.raises(ValueError, match="a ratio needs positive samples, got 0"):
-        mean_ratio([1.0, 0.0], [1.0, 1.0])
+        paired_ratio([1.0, 0.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="2 samples cannot be paired with 3"):
         paired_ratio([1.0, 1.0], [1.0, 1.0, 1.0])
     assert quantile_ratio([0.0] * 10, [1.0] * 10, 0.5) is None
@@ -218,3 +220,12 @@ def test_what_is_no_ratio() -> None:
 def test_ties_at_the_quantile_hide_no_dependence() -> None:
     """Ten late requests in a row are one event, not ten: too few to bound a p99."""
     assert quantile([0.2] * 390 + [5.0] * 10, 0.99) is None
+
+
+def test_zeros_are_samples_like_others() -> None:
+    """Goodput is 0 where no request met the SLO."""
+    assert mean_ratio([0.0, 0.0], [1.0, 2.0]) == Interval(0.0, 0.0, 0.0)
+    found = mean_ratio([0.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    assert found is not None
+    assert found.estimate == pytest.approx(2 / 3)
+    assert found.contains(1.0)

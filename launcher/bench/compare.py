@@ -188,7 +188,7 @@ def compare(a: Sequence[BenchResult], b: Sequence[BenchResult], tolerance: float
 def _rows(a: Runs, b: Runs) -> Iterator[Row]:
     for figure in COMPARED:
         of_a, of_b = a.value(figure), b.value(figure)
-        if not of_a or not of_b:
+        if not of_a or of_b is None:
             continue
         interval, why_none = _interval(figure, a, b)
         ratio = of_b / of_a if interval is None else interval.estimate

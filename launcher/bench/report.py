@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
 from typing import Final
 
 from launcher.bench import report_tables as tables
@@ -27,6 +28,7 @@ from launcher.bench.result import BenchResult
 from launcher.bench.setting import (
     hardware_facts,
     plan_in_words,
+    plan_slots,
     slo_in_words,
     software_facts,
     workload_in_words,
@@ -35,15 +37,14 @@ from launcher.text_table import counted
 
 # Bytes of all pictures of machines on a page, so that the page stays below 300 KB.
 MAX_PICTURES: Final = 190_000
-_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Nothing is loaded and nothing runs, whatever a result holds.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def html_page(results: Sequence[BenchResult]) -> str:
     """The page of one result, or of several beside each other."""
-    named = [
-        Subject(_LETTERS[index % 26] if len(results) > 1 else "", result, by_load(result.points))
+    subjects = [
+        Subject(_letter_of(index) if len(results) > 1 else "", result, by_load(result.points))
         for index, result in enumerate(results)
     ]
     title = results[0].model if len(results) == 1 else f"{len(results)} results"
@@ -58,16 +59,16 @@ def html_page(results: Sequence[BenchResult]) -> str:
     )
     body = tag(
         "body",
-        _header(title, named),
+        _header(title, subjects),
         tag(
             "main",
-            *(_summary(each) for each in named),
-            *_plans(named),
-            *(_figures(each) for each in named),
-            latency_over_throughput(named),
-            latency_distributions(named),
-            published_results(named),
-            *(_method(each) for each in named),
+            *(_summary(each) for each in subjects),
+            *_plans(subjects),
+            *(_figures(each) for each in subjects),
+            latency_over_throughput(subjects),
+            latency_distributions(subjects),
+            published_results(subjects),
+            *(_method(each) for each in subjects),
         ),
         tag(
             "footer",
@@ -77,20 +78,26 @@ def html_page(results: Sequence[BenchResult]) -> str:
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _header(title: str, named: Sequence[Subject]) -> Markup:
+def _letter_of(index: int) -> str:
+    """A to Z, A2 to Z2, A3…"""
+    round_, place = divmod(index, len(ascii_uppercase))
+    return ascii_uppercase[place] + (str(round_ + 1) if round_ else "")
+
+
+def _header(title: str, subjects: Sequence[Subject]) -> Markup:
     return tag(
         "header",
         tag("p", "numa-launcher bench", class_="kind"),
         tag("h1", title),
-        *(tag("p", _letter(each), _one_line(each)) for each in named),
+        *(tag("p", _letter(each), _one_line(each)) for each in subjects),
     )
 
 
-def _one_line(named: Subject) -> str:
-    result, hardware = named.result, named.result.hardware
+def _one_line(subject: Subject) -> str:
+    result, hardware = subject.result, subject.result.hardware
     sockets = f"{hardware.sockets} × " if hardware and hardware.sockets > 1 else ""
     machine = f"{sockets}{hardware.cpu_model}" if hardware else result.url
-    model = f"{result.model}, " if named.letter else ""
+    model = f"{result.model}, " if subject.letter else ""
     return f"{model}workload {result.workload} on {machine}, {_minute(result.started_at)}"
 
 
@@ -103,27 +110,29 @@ def _minute(started_at: str) -> str:
     return f"{match[1]} {match[2]} {zone}"
 
 
-def _letter(named: Subject) -> Markup | None:
-    return tag("strong", f"{named.letter} ") if named.letter else None
+def _letter(subject: Subject) -> Markup | None:
+    return tag("strong", f"{subject.letter} ") if subject.letter else None
 
 
-def _heading(text: str, named: Subject) -> Markup:
-    return tag("h2", f"{text}: {named.letter}" if named.letter else text)
+def _heading(text: str, subject: Subject) -> Markup:
+    return tag("h2", f"{text}: {subject.letter}" if subject.letter else text)
 
 
-def _summary(named: Subject) -> Markup:
-    best = named.best
+def _summary(subject: Subject) -> Markup:
+    best = subject.best
     if best is None:
-        why = ", ".join(f"{runs.label}: {runs.unusable}" for runs in named.loads) or "nothing was measured"
-        return tag("p", _letter(named), f"No figures: {why}.", class_="alert")
+        why = ", ".join(f"{runs.label}: {runs.unusable}" for runs in subject.loads) or "nothing was measured"
+        return tag("p", _letter(subject), f"No figures: {why}.", class_="alert")
     by = "goodput" if best.value(GOODPUT) is not None else "output tokens/s"
     which = (
-        f"the most {by} of {counted(len(named.loads), 'load')}" if len(named.loads) > 1 else "the only load"
+        f"the most {by} of {counted(len(subject.loads), 'load')}"
+        if len(subject.loads) > 1
+        else "the only load"
     )
     return joined(
-        tag("p", _letter(named), f"Load: {best.label}, {which}."),
-        tag("dl", *_tiles(named, best), class_="tiles"),
-        *_notes(named.result),
+        tag("p", _letter(subject), f"Load: {best.label}, {which}."),
+        tag("dl", *_tiles(subject, best), class_="tiles"),
+        *_notes(subject.result),
     )
 
 
@@ -133,10 +142,10 @@ def _notes(result: BenchResult) -> Iterator[Markup]:
     yield from (tag("p", note, class_="note") for note in result.notes)
 
 
-def _tiles(named: Subject, best: Runs) -> Iterator[Markup]:
-    output, goodput, cores = best.value(OUTPUT_TOKENS), best.value(GOODPUT), named.result.cores
+def _tiles(subject: Subject, best: Runs) -> Iterator[Markup]:
+    output, goodput, cores = best.value(OUTPUT_TOKENS), best.value(GOODPUT), subject.result.cores
     if goodput is not None:
-        yield _tile("goodput, requests/s", number(goodput), slo_in_words(named.result))
+        yield _tile("goodput, requests/s", number(goodput), slo_in_words(subject.result))
     interval = best.interval(OUTPUT_TOKENS)
     sure = (
         "one run: no interval" if interval is None else f"{tables.between(interval)} (95%, {runs_of(best)})"
@@ -168,10 +177,10 @@ def _tile(name: str, value: str, more: str) -> Markup:
     )
 
 
-def _figures(named: Subject) -> Markup:
-    result = named.result
+def _figures(subject: Subject) -> Markup:
+    result = subject.result
     return joined(
-        _heading("Figures", named),
+        _heading("Figures", subject),
         tables.throughput(result),
         tables.latency(result),
         tables.resources(result),
@@ -202,16 +211,16 @@ class _Pictures:
         return tables.scrolling("Picture of the machine", tag("div", image, class_="picture"))
 
 
-def _plans(named: Sequence[Subject]) -> Iterator[Markup]:
+def _plans(subjects: Sequence[Subject]) -> Iterator[Markup]:
     """A part for each machine and plan; results that share one share its part."""
     pictures = _Pictures()
     seen: list[tuple[object, object]] = []
-    for subject in named:
+    for subject in subjects:
         its = subject.result.plan, subject.result.picture_svg
         if not any(its) or its in seen:
             continue
         seen.append(its)
-        letters = [each.letter for each in named if (each.result.plan, each.result.picture_svg) == its]
+        letters = [each.letter for each in subjects if (each.result.plan, each.result.picture_svg) == its]
         yield _plan(" and ".join(letters), subject.result, pictures)
 
 
@@ -223,7 +232,7 @@ def _plan(letters: str, result: BenchResult, pictures: _Pictures) -> Markup:
         pictures.embed(result.picture_svg, f"The machine's cores by instance: {plan}")
         if result.picture_svg
         else None,
-        tables.instances(result.plan) if result.plan and result.plan.get("slots") else None,
+        tables.instances(slots) if (slots := plan_slots(result)) else None,
     )
 
 
@@ -234,8 +243,8 @@ def _facts(facts: dict[str, str]) -> Markup | None:
     return tag("dl", *entries, class_="facts")
 
 
-def _method(named: Subject) -> Markup:
-    result = named.result
+def _method(subject: Subject) -> Markup:
+    result = subject.result
     took_s = sum(point.duration_s for point in result.points)
     seeds = sorted({point.seed for point in result.points})
     facts = {
@@ -248,4 +257,4 @@ def _method(named: Subject) -> Markup:
     }
     software = tag("div", _facts(facts), _facts(software_facts(result)))
     columns = tag("div", software, _facts(hardware_facts(result)), class_="columns")
-    return joined(_heading("How it was measured", named), columns)
+    return joined(_heading("How it was measured", subject), columns)

@@ -101,9 +101,9 @@ def resources(result: BenchResult) -> Markup:
     return table("Requests and resources by load", heads, rows)
 
 
-def instances(plan: dict[str, Any]) -> Markup:
+def instances(slots: Sequence[dict[str, Any]]) -> Markup:
     rows = []
-    for slot in plan.get("slots") or []:
+    for slot in slots:
         kv = slot.get("kv_cache_bytes")
         rows.append(
             tag(
@@ -112,7 +112,7 @@ def instances(plan: dict[str, Any]) -> Markup:
                 tag("td", str(slot.get("socket", ABSENT))),
                 tag("td", str(slot.get("membind") or ABSENT)),
                 tag("td", str(cpu_count(str(slot.get("cpus") or "")))),
-                tag("td", format_size(kv) if kv else ABSENT),
+                tag("td", format_size(kv) if isinstance(kv, int) else ABSENT),
                 tag("td", _abridged(str(slot.get("cpus") or "")), class_="left"),
             )
         )

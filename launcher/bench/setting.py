@@ -9,6 +9,7 @@ import msgspec
 
 from launcher.bench.figures import duration
 from launcher.bench.result import BenchResult
+from launcher.cpuset import CpuSet
 from launcher.printable import quoted
 from launcher.sizes import format_size
 from launcher.text_table import counted
@@ -81,7 +82,7 @@ def software_facts(result: BenchResult) -> dict[str, str]:
 
 def plan_in_words(result: BenchResult) -> str:
     """`interleaved: 4 instances, 63 to 64 cpus each`."""
-    slots = (result.plan or {}).get("slots") or []
+    slots = plan_slots(result)
     if not slots:
         return _ABSENT
     sizes = sorted(cpu_count(str(slot.get("cpus") or "")) for slot in slots)
@@ -91,13 +92,18 @@ def plan_in_words(result: BenchResult) -> str:
     return f"{strategy}: {counted(len(slots), 'instance')}, {cpus} each"
 
 
+def plan_slots(result: BenchResult) -> list[dict[str, Any]]:
+    """The plan's slots; a result file may be of another version, or edited."""
+    slots = (result.plan or {}).get("slots")
+    return [slot for slot in slots if isinstance(slot, dict)] if isinstance(slots, list) else []
+
+
 def cpu_count(cpulist: str) -> int:
-    """Cpus in a list such as "0-3,8"."""
-    count = 0
-    for part in filter(None, cpulist.split(",")):
-        first, _, last = part.partition("-")
-        count += int(last or first) - int(first) + 1
-    return count
+    """Cpus in a list such as "0-3,8"; 0 where it is none."""
+    try:
+        return len(CpuSet.parse(cpulist))
+    except ValueError:
+        return 0
 
 
 def workload_in_words(result: BenchResult) -> str:

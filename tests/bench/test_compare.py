@@ -184,3 +184,15 @@ def test_chance_is_named_where_a_difference_is_claimed() -> None:
     assert "by chance alone about 1 in 20 intervals excludes 1; here are 9" in said(
         result(), result(speed=0.8)
     )
+
+
+def test_goodput_that_falls_to_zero_is_worse() -> None:
+    a = result()
+    good, none = (
+        msgspec.structs.replace(a, points=[msgspec.structs.replace(p, goodput_per_s=rate) for p in a.points])
+        for rate in (0.5, 0.0)
+    )
+    comparison = compare([good], [none], 0.03)
+    assert findings(comparison)["goodput requests/s"] is Finding.WORSE
+    assert comparison.worse
+    assert not compare([none], [good], 0.03).worse

@@ -259,3 +259,9 @@ def test_a_workload_describes_itself() -> None:
     options = {"name": "chat", "what": "several turns", "turns": 3}
     assert "chat: several turns" in page_of(workload="chat", workload_options=options).texts
     assert "amd-128: input_tokens = 128, output_tokens = 128" in page_of().texts
+
+
+def test_more_results_than_letters() -> None:
+    texts = page_of(*[result(runs=1, requests=6)] * 27).texts
+    assert "Figures: Z" in texts
+    assert "Figures: A2" in texts

@@ -64,6 +64,11 @@ def test_a_foreign_endpoint_is_described_by_what_is_known() -> None:
     assert hardware_facts(foreign) == {}
     assert plan_in_words(foreign) == "not known"
     assert plan_in_words(result(plan={"strategy": "whole", "slots": []})) == "not known"
+    assert (
+        plan_in_words(result(plan={"slots": "0-3"}))
+        == plan_in_words(result(plan={"slots": [3]}))
+        == "not known"
+    )
 
 
 def test_a_hostile_name_cannot_write_to_the_terminal() -> None:
@@ -71,7 +76,7 @@ def test_a_hostile_name_cannot_write_to_the_terminal() -> None:
     assert str(difference) == "model: Llama-3.1-8B in A, a\\x1b[2Jb in B"
 
 
-@pytest.mark.parametrize(("cpulist", "count"), [("", 0), ("3", 1), ("0-3,8", 5)])
+@pytest.mark.parametrize(("cpulist", "count"), [("", 0), ("3", 1), ("0-3,8", 5), ("all", 0)])
 def test_cpu_count(cpulist: str, count: int) -> None:
     assert cpu_count(cpulist) == count
 
