@@ -97,7 +97,7 @@ class ProxyServer:
         self._instances = Instances(
             proxy, balancer, self.counters, post, on_idle=on_idle, on_suspect=on_suspect
         )
-        self._pages = PageRenderer(self._traits, self._sources())
+        self._pages = PageRenderer(self._traits, self._sources(), post)
         self._registry = RequestRegistry(proxy, self.counters, self._timings, balancer, post)
         self._authorizer = Authorizer(
             self._keys,
@@ -107,7 +107,7 @@ class ProxyServer:
             self._instances.retry_after_s,
             post=post,
         )
-        responder = Responder(self.slow_clients, self._pages, proxy.keepalive_comment_s, post)
+        responder = Responder(self.slow_clients, proxy.keepalive_comment_s)
         streaming = Streaming(balancer, self._traits, self._timings, post)
         admission = Admission(proxy, self._traits, self._instances, responder, post)
         attempts = Attempts(self._instances, self._overflow, streaming, responder, post)
@@ -127,7 +127,7 @@ class ProxyServer:
                 Action.START: streaming.start,
                 Action.FIRST_TOKEN: self._instances.first_token,
                 Action.SETTLE: self._instances.settle,
-                Action.RENDER_PAGE: responder.render_page,
+                Action.RENDER_PAGE: self._pages.render,
                 Action.COMMENT: responder.comment,
                 Action.CHECK_CLIENT: responder.check_client,
                 Action.PAUSE: responder.pause,

@@ -92,7 +92,7 @@ class Attempts:
         if attempt.tracker is not None and request.tracker is not None:
             request.tracker = attempt.tracker  # what its engine said of its fault is told at the end
         upstream = attempt.upstream
-        if isinstance(event, AnswerReceived) and (
+        if event.__class__ is AnswerReceived and (
             upstream is None or event.answer.head.status < CLIENT_ERROR
         ):
             self._streaming.learn_whole(request, event.answer.body)

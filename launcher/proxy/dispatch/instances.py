@@ -72,9 +72,8 @@ class Instances:
             return
         if known.key not in self._traffic:
             pool = ConnectionPool(Endpoint(known.address), self._proxy.connect_timeout_s)
-            self._traffic[known.key] = Traffic(known, pool, now)
+            self._traffic[known.key] = Traffic(known, pool, self._counters.slot(known.slot, known.model), now)
         self._seen.add(known.model)
-        self._counters.slot(known.slot, known.model)
         self.pump(now)
 
     def drain(self, slot: int, generation: int) -> None:
@@ -176,7 +175,7 @@ class Instances:
             pool = ConnectionPool(Endpoint(upstream.address), self._proxy.connect_timeout_s)
             pool.close()
             return pool
-        self._counters.slot(upstream.slot, upstream.model).sent += 1
+        traffic.sums.sent += 1
         traffic.attempts[attempt] = request
         return traffic.pool
 

@@ -1,14 +1,12 @@
-"""Actions at the client's side of a request before its response ends: pages, comments, back-pressure."""
+"""Actions at the client's side of a request before its response ends: comments, back-pressure."""
 
 from __future__ import annotations
 
 from launcher.proxy.downstream import response
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.errors import HttpError
-from launcher.proxy.pages.renderer import Page, PageRenderer
-from launcher.proxy.request.answer import own_answer, own_head
-from launcher.proxy.request.events import Event, Faulted, PageReady, Refused
-from launcher.proxy.request.record import Post, Request
+from launcher.proxy.request.answer import own_head
+from launcher.proxy.request.events import Event
+from launcher.proxy.request.record import Request
 from launcher.proxy.sse.tracker import EventTracker
 
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -16,25 +14,9 @@ _COMMENT = b": waiting\n\n"
 
 
 class Responder:
-    def __init__(
-        self, slow_clients: SlowClients, pages: PageRenderer, comment_interval_s: float, post: Post
-    ) -> None:
+    def __init__(self, slow_clients: SlowClients, comment_interval_s: float) -> None:
         self._slow_clients = slow_clients
-        self._pages = pages
         self._comment_interval_s = comment_interval_s
-        self._post = post
-
-    def render_page(self, request: Request, _event: Event, _now: float) -> None:
-        def deliver(page: Page | BaseException) -> None:
-            if isinstance(page, HttpError):
-                self._post(request, Refused(page))
-            elif isinstance(page, BaseException):
-                self._post(request, Faulted(page))
-            else:
-                self._post(request, PageReady(own_answer(200, page.body, page.content_type)))
-
-        if request.match is not None:
-            request.pending = self._pages.begin(request.match, request.key, deliver)
 
     def plan_comment(self, request: Request, now: float) -> None:
         if request.comment_at is None and request.streamed:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.observability.counters import SlotCounters
 from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.pool import ConnectionPool
@@ -17,12 +18,13 @@ class Traffic:
     """An upstream, its connections, and the attempts on it. An instance that is removed and comes again is another one."""
 
     __slots__ = (
-        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_fits", "silence_told", "upstream"
+        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_fits", "silence_told", "sums", "upstream"
     )  # fmt: skip
 
-    def __init__(self, upstream: Upstream, pool: ConnectionPool, now: float) -> None:
+    def __init__(self, upstream: Upstream, pool: ConnectionPool, sums: SlotCounters, now: float) -> None:
         self.upstream = upstream
         self.pool = pool
+        self.sums = sums  # of its slot
         self.attempts: dict[Attempt, Request] = {}
         self._reads = 0  # by attempts that have left
         self._seen = 0  # reads at the last tick

@@ -104,7 +104,7 @@ class Clients:
         path, _query = split_target(head.target)
         found = match(head.method, path)
         request = Request(
-            client, head, found if isinstance(found, Match) else None,
+            client, head, found if found.__class__ is Match else None,
             path=path, request_id=head.sent_id or f"{self._id_prefix}{next(self._ids):x}", started=self._loop.time(),
         )  # fmt: skip
         if self._proxies is not None and self._proxies.trusts(peer := client.peer):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from launcher.printable import quoted
 from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.errors import HttpError, unavailable
-from launcher.proxy.openai.answers import JSON
 from launcher.proxy.openai.models import unknown_model
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import ModelList
+from launcher.proxy.request.answer import Answer, own_answer
+from launcher.proxy.request.events import Event, Faulted, PageReady, Refused
 from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.scraper import Instance
 from launcher.telemetry import metrics
@@ -24,17 +27,6 @@ from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 PAGE_TIMEOUT_S: Final = 30.0
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Page(NamedTuple):
-    """A response of the proxy's own, with status 200."""
-
-    content_type: str
-    body: bytes
-
-
-Deliver = Callable[[Page | BaseException], None]
-"""Gets the page, the error response in its place (HttpError), or what went wrong in rendering it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +41,38 @@ class Sources:
 class PageRenderer:
     """Owner of the tasks that render pages. `close` ends them."""
 
-    def __init__(self, traits: ModelTraits, sources: Sources) -> None:
+    def __init__(self, traits: ModelTraits, sources: Sources, post: Post) -> None:
         clock = asyncio.get_running_loop().time
         self._sources = sources
+        self._post = post
         self._models = ModelList(traits, clock)
         self._merged = MergedMetrics(sources.instances, clock)
-        self._tasks: set[asyncio.Task[Page]] = set()
+        self._tasks: set[asyncio.Task[Answer]] = set()
 
-    def begin(self, found: Match, key: KeyEntry | None, deliver: Deliver) -> asyncio.Task[Page] | None:
-        """Render a page for the request's API key, now (None) or in the task that is returned.
-
-        `deliver` is called once, unless the task is cancelled.
-        """
+    def render(self, request: Request, _event: Event, _now: float) -> None:
+        """Post the page: `/health` at once, others from a task. Raises HttpError."""
+        found = request.match
+        if found is None:
+            raise AssertionError("only a request on a route asks for a page")
         if found.route.kind is Kind.HEALTH:
-            try:
-                deliver(self.health())
-            except HttpError as error:
-                deliver(error)
-            return None
-
-        def rendered(task: asyncio.Task[Page]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                error = task.exception()
-                deliver(task.result() if error is None else error)
-
-        task = asyncio.create_task(self._in_time(found, key), name=f"render {found.route.path}")
+            self._post(request, PageReady(self.health()))
+            return
+        task = asyncio.create_task(self._in_time(found, request.key), name=f"render {found.route.path}")
         self._tasks.add(task)
-        task.add_done_callback(rendered)
-        return task
+        task.add_done_callback(partial(self._rendered, request))
+        request.pending = task
 
-    async def _in_time(self, found: Match, key: KeyEntry | None) -> Page:
+    def _rendered(self, request: Request, task: asyncio.Task[Answer]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._post(request, PageReady(task.result()))
+        else:
+            self._post(request, Refused(error) if isinstance(error, HttpError) else Faulted(error))
+
+    async def _in_time(self, found: Match, key: KeyEntry | None) -> Answer:
         try:
             async with asyncio.timeout(PAGE_TIMEOUT_S):
                 return await self.page(found, key)
@@ -87,7 +80,7 @@ class PageRenderer:
             why = "the page was not ready in time: instances do not answer"
             raise unavailable(why, self._sources.retry_after_s()) from None
 
-    async def page(self, found: Match, key: KeyEntry | None) -> Page:
+    async def page(self, found: Match, key: KeyEntry | None) -> Answer:
         """The page of a route. Raises HttpError."""
 
         if found.route.kind is Kind.METRICS:
@@ -109,15 +102,15 @@ class PageRenderer:
         # It is configured, and no instance of it was ready yet.
         raise unavailable(f"no instance of {quoted(found.item)} is ready", self._sources.retry_after_s())
 
-    def health(self) -> Page:
+    def health(self) -> Answer:
         ready = sum(instance.ready for instance in self._sources.instances())
         if not ready or self._sources.stopping():
             raise unavailable("no instance is ready", self._sources.retry_after_s())
         return _json({"status": "ok", "ready": ready})
 
-    async def metrics_page(self) -> Page:
+    async def metrics_page(self) -> Answer:
         text = await self._merged.page(lambda: metrics.render(self._sources.values(), self._sources.timings))
-        return Page(TEXT, text.encode())
+        return own_answer(200, text.encode(), TEXT)
 
     async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
         """What the ready instances' metrics say, by slot and generation; without those that say nothing."""
@@ -135,5 +128,5 @@ class PageRenderer:
             await asyncio.wait(set(self._tasks))
 
 
-def _json(value: object) -> Page:
-    return Page(JSON, msgspec.json.encode(value))
+def _json(value: object) -> Answer:
+    return own_answer(200, msgspec.json.encode(value))

@@ -14,6 +14,7 @@ from fakes import SOON_S
 from prometheus_client.parser import text_string_to_metric_families
 from proxy.auth.test_api_keys import make, put
 from proxy.proxy_under_test import until
+from proxy.request.test_lifecycle import request_of
 from proxy.scripted_engine import Call, FakeEngine, Script, answer_chat
 
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
@@ -22,7 +23,8 @@ from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages import merged_metrics, models, renderer
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import describe, read_list
-from launcher.proxy.pages.renderer import Page, PageRenderer, Sources
+from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.request.events import Event, Faulted, HeadReceived, PageReady, Refused
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream import scraper
@@ -50,6 +52,7 @@ class Pages:
     stack: AsyncExitStack
     renderer: PageRenderer
     instances: list[Instance]
+    posted: list[Event]
     stopping: list[bool] = field(default_factory=list)
 
     async def engine(
@@ -70,17 +73,25 @@ class Pages:
         """A request for a page, with this key."""
         found = match(method, split_target(target)[0])
         assert isinstance(found, Match)
-        results: list[Page | BaseException] = []
-        task = self.renderer.begin(found, key, results.append)
+        request = request_of(split_target(target)[0])
+        request.match, request.key = found, key
+        self.posted.clear()
+        try:
+            self.renderer.render(request, HeadReceived(), 0.0)
+        except HttpError as error:
+            assert target == "/health"
+            return Answer(error.status, error.headers, error.body())
+        task = request.pending
         assert (task is None) == (target == "/health")
-        if task is not None:
+        if isinstance(task, asyncio.Task):
             await asyncio.wait({task})
             await asyncio.sleep(0)
-        (result,) = results
-        if isinstance(result, HttpError):
-            return Answer(result.status, result.headers, result.body())
-        assert isinstance(result, Page)
-        return Answer(200, {"Content-Type": result.content_type}, result.body)
+        (event,) = self.posted
+        if isinstance(event, Refused):
+            return Answer(event.error.status, event.error.headers, event.error.body())
+        assert isinstance(event, PageReady)
+        head = event.answer.head
+        return Answer(head.status, {"Content-Type": str(head.get(b"content-type"))}, event.answer.body)
 
 
 Open = Callable[..., Awaitable[Pages]]
@@ -100,9 +111,11 @@ async def open_pages(tmp_path: Path) -> AsyncIterator[Open]:
                 stopping=lambda: bool(stopping),
                 retry_after_s=lambda: 4,
             )
-            made = PageRenderer(ModelTraits(ModelNames(names or ("m",), aliases)), sources)
+            posted: list[Event] = []
+            traits = ModelTraits(ModelNames(names or ("m",), aliases))
+            made = PageRenderer(traits, sources, lambda _request, event: posted.append(event))
             stack.push_async_callback(made.close)
-            return Pages(tmp_path, stack, made, instances, stopping)
+            return Pages(tmp_path, stack, made, instances, posted, stopping)
 
         yield make_pages
 
@@ -235,17 +248,16 @@ async def test_a_page_whose_client_left_is_not_delivered(pages: Pages) -> None:
         left.set()
 
     engine = await pages.engine(0, hang)
-    found = match("GET", "/metrics")
-    assert isinstance(found, Match)
-    results: list[Page | BaseException] = []
-    task = pages.renderer.begin(found, None, results.append)
-    assert task is not None
+    request = request_of("/metrics")
+    pages.renderer.render(request, HeadReceived(), 0.0)
+    task = request.pending
+    assert isinstance(task, asyncio.Task)
     assert task.get_name() == "render /metrics"
     await until(lambda: bool(engine.calls))
     task.cancel()
     async with asyncio.timeout(SOON_S):
         await left.wait()
-    assert results == []
+    assert pages.posted == []
 
 
 async def test_what_goes_wrong_in_a_page_is_delivered(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,12 +267,11 @@ async def test_what_goes_wrong_in_a_page_is_delivered(pages: Pages, monkeypatch:
         raise fault
 
     monkeypatch.setattr(MergedMetrics, "page", lambda *_: fail())
-    found = match("GET", "/metrics")
-    assert isinstance(found, Match)
-    results: list[Page | BaseException] = []
-    pages.renderer.begin(found, None, results.append)
-    await until(lambda: bool(results))
-    assert results == [fault]
+    pages.renderer.render(request_of("/metrics"), HeadReceived(), 0.0)
+    await until(lambda: bool(pages.posted))
+    (event,) = pages.posted
+    assert isinstance(event, Faulted)
+    assert event.error is fault
 
 
 async def test_a_page_has_a_deadline(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
