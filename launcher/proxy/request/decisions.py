@@ -15,26 +15,9 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
+from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, State
 from launcher.proxy.request.answer import Answer
-from launcher.proxy.request.events import (
-    AnswerCompleted,
-    AnswerReceived,
-    AttemptFailed,
-    BackoffOver,
-    BodyCompleted,
-    Bound,
-    ClientStalled,
-    Diverged,
-    Event,
-    InstanceDied,
-    NoCapacity,
-    PageReady,
-    Refused,
-    RequestReceived,
-    ServerStopped,
-    StreamStarted,
-)
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import FailedAttempts, RetryPolicy
@@ -103,22 +86,22 @@ class Decisions:
 
     # --- before an upstream is asked ---------------------------------------------------------------
 
-    def received(self, request: Request, event: RequestReceived, _now: float) -> Actions:
+    def received(self, request: Request, event: events.RequestReceived, _now: float) -> Actions:
         if request.match is None:  # AUTHORIZE refuses it, or answers a CORS preflight
             return _AUTHORIZE
         return _AUTHORIZE_AND_RENDER if _is_page(request, event.body) else _AUTHORIZE_AND_ADMIT
 
-    def body_completed(self, request: Request, event: BodyCompleted, _now: float) -> Actions:
+    def body_completed(self, request: Request, event: events.BodyCompleted, _now: float) -> Actions:
         return _RENDER if _is_page(request, event.body) else _ADMIT
 
-    def refused(self, request: Request, event: Refused, _now: float) -> Actions:
+    def refused(self, request: Request, event: events.Refused, _now: float) -> Actions:
         return self._refuse(request, event.error)
 
-    def bound(self, request: Request, _event: Bound, _now: float) -> Actions:
+    def bound(self, request: Request, _event: events.Bound, _now: float) -> Actions:
         request.state = State.SENT
         return _SEND
 
-    def no_capacity(self, request: Request, event: NoCapacity, now: float) -> Actions:
+    def no_capacity(self, request: Request, event: events.NoCapacity, now: float) -> Actions:
         if request.committed:
             return self._fail(request, event.error.message, now, event.error.status)
         if self._overflows(request):
@@ -137,7 +120,7 @@ class Decisions:
         local_only = request.key is not None and request.key.record.local_only
         return self._overflow.takes(request.path, request.model, local_only=local_only)
 
-    def backoff_over(self, request: Request, _event: BackoffOver, _now: float) -> Actions:
+    def backoff_over(self, request: Request, _event: events.BackoffOver, _now: float) -> Actions:
         if request.ticket is not None:
             request.ticket.tried.clear()
         request.state = State.QUEUED
@@ -145,15 +128,15 @@ class Decisions:
 
     # --- what an upstream does ---------------------------------------------------------------------
 
-    def started(self, request: Request, _event: StreamStarted, _now: float) -> Actions:
+    def started(self, request: Request, _event: events.StreamStarted, _now: float) -> Actions:
         request.state = State.ANSWERING
         failures = request.failures
         return _START if failures is None or not failures.blamed else _START_AND_SETTLE
 
-    def page_ready(self, request: Request, event: PageReady, _now: float) -> Actions:
+    def page_ready(self, request: Request, event: events.PageReady, _now: float) -> Actions:
         return _deliver(request, event.answer, Outcome.COMPLETED)
 
-    def answered(self, request: Request, event: AnswerReceived, now: float) -> Actions:
+    def answered(self, request: Request, event: events.AnswerReceived, now: float) -> Actions:
         answer = event.answer
         status, upstream = answer.head.status, event.attempt.upstream
         if upstream is None:
@@ -173,7 +156,7 @@ class Decisions:
             return self._elsewhere(request, "it does not have it", answer, now, fault=False)
         return _deliver(request, answer, Outcome.COMPLETED)
 
-    def completed(self, request: Request, event: AnswerCompleted, _now: float) -> Actions:
+    def completed(self, request: Request, event: events.AnswerCompleted, _now: float) -> Actions:
         tracker = event.attempt.tracker
         request.ending = Ending.WHOLE if tracker is None or tracker.error is None else Ending.REFUSED
         # A continuation passes whole events only.
@@ -183,7 +166,7 @@ class Decisions:
         request.outcome = Outcome.COMPLETED
         return actions
 
-    def failed(self, request: Request, event: AttemptFailed, now: float) -> Actions:
+    def failed(self, request: Request, event: events.AttemptFailed, now: float) -> Actions:
         attempt = event.attempt
         upstream = attempt.upstream
         request.ending = Ending.BROKEN
@@ -209,7 +192,7 @@ class Decisions:
             return self._fail(request, event.reason, now)
         return self._continue(request, event.reason, now)
 
-    def diverged(self, request: Request, event: Diverged, now: float) -> Actions:
+    def diverged(self, request: Request, event: events.Diverged, now: float) -> Actions:
         request.ending = Ending.LEFT
         if event.attempt.upstream is not None:
             _note_tried(request, event.attempt.upstream)
@@ -217,7 +200,7 @@ class Decisions:
             return self._continue(request, event.reason, now)
         return self._from_start(request, event.reason, now)
 
-    def died(self, request: Request, _event: InstanceDied, _now: float) -> Actions:
+    def died(self, request: Request, _event: events.InstanceDied, _now: float) -> Actions:
         request.deaths += not request.committed
         return _NOTHING
 
@@ -289,17 +272,17 @@ class Decisions:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def client_left(self, request: Request, _event: Event, _now: float) -> Actions:
+    def client_left(self, request: Request, _event: events.Event, _now: float) -> Actions:
         request.finished = True
         _let_go(request)
         return _LET_GO
 
-    def client_stalled(self, request: Request, event: ClientStalled, _now: float) -> Actions:
+    def client_stalled(self, request: Request, event: events.ClientStalled, _now: float) -> Actions:
         request.reason = event.reason
         _let_go(request)
         return _ABORT
 
-    def stopped(self, request: Request, event: ServerStopped, now: float) -> Actions:
+    def stopped(self, request: Request, event: events.ServerStopped, now: float) -> Actions:
         request.ending = Ending.BROKEN
         return self._fail(request, event.reason, now)
 

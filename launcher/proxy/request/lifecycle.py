@@ -8,105 +8,71 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, State
 from launcher.proxy.request.decisions import Actions, Decisions
-from launcher.proxy.request.events import (
-    AnswerCompleted,
-    AnswerReceived,
-    AttemptFailed,
-    BackoffOver,
-    BodyCompleted,
-    BodyGrew,
-    Bound,
-    BytesArrived,
-    ClientLeft,
-    ClientPaused,
-    ClientResumed,
-    ClientStalled,
-    CommentDue,
-    ConnectionDue,
-    Diverged,
-    Due,
-    Event,
-    Faulted,
-    HeadReceived,
-    InstanceDied,
-    NoCapacity,
-    PageReady,
-    PromptComputed,
-    Refused,
-    RequestReceived,
-    ServerStopped,
-    StreamStarted,
-)
 from launcher.proxy.request.record import Request
 
-_LOOK: Final = (Action.LOOK,)
-_AUTHORIZE: Final = (Action.AUTHORIZE,)
-_READ: Final = (Action.READ,)
-_FIRST_TOKEN: Final = (Action.FIRST_TOKEN,)
-_COMMENT: Final = (Action.COMMENT,)
-_CHECK: Final = (Action.CHECK_CLIENT,)
-_PAUSE: Final = (Action.PAUSE,)
-_RESUME: Final = (Action.RESUME,)
-_FAULT: Final = (Action.FAULT,)
 
-
-def _due(_decisions: Decisions, _request: Request, event: Due, _now: float) -> Actions:
+def _due(_decisions: Decisions, _request: Request, event: events.Due, _now: float) -> Actions:
     return (event.action,)
 
 
 Handler = Callable[[Decisions, Request, Any, float], Actions] | Actions
 """What decides (decisions.py), or the actions themselves where nothing is to be decided."""
 
-_ANYWHERE: Final[Mapping[type[Event], Handler]] = {
-    ClientLeft: Decisions.client_left,
-    ClientStalled: Decisions.client_stalled,
-    ServerStopped: Decisions.stopped,
-    Faulted: _FAULT,
-    InstanceDied: Decisions.died,
-    ClientPaused: _PAUSE,
-    ClientResumed: _RESUME,
-    ConnectionDue: _CHECK,
+_ANYWHERE: Final[Mapping[type[events.Event], Handler]] = {
+    events.ClientLeft: Decisions.client_left,
+    events.ClientStalled: Decisions.client_stalled,
+    events.ServerStopped: Decisions.stopped,
+    events.Faulted: (Action.FAULT,),
+    events.InstanceDied: Decisions.died,
+    events.ClientPaused: (Action.PAUSE,),
+    events.ClientResumed: (Action.RESUME,),
+    events.ConnectionDue: (Action.CHECK_CLIENT,),
 }
-TRANSITIONS: Final[Mapping[State, Mapping[type[Event], Handler]]] = {
+TRANSITIONS: Final[Mapping[State, Mapping[type[events.Event], Handler]]] = {
     State.RECEIVING: {
         **_ANYWHERE,
-        HeadReceived: _AUTHORIZE,
-        RequestReceived: Decisions.received,
-        BodyGrew: _LOOK,
-        BodyCompleted: Decisions.body_completed,
-        PageReady: Decisions.page_ready,
-        Refused: Decisions.refused,
+        events.HeadReceived: (Action.AUTHORIZE,),
+        events.RequestReceived: Decisions.received,
+        events.BodyGrew: (Action.LOOK,),
+        events.BodyCompleted: Decisions.body_completed,
+        events.PageReady: Decisions.page_ready,
+        events.Refused: Decisions.refused,
     },
     State.QUEUED: {
         **_ANYWHERE,
-        Bound: Decisions.bound,
-        NoCapacity: Decisions.no_capacity,
-        Refused: Decisions.refused,
-        CommentDue: _COMMENT,
+        events.Bound: Decisions.bound,
+        events.NoCapacity: Decisions.no_capacity,
+        events.Refused: Decisions.refused,
+        events.CommentDue: (Action.COMMENT,),
     },
-    State.BACKOFF: {**_ANYWHERE, BackoffOver: Decisions.backoff_over, CommentDue: _COMMENT},
+    State.BACKOFF: {
+        **_ANYWHERE,
+        events.BackoffOver: Decisions.backoff_over,
+        events.CommentDue: (Action.COMMENT,),
+    },
     State.SENT: {
         **_ANYWHERE,
-        BytesArrived: _READ,
-        StreamStarted: Decisions.started,
-        AnswerReceived: Decisions.answered,
-        AnswerCompleted: Decisions.completed,
-        AttemptFailed: Decisions.failed,
-        Diverged: Decisions.diverged,
-        CommentDue: _COMMENT,
-        PageReady: Decisions.page_ready,
-        Refused: Decisions.refused,
+        events.BytesArrived: (Action.READ,),
+        events.StreamStarted: Decisions.started,
+        events.AnswerReceived: Decisions.answered,
+        events.AnswerCompleted: Decisions.completed,
+        events.AttemptFailed: Decisions.failed,
+        events.Diverged: Decisions.diverged,
+        events.CommentDue: (Action.COMMENT,),
+        events.PageReady: Decisions.page_ready,
+        events.Refused: Decisions.refused,
     },
     State.ANSWERING: {
         **_ANYWHERE,
-        BytesArrived: _READ,
-        PromptComputed: _FIRST_TOKEN,
-        AnswerCompleted: Decisions.completed,
-        AttemptFailed: Decisions.failed,
-        Diverged: Decisions.diverged,
+        events.BytesArrived: (Action.READ,),
+        events.PromptComputed: (Action.FIRST_TOKEN,),
+        events.AnswerCompleted: Decisions.completed,
+        events.AttemptFailed: Decisions.failed,
+        events.Diverged: Decisions.diverged,
     },
-    State.DONE: {Due: _due},
+    State.DONE: {events.Due: _due},
 }
 TABLE: Final = [TRANSITIONS[state] for state in State]
