@@ -134,6 +134,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"{load}: {finding}: {', '.join(figures)}"
         if judged and not differing:
             yield "no difference seen between A and B"
+            yield _reach(judged)
         if differing:
             yield f"by chance alone about 1 in {1 / (1 - LEVEL):.0f} intervals excludes 1; here are {len(judged)}"
         if any(row.one_run for row in self.rows):
@@ -252,6 +253,15 @@ def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
 
 def _title(result: BenchResult) -> str:
     return quoted(f"{result.id}: {result.model}, {result.workload}, {result.started_at}")
+
+
+def _reach(rows: Sequence[Row]) -> str:
+    """How large a difference would have to be: the widest interval of the first figure that has one."""
+    its = [row for row in rows if row.figure.name == rows[0].figure.name]
+    widest = max(
+        (row.interval for row in its if row.interval), key=lambda interval: interval.high / interval.low
+    )
+    return f"these runs cannot show a difference of {rows[0].figure.name} within {_between(widest)} times"
 
 
 def _grouped(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:

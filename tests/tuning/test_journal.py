@@ -89,7 +89,11 @@ def test_an_unfinished_visit_keeps_its_repeats_over_two_starts(tmp_path: Path) -
     journal.append(repeat(1))
     found = Journal.open(tmp_path / "run").unfinished
     assert found is not None
-    assert (found.began.at, found.overhead_s, [each.repeat for each in found.repeats]) == ("first", 7.0, [0, 1])
+    assert (found.began.at, found.overhead_s, [each.repeat for each in found.repeats]) == (
+        "first",
+        7.0,
+        [0, 1],
+    )
 
 
 def test_another_visit_begins_without_the_repeats_of_the_last(tmp_path: Path) -> None:
