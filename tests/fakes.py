@@ -110,7 +110,7 @@ class FakeSpawner:
             raise self.refusal
         living = [old for old in self.started if old.slot == slot and not old.ended.done()]
         assert not living, f"two processes in slot {slot}"
-        process = FakeProcess(1000 + len(self.started), slot, generation, on_line, self.stubborn)
+        process = FakeProcess(os.getpid(), slot, generation, on_line, self.stubborn)
         self.started.append(process)
         return process
 

@@ -125,6 +125,15 @@ def process_tree(pid: int, root: Path = ROOT) -> frozenset[int]:
     return frozenset(found)
 
 
+def process_ended(pid: int, root: Path = ROOT) -> bool:
+    """Whether a process is gone, or a zombie (proc(5))."""
+    try:
+        stat = (root / "proc" / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat[stat.rindex(b")") + 2 :][:1] in {b"Z", b"X"}
+
+
 def node_memory(nodes: Iterable[int], root: Path = ROOT) -> tuple[NodeMemory, ...]:
     """Free memory of some NUMA nodes; of the machine where there are none. Nodes without a file are left out."""
     found = []

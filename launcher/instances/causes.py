@@ -14,6 +14,9 @@ from typing import Final
 
 from launcher.redaction import Redactor
 
+# Stands for the cause while processes of the instance still end: freeing hundreds of GiB takes seconds.
+EXITED: Final = "exited"
+
 
 class Retry(StrEnum):
     NOW = "now"

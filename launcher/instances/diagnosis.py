@@ -12,7 +12,7 @@ from typing import Final
 from launcher.engines.containers import OOM_LINE
 from launcher.errors import OWN_SHORTAGE, LauncherError, reason
 from launcher.host.oom import NO_REPORT, KernelReport, NodeMemory
-from launcher.instances.causes import ENGINE_DIED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
+from launcher.instances.causes import ENGINE_DIED, EXITED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
 
 __all__ = [
@@ -129,6 +129,11 @@ def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
     return _of_log(failed, tail, served=False) or replace(
         rule("unknown").cause("", _telling(tail)), message=f"the engine's start failed: {failed}"
     )
+
+
+def exited() -> Cause:
+    """Until the exit is diagnosed: the main process has ended, the rest of its tree has not."""
+    return Cause(EXITED, "its main process has ended", "", Retry.BACKOFF)
 
 
 def hung_or_dead(detail: str) -> Cause:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from launcher.instances.backoff import SHORTAGE_DELAY_S, Limits, restart_delay
-from launcher.instances.causes import Cause, Retry
+from launcher.instances.causes import EXITED, Cause, Retry
 from launcher.instances.slot_state import (
     Action,
     DrainRequested,
@@ -232,7 +232,7 @@ def crashed(slot: SlotState, event: Event, now: float, limits: Limits) -> Step:
     """An exit that was not requested, also with code 0 (vllm#48966)."""
     assert isinstance(event, ProcessExited)  # noqa: S101  narrows the table's type
     announce = _announce_failed(slot)
-    cause = slot.crash or event.cause
+    cause = event.cause if slot.crash is None or slot.crash.name == EXITED else slot.crash
     crashes = tuple(t for t in slot.crashes if now - t < limits.crash_window_s)
     if cause.retry is not Retry.SOON:
         crashes = (*crashes, now)

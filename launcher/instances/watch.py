@@ -11,10 +11,10 @@ from launcher.address import Address
 from launcher.background import Failures, attempt
 from launcher.cpuset import CpuSet
 from launcher.engines.base import Engine
-from launcher.host.oom import NodeMemory, node_memory, process_tree
+from launcher.host.oom import NodeMemory, node_memory, process_ended, process_tree
 from launcher.host.pressure import cpu_pressure
 from launcher.instances.causes import Cause
-from launcher.instances.diagnosis import failed_start, hung, hung_or_dead
+from launcher.instances.diagnosis import exited, failed_start, hung, hung_or_dead
 from launcher.instances.health import COMPLETION_TIMEOUT_S
 from launcher.instances.instance import Instance
 from launcher.instances.ports import Prober, Traffic
@@ -58,6 +58,7 @@ class Watcher:
         suspected: asyncio.Event,
         output: Callable[[], Sequence[str]],
         pressure: Callable[[], float | None] = cpu_pressure,
+        ended: Callable[[int], bool] = process_ended,
         on_probed: Callable[[], None] = lambda: None,
     ) -> None:
         """`settings` is read at each probe; `output` returns the instance's last lines; `on_probed` is called after each
@@ -73,6 +74,7 @@ class Watcher:
         self._suspected = suspected
         self._output = output
         self._pressure = pressure
+        self._ended = ended
         self._on_probed = on_probed
         self._sample_failures = Failures(log, f"slot {slot.id}: sample memory and processes", slot=slot.id)
         self._refusals = 0
@@ -123,8 +125,7 @@ class Watcher:
         self._refusals = self._refusals + 1 if healthy is False else 0
         if healthy is False:
             self._probed()
-            refused = self._refusals >= UNHEALTHY_AFTER
-            return hung_or_dead("its health path no longer answers 200") if refused else None
+            return self._refused() if self._refusals >= UNHEALTHY_AFTER else None
         counters = await self._prober.counters(address, settings.probe_timeout_s)
         self._probed()
         now = self._clock()
@@ -143,6 +144,12 @@ class Watcher:
         if canary_is_due(progress, now, settings.canary_interval_s):
             return await self._canary(address)
         return await self._canary_beside(address, seen) if self._may_lie(progress, seen) else None
+
+    def _refused(self) -> Cause:
+        process = self._instance.process
+        if process is not None and self._ended(process.pid):
+            return exited()
+        return hung_or_dead("its health path no longer answers 200")
 
     def _may_lie(self, progress: Progress, seen: Observation) -> bool:
         """It answers its health path and shows no exact counters, and its requests get no answers."""

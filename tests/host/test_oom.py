@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from launcher.host.events import EventRing
-from launcher.host.oom import KernelReport, NodeMemory, OomWatch, node_memory, process_tree, victims
+from launcher.host.oom import (
+    KernelReport,
+    NodeMemory,
+    OomWatch,
+    node_memory,
+    process_ended,
+    process_tree,
+    victims,
+)
 from launcher.host.pressure import cpu_pressure
 
 MEMCG = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/x,task=sleep,pid=7,uid=0"
@@ -85,6 +94,15 @@ def test_process_tree(tmp_path: Path) -> None:
     put(tmp_path / "proc/12/stat", "gone")
     assert process_tree(7, tmp_path) == {7, 8, 9, 10}
     assert os.getpid() in process_tree(os.getpid())
+
+
+def test_process_ended() -> None:
+    assert not process_ended(os.getpid())
+    child = subprocess.Popen(["sleep", "0"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_ended(child.pid), "a zombie"
+    child.wait()
+    assert process_ended(child.pid)
 
 
 def test_node_memory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from launcher.config.schema import Supervision
 from launcher.instances.backoff import JITTER, Limits, restart_delay
 from launcher.instances.causes import Cause, Retry
+from launcher.instances.diagnosis import exited
 from launcher.instances.lifecycle import TRANSITIONS, advance
 from launcher.instances.slot_state import (
     Action,
@@ -536,3 +537,10 @@ class SlotModel(RuleBasedStateMachine):
 
 SlotModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestSlotModel = SlotModel.TestCase
+
+
+def test_the_exit_tells_the_cause_of_an_instance_whose_main_process_had_ended() -> None:
+    after, _ = act(slot(State.READY), ProbeFailed(G, exited()), ProcessExited(G, KILLED, 0.0))
+    assert after.last_cause == KILLED
+    after, _ = act(slot(State.READY), ProbeFailed(G, SICK), ProcessExited(G, KILLED, 0.0))
+    assert after.last_cause == SICK, "the daemon has killed it"

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeTraffic, a_slot
+from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess, FakeTraffic, a_slot
 
 from launcher.address import UnixAddress
+from launcher.host.oom import OomWatch
 from launcher.instances.causes import Cause
 from launcher.instances.instance import Instance
 from launcher.instances.probe_settings import ProbeSettings
@@ -38,6 +39,7 @@ class Setup:
     engine: FakeEngine = field(default_factory=FakeEngine)
     instance: Instance = field(default_factory=Instance)
     pressure: float | None = 1.0
+    ended: bool = False
     output: list[str] = field(default_factory=list)
     probes: int = 0
     until: int = 10**9
@@ -55,7 +57,7 @@ class Setup:
         return Watcher(
             a_slot(), self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, settings=lambda: PROBES,
             clock=self.clock, is_current=self.is_current, suspected=asyncio.Event(), output=lambda: self.output,
-            pressure=lambda: self.pressure,
+            pressure=lambda: self.pressure, ended=lambda _pid: self.ended,
         )  # fmt: skip
 
     async def failure(self) -> Cause | None:
@@ -118,6 +120,17 @@ async def test_a_failed_canary(answer: bool | None, name: str, asked: int) -> No
     cause = await setup.failure()
     assert cause is not None
     assert (cause.name, setup.prober.canaries) == (name, asked)
+
+
+@pytest.mark.parametrize(("ended", "name"), [(False, "unhealthy"), (True, "exited")])
+async def test_refusals(ended: bool, name: str) -> None:
+    """Of an instance whose main process has ended, the exit tells the cause."""
+    setup = Setup(ended=ended)
+    setup.instance.spawned(FakeProcess(7, 0, 1, print), OomWatch(7), 0.0, 0.0)
+    setup.each = lambda: setattr(setup.prober, "health", setup.probes < 5)
+    cause = await setup.failure()
+    assert cause is not None
+    assert cause.name == name
 
 
 async def test_no_canary_for_an_engine_without_completions() -> None:
