@@ -51,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write to FILE (default: ID.html in this directory)"
     )
     compare = _action(
-        actions, "compare", "print how result B differs from result A; exit code 1 when it is worse"
+        actions, "compare", "print how result B differs from result A, with intervals"
     )
     compare.add_argument("before", metavar="A", help="file or id of a result")
     compare.add_argument("after", metavar="B", help="file or id of a result")
     compare.add_argument(
-        "--tolerance", type=_TOLERANCE, metavar="SHARE", default=0.0,
-        help="accept figures that are worse by up to SHARE, such as 3%% (default: 0)",
+        "--tolerance", type=_TOLERANCE, metavar="SHARE",
+        help="exit with 1 when a figure is worse by more than SHARE, such as 3%% (default: always exit with 0)",
     )  # fmt: skip
     _action(actions, "list", "print the stored results")
 
