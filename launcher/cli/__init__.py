@@ -29,14 +29,14 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "events": ("events", "print recent actions of the daemon and commands of operators"),
     "logs": ("logs", "print the latest log lines of a slot's instance"),
     "verify": ("verify", "compare the actual cpus and memory of running instances with the plan"),
+    "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
+    "tune": ("tune", "find the layout that makes this machine fastest, by measuring it"),
     "key": ("key", "create, list and revoke API keys"),
     "bundle": (
         "bundle",
         "collect logs, status and configuration, without secrets, in one file for a bug report",
     ),
-    "tune": ("tune", "search the layout that makes this machine fastest, and measure it"),
     "doctor": ("doctor", "check whether the host and its software are ready to serve"),
-    "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
     "quickstart": ("quickstart", "start a model with default settings and send it one chat request"),
 }
 
