@@ -66,7 +66,8 @@ a{color:var(--accent)}
 .tiles>div{background:var(--panel);border-radius:8px;padding:12px 16px}
 .tiles dt{color:var(--muted);font-size:14px;margin:0}
 .tiles dd{margin:0}
-.tiles .value{font-size:27px;font-weight:650;line-height:1.3;font-variant-numeric:tabular-nums}
+.tiles .value{font-size:27px;font-weight:650;line-height:1.3;
+font-variant-numeric:tabular-nums;white-space:nowrap}
 .tiles .more{color:var(--muted);font-size:14px}
 .scroll{overflow-x:auto;margin:10px 0}
 .scroll:focus-visible{outline:2px solid var(--accent)}
@@ -111,7 +112,7 @@ header{padding-top:22px}h1{font-size:25px}h2{font-size:19px;margin-top:36px}
 }
 @media print{
 @page{size:A4;margin:13mm}
-body{font-size:10.5pt}main,header,footer{max-width:none;padding:0}header{padding-top:0}
+body{font-size:10pt}.tiles .value{font-size:15pt}main,header,footer{max-width:none;padding:0}header{padding-top:0}
 h2{margin-top:22pt;break-after:avoid}h3{break-after:avoid}
 figure,tr,.tiles,.facts{break-inside:avoid}p.note{break-after:avoid}
 figure.wide{max-width:330pt}.tiles{grid-template-columns:repeat(auto-fit,minmax(80pt,1fr))}

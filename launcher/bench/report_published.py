@@ -30,8 +30,8 @@ def published_results(measured: Sequence[Subject]) -> Markup | None:
             "p",
             "Total tokens/s are prompt and output tokens. None of the published figures was measured with this program; "
             "machines, stacks, loads and most models differ: they show the order of magnitude and rank nothing. AMD's are "
-            "offline runs of vllm bench throughput with all prompts at once, Rackspace's of a server with 4 requests in "
-            "flight.",
+            "offline runs of vllm bench throughput with all prompts at once, Rackspace's of a server with 4 requests at "
+            "once.",
         ),
         tag(
             "figure",
