@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
     "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
-    "tuning.record", "tuning.rounds", "tuning.verdict",
+    "tuning.allowance", "tuning.record", "tuning.rounds", "tuning.verdict",
     "intervals", "bench.compare", "bench.figures", "bench.setting", "bench.report", "bench.report_charts",
     "bench.report_published", "bench.report_tables", "bench.charts", "bench.axes", "bench.markup",
     "config.schema", "config.proxy_schema", "config.values", "topology.model",

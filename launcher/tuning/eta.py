@@ -25,4 +25,5 @@ class Forecast:
 def forecast(history: Sequence[VisitResult], candidates: Sequence[Candidate], settings: Settings) -> Forecast:
     """From the last measured starts and measurements; before the first visit from the settings' assumptions."""
     search, step = replay(history, candidates, settings)
-    return Forecast(0 if isinstance(step, Verdict) else search.visits_to_come, search.visit_s)
+    allowance = search.allowance
+    return Forecast(0 if isinstance(step, Verdict) else allowance.to_come, allowance.visit_s)

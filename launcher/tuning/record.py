@@ -122,10 +122,10 @@ class Record:
         measured = sum(len(each.measurements) for each in done)
         return sum(each.start_s for each in done) / len(done), sum(each.measure_s for each in done) / measured
 
-    def visit_s(self) -> float:
-        """Seconds of the next visit."""
+    def visit_s(self, repeats: int) -> float:
+        """Seconds of a visit."""
         start, measure = self.costs()
-        return max(start + self.repeats() * measure, 1e-3)
+        return max(start + repeats * measure, 1e-3)
 
     def used_s(self) -> float:
         return sum(each.result.start_s + each.result.measure_s for each in self._entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,13 +12,15 @@ import numpy.typing as npt
 
 from launcher.tuning.model import Measurement, Settings, VisitResult
 
+_LOWEST: Final = 1e-9
+_HIGHEST: Final = 1e12
 LIMITS: Final = ("ttft_p99", "itl_p99")
 
 
 def log_figures(measurements: Sequence[Measurement], *, goodput: bool) -> npt.NDArray[np.float64]:
-    """Natural logarithms of a visit's figures; without those that are not finite or not above 0."""
+    """Natural logarithms of a visit's figures; without those that no machine reaches, 0 and NaN among them."""
     figures = ((each.goodput_per_s if goodput else each.output_tokens_per_s) for each in measurements)
-    return np.log([each for each in figures if each is not None and math.isfinite(each) and each > 0])
+    return np.log([each for each in figures if each is not None and _LOWEST < each < _HIGHEST])
 
 
 def location(values: npt.NDArray[np.float64]) -> float:
@@ -39,9 +42,13 @@ def broken_limits(measurements: Sequence[Measurement], settings: Settings) -> li
     for name in LIMITS:
         limit = settings.slo.get(name)
         figures = [figure for each in measurements if (figure := getattr(each, f"{name}_s")) is not None]
-        if limit is not None and figures and not (median := float(np.median(figures))) <= limit:
+        # What is no number keeps no limit.
+        median = (
+            statistics.median(each if math.isfinite(each) else math.inf for each in figures) if figures else 0
+        )
+        if limit is not None and median > limit:
             broken.append(f"{name} {median:.3g} s over {limit:g} s")
-    failed = float(np.median([each.failed for each in measurements])) if measurements else 0
+    failed = statistics.median(each.failed for each in measurements) if measurements else 0
     return [*broken, f"{failed:g} requests failed"] if failed else broken
 
 

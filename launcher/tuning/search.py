@@ -36,7 +36,7 @@ def replay(
     """The search after `history`, with its next step."""
     search = Search(candidates, settings)
     steps = search.run()
-    step: Visit | Verdict = next(steps)
+    step = _advance(steps, None)
     for result in history:
         if step != result.visit:
             raise ValueError(
@@ -46,9 +46,9 @@ def replay(
     return search, step
 
 
-def _advance(steps: Steps, result: VisitResult) -> Visit | Verdict:
+def _advance(steps: Steps, result: VisitResult | None) -> Visit | Verdict:
     try:
-        return steps.send(result)
+        return next(steps) if result is None else steps.send(result)
     except StopIteration as end:
         verdict: Verdict = end.value
         return verdict

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Final, Literal
 
 import numpy as np
 
 from launcher.intervals import LEVEL, student_t
+from launcher.tuning.allowance import LEAST_PAIRS, RESERVED, SPARE, Allowance
 from launcher.tuning.model import Candidate, Settings, Verdict, Visit, VisitResult
 from launcher.tuning.record import START_SPREAD, Record
 from launcher.tuning.rounds import Rounds
@@ -20,21 +21,9 @@ _Scores = Generator[Visit, VisitResult, dict[int, float]]
 _Done = Generator[Visit, VisitResult, None]
 _Purpose = Literal["race", "refine", "confirm"]
 
-# Half of five visits for every layout.
-VISITS_PER_LAYOUT: Final = 2.5
-# With fewer pairs Student's t, and so the interval, is twice as wide.
-LEAST_PAIRS: Final = 4
 MOST_PAIRS: Final = 8
-# Visits kept for the confirmation: its pairs, and two for visits that fail or that another job disturbs.
-_SPARE: Final = 2
-_RESERVED: Final = 2 * LEAST_PAIRS + _SPARE
 # The best layout may fail in its fresh visits; then the second is confirmed.
 _MOST_CHALLENGERS: Final = 2
-
-
-def most_visits(layouts: int) -> int:
-    """Visits of race and confirmation. With fewer than 8 layouts the confirmation alone needs more than half."""
-    return max(math.floor(VISITS_PER_LAYOUT * layouts), layouts + _SPARE + _RESERVED)
 
 
 class Search:
@@ -47,72 +36,43 @@ class Search:
         self._found = Found(default=next(i for i, each in enumerate(candidates) if each.is_default))
         self._unsteady: set[int] = set()
         self._block = 0
-        self._allowance = 0
-        self._refining = 0
-        self._reserved = 0
+        self.allowance = Allowance(settings, self._record)
 
     def run(self) -> Steps:
         layouts = [i for i, each in enumerate(self._candidates) if each.refines is None]
-        self._allowance = most_visits(len(layouts))
-        self._refining = self._most_refining()
-        if len(layouts) == 2 and not self._refining:
+        refinements = self._refinements()
+        self.allowance.for_race(len(layouts))
+        self.allowance.for_refining(max(map(len, refinements.values()), default=0))
+        if len(layouts) == 2 and not refinements:
             # A race would choose nothing: there is one layout to confirm.
-            self._found.ranking = [i for i in layouts if i != self._found.default]
-        else:
-            yield from self._race(layouts, "race")
-        if self._refining and self._found.ranking:
-            best = self._found.ranking[0]
-            refinements = [i for i, each in enumerate(self._candidates) if each.refines == best]
-            self._allowance += math.floor(VISITS_PER_LAYOUT * len(refinements))
-            self._refining = 0
-            if refinements:
-                yield from self._race([best, *refinements], "refine")
-        yield from self._confirm()
+            yield from self._confirm([i for i in layouts if i != self._found.default])
+            return self.verdict(ended=True)
+        yield from self._race(layouts, "race")
+        its = refinements[self._found.ranking[0]] if self._found.ranking else []
+        self.allowance.refining(len(its))
+        if its:
+            yield from self._race([self._found.ranking[0], *its], "refine")
+        yield from self._confirm(self._found.ranking[:_MOST_CHALLENGERS])
         return self.verdict(ended=True)
 
-    def _most_refining(self) -> int:
-        """The most visits that refining the best layout can take."""
-        counts = Counter(each.refines for each in self._candidates if each.refines is not None)
-        return math.floor(VISITS_PER_LAYOUT * max(counts.values(), default=0)) if self._settings.refine else 0
+    def _refinements(self) -> dict[int, list[int]]:
+        """By the layout that they refine."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for i, each in enumerate(self._candidates):
+            if self._settings.refine and each.refines is not None:
+                found[each.refines].append(i)
+        return found
 
     def verdict(self, *, ended: bool) -> Verdict:
         return make_verdict(self._candidates, self._settings, self._record, self._found, ended=ended)
 
-    @property
-    def visits_to_come(self) -> int:
-        """The most visits of all stages that may follow, within the budget."""
-        return self._within_budget(self._allowance + self._refining)
-
-    @property
-    def visit_s(self) -> float:
-        """Seconds of the next visit."""
-        return self._record.visit_s()
-
-    @property
-    def _visits_left(self) -> int:
-        """The most visits of this stage and the confirmation that may follow, within the budget."""
-        return self._within_budget(self._allowance)
-
-    @property
-    def _to_spend(self) -> int:
-        """Visits that this stage may take of those; the others confirm its result."""
-        return self._visits_left - self._reserved
-
-    def _within_budget(self, allowed: int) -> int:
-        left = allowed - len(self._record)
-        if self._settings.budget_s is not None:
-            left_s = self._settings.budget_s - self._record.used_s()
-            left = min(left, math.floor(left_s / self._record.visit_s()))
-        return max(0, left)
-
     def _race(self, field: Sequence[int], purpose: Literal["race", "refine"]) -> _Done:
         """Sets the ranking: the best first."""
-        self._reserved = min(_RESERVED, self._visits_left // 2)
         rounds, losers, order = Rounds(), list[int](), list[int]()
-        survivors = self._affordable(field)
-        while not rounds or (len(survivors) > 1 and self._to_spend >= len(survivors)):
+        survivors = list(field)
+        while not rounds or (len(survivors) > 1 and self.allowance.to_spend >= len(survivors)):
             order = self._order(survivors, order, len(rounds))
-            scores = yield from self._round(order, purpose)
+            scores = yield from self._round(order, purpose, first=not rounds)
             survivors = [each for each in survivors if not self._record.is_out(each)]
             missing = [each for each in survivors if each not in scores]
             if missing and rounds:
@@ -125,12 +85,6 @@ class Search:
                 break
         self._found.ranking = [*survivors, *losers]
 
-    def _affordable(self, field: Sequence[int]) -> list[int]:
-        """The first of the field, as many as the budget has visits for: the default and one instance per socket first."""
-        fits = max(1, self._to_spend)
-        self._leave(field[fits:], "not measured: the budget ended before")
-        return list(field[:fits])
-
     def _leave(self, layouts: Sequence[int], why: str) -> None:
         if layouts:
             self._found.complete = False
@@ -141,43 +95,52 @@ class Search:
         if done % 2:
             return [each for each in reversed(last) if each in survivors]
         random = np.random.default_rng((self._settings.seed, len(self._record)))
-        return [survivors[i] for i in random.permutation(len(survivors))]
+        # Where the budget is too short for all, the first of the list: the default, one instance per socket, ...
+        fits = len(survivors) if done else max(2, self.allowance.to_spend)
+        mixed = [*random.permutation(survivors[:fits]), *random.permutation(survivors[fits:])]
+        return [int(each) for each in mixed]
 
-    def _round(self, order: Sequence[int], purpose: _Purpose, repeats: int | None = None) -> _Scores:
+    def _round(self, order: Sequence[int], purpose: _Purpose, *, first: bool = False) -> _Scores:
         """One visit of each. Those that failed and those that another job disturbed are visited again at the end."""
         self._block += 1
         scores: dict[int, float] = {}
         numbers: dict[int, int] = {}
         waiting = list(order)
-        while waiting and self._to_spend > 0:
+        while waiting:
+            if first:
+                self.allowance.extend(len(waiting) + RESERVED)
+            self.allowance.spread(len(waiting) if first or purpose == "confirm" else 0)
+            if self.allowance.to_spend < 1:
+                break
             candidate = waiting.pop(0)
             number = len(self._record) + 1
-            result = yield Visit(
-                number=number, candidate=candidate, purpose=purpose, repeats=repeats or self._record.repeats()
-            )
-            score = self._record.add(result, self._block)
+            score = yield from self._visit(candidate, purpose)
             if score is not None:
                 scores[candidate], numbers[candidate] = score, number
             elif self._record.is_out(candidate):
                 self._found.left[candidate] = f"failed twice: {self._record.last_failure(candidate)}"
             else:
                 waiting.append(candidate)
-        yield from self._again(numbers, scores, purpose, repeats)
+        yield from self._again(numbers, scores, purpose)
         return scores
 
-    def _again(
-        self, numbers: dict[int, int], scores: dict[int, float], purpose: _Purpose, repeats: int | None
-    ) -> _Done:
+    def _visit(self, candidate: int, purpose: _Purpose) -> Generator[Visit, VisitResult, float | None]:
+        number, repeats = len(self._record) + 1, self.allowance.repeats
+        result = yield Visit(number=number, candidate=candidate, purpose=purpose, repeats=repeats)
+        return self._record.add(result, self._block)
+
+    def _again(self, numbers: dict[int, int], scores: dict[int, float], purpose: _Purpose) -> _Done:
         """Replaces the scores of disturbed visits by those of fresh ones. A layout whose second visit looks disturbed,
         too, has more noise than the others: both visits count, and it is not repeated again."""
         for candidate, first in numbers.items():
-            if candidate in self._unsteady or not self._record.disturbed(first) or self._to_spend < 1:
+            if (
+                candidate in self._unsteady
+                or not self._record.disturbed(first)
+                or self.allowance.to_spend < 1
+            ):
                 continue
             number = len(self._record) + 1
-            result = yield Visit(
-                number=number, candidate=candidate, purpose=purpose, repeats=repeats or self._record.repeats()
-            )
-            score = self._record.add(result, self._block)
+            score = yield from self._visit(candidate, purpose)
             if score is not None and self._record.disturbed(number):
                 self._unsteady.add(candidate)
                 scores[candidate] = (scores[candidate] + score) / 2
@@ -196,9 +159,9 @@ class Search:
         broken = {each: self._record.broken(each) for each in layouts}
         ranked = sorted(layouts, key=lambda each: (bool(broken[each]), -means[each]))
         best = ranked[0]
-        margin = rounds.margin(layouts, self._record.noise() or 0.0, self._record.repeats())
+        margin = rounds.margin(layouts, self._record.noise() or 0.0, self.allowance.repeats)
         # Half of the visits for the next round, half for all after it.
-        most = max(2, self._to_spend // 2)
+        most = max(2, self.allowance.to_spend // 2)
         kept = []
         for place, each in enumerate(ranked):
             if broken[each] and not broken[best]:
@@ -209,9 +172,9 @@ class Search:
                 kept.append(each)
         return ranked, kept
 
-    def _confirm(self) -> _Done:
+    def _confirm(self, challengers: Sequence[int]) -> _Done:
         default = self._found.default
-        for challenger in self._found.ranking[:_MOST_CHALLENGERS]:
+        for challenger in challengers:
             if challenger == default or self._record.is_out(default):
                 return
             self._found.challenger, self._found.pairs = challenger, []
@@ -222,27 +185,29 @@ class Search:
     def _pairs(self, challenger: int, default: int) -> _Done:
         """Pairs of fresh visits in alternating order. Their number is fixed before the first: a number that depended on
         their results would bias the interval."""
-        self._reserved = 0
+        self.allowance.reserve(0)
+        self.allowance.extend(2 * LEAST_PAIRS)
+        self.allowance.spread(2 * LEAST_PAIRS)
         wanted, pairs = self._wanted_pairs(), self._found.pairs
-        for attempt in range(wanted + _SPARE):
+        for attempt in range(wanted + SPARE):
             if len(pairs) == wanted or self._record.is_out(challenger) or self._record.is_out(default):
                 return
-            self._reserved = 0
-            if self._visits_left < 2:
+            self.allowance.reserve(2 * (wanted - len(pairs) - 1))
+            self.allowance.spread(2)
+            self.allowance.reserve(max(0, min(self.allowance.left - 2, 2 * (wanted - len(pairs) - 1))))
+            if self.allowance.to_spend < 2:
                 break
-            self._reserved = min(self._visits_left - 2, 2 * (wanted - len(pairs) - 1))
             first = (attempt + self._settings.seed) % 2
             order = (challenger, default) if first else (default, challenger)
-            scores = yield from self._round(order, "confirm", self._record.repeats())
+            scores = yield from self._round(order, "confirm")
             if len(scores) == 2:
                 pairs.append(scores[challenger] - scores[default])
         self._found.complete = False
 
     def _wanted_pairs(self) -> int:
         """As many as make the interval narrower than the least gain, within what is left."""
-        repeats = self._record.repeats()
-        noise = math.sqrt(2 * ((self._record.noise() or 0.0) ** 2 / repeats + START_SPREAD**2))
-        fit = max(LEAST_PAIRS, min(MOST_PAIRS, (self._visits_left - _SPARE) // 2))
+        noise = math.sqrt(2 * ((self._record.noise() or 0.0) ** 2 / self.allowance.repeats + START_SPREAD**2))
+        fit = max(LEAST_PAIRS, min(MOST_PAIRS, (self.allowance.left - SPARE) // 2))
         for pairs in range(LEAST_PAIRS, fit):
             if student_t(LEVEL, pairs - 1) * noise / math.sqrt(pairs) <= self._settings.least_gain / 2:
                 return pairs

@@ -66,7 +66,7 @@ def _winner(
 ) -> tuple[int | None, bool]:
     """The winner, and whether it differs from the default."""
     measured = [each.candidate for each in standings if each.score is not None]
-    ranking = [each for each in found.ranking or measured if not record.is_out(each)]
+    ranking = [each for each in found.ranking or measured if each in measured and not record.is_out(each)]
     if not ranking:
         return None, False
     if record.is_out(found.default):

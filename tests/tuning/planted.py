@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,12 +220,18 @@ class PlantedMachine:
 
 
 def searched(machine: PlantedMachine, settings: Settings) -> tuple[Verdict, list[VisitResult]]:
-    """The whole search on a planted machine: as `next_step` would, without replaying the history at every step."""
-    steps, history = Search(machine.candidates, settings).run(), []
-    step = next(steps)
-    while True:
-        history.append(machine.visit(step))
-        try:
+    return run_search(machine.candidates, settings, machine.visit)
+
+
+def run_search(
+    candidates: Sequence[Candidate], settings: Settings, measured: Callable[[Visit], VisitResult]
+) -> tuple[Verdict, list[VisitResult]]:
+    """The whole search: as `next_step` would, without replaying the history at every step."""
+    steps, history = Search(candidates, settings).run(), list[VisitResult]()
+    try:
+        step = next(steps)
+        while True:
+            history.append(measured(step))
             step = steps.send(history[-1])
-        except StopIteration as end:
-            return end.value, history
+    except StopIteration as end:
+        return end.value, history
