@@ -152,4 +152,4 @@ async def test_clients_leave_descriptors_to_the_instances(
     deployment = at(tmp_path)
     assert deployment.connections == sum(slot.model.max_num_seqs for slot in deployment.plan.slots)
     proxy = setup.build(deployment).proxy
-    assert proxy._most_clients == max(513 - deployment.connections, 256)
+    assert proxy._clients._most == max(513 - deployment.connections, 256)
