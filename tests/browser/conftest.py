@@ -42,11 +42,14 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    command = next(filter(None, map(shutil.which, COMMANDS)), None)
-    assert command, f"no browser: install one of {', '.join(COMMANDS)} (scripts/test browser does)"
-    # Chromium's sandbox needs user namespaces, which root in a container lacks; the pages are our own.
-    sandbox = [] if os.geteuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:
+        command = next(filter(None, map(shutil.which, COMMANDS)), playwright.chromium.executable_path)
+        assert Path(command).exists(), (
+            f"no browser: install one of {', '.join(COMMANDS)} (on Debian scripts/test browser does), "
+            "or run: .venv/bin/playwright install chromium"
+        )
+        # Chromium's sandbox needs user namespaces, which root in a container lacks; the pages are our own.
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]
         running = playwright.chromium.launch(executable_path=command, args=sandbox)
         yield running
         running.close()
