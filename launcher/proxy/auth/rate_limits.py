@@ -41,10 +41,13 @@ class Bucket:
 
     def take(self, amount: float, now: float) -> None:
         """A negative amount is given back."""
-        if self.per_minute is not None:
-            refilled = max(0.0, now - self.at) * self.per_minute / MINUTE_S
-            self.spent = max(0.0, max(0.0, self.spent - refilled) + amount)
-            self.at = max(self.at, now)
+        if self.per_minute is None:
+            return
+        spent = self.spent
+        if now > self.at:
+            spent = max(0.0, spent - (now - self.at) * self.per_minute / MINUTE_S)
+            self.at = now
+        self.spent = spent + amount if amount >= 0.0 else max(0.0, spent + amount)
 
     def wait_s(self, amount: float, now: float) -> float:
         """Seconds until `amount` may be taken; an amount beyond its size needs a full bucket."""
@@ -57,9 +60,9 @@ class Bucket:
     def resize(self, per_minute: int | None, now: float) -> None:
         """What was spent stays spent."""
         self.take(0.0, now)
+        if self.per_minute is None:
+            self.spent, self.at = 0.0, now
         self.per_minute = per_minute
-        if per_minute is None:
-            self.spent = 0.0
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class KeyLimits:
     record: KeyRecord
     sums: KeySums = field(default_factory=KeySums)  # of the key's current name
     in_flight: int = 0  # requests admitted and not finished
+    models: frozenset[str] = frozenset()
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
     mean_s: float = FIRST_GUESS_S  # duration of a request
@@ -93,13 +97,13 @@ class KeyLimits:
 
     def follow(self, record: KeyRecord, sums: KeySums, now: float) -> None:
         """Apply a record that was read again."""
-        self.record, self.sums = record, sums
+        self.record, self.sums, self.models = record, sums, frozenset(record.models)
         self.requests.resize(record.requests_per_minute, now)
         self.tokens.resize(record.tokens_per_minute, now)
 
     def allows(self, *names: str) -> bool:
         """Whether the key may use the model of these names (its own and aliases)."""
-        return not self.record.models or not set(names).isdisjoint(self.record.models)
+        return not self.models or not self.models.isdisjoint(names)
 
     def begin(self, now: float, *, large: bool = False) -> Grant:
         """Admit one request, before its body is read. Raises HttpError: 429 with the seconds to wait.
@@ -113,7 +117,7 @@ class KeyLimits:
             raise self.too_many(Limit.REQUESTS, self.requests.per_minute, wait)
         if large and (wait := self.tokens.wait_s(1, now)):
             raise self.too_many(Limit.TOKENS, self.tokens.per_minute, wait)
-        self.requests.take(1, now)
+        self.requests.spent += 1
         self.in_flight += 1
         return Grant(self, self.sums, now)
 
@@ -149,10 +153,10 @@ class Grant:
             limits.sums.refused[Limit.MODEL] += 1
             why = f"this API key may not use the model `{names[0]}`"
             raise HttpError(403, why, type_="permission_error", param="model", code="model_not_allowed")
-        if wait := limits.tokens.wait_s(max(tokens, 1), now):
+        if limits.tokens.per_minute is not None and (wait := limits.tokens.wait_s(max(tokens, 1), now)):
             limits.requests.take(-1, now)
             raise limits.too_many(Limit.TOKENS, limits.tokens.per_minute, wait)
-        limits.tokens.take(tokens, now)
+        limits.tokens.spent += tokens
         self.charged = tokens
         self.admitted = True
 
