@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write to FILE (default: ID.html in this directory)"
     )
-    compare = _action(
-        actions, "compare", "print how result B differs from result A, with intervals"
-    )
+    compare = _action(actions, "compare", "print how result B differs from result A, with intervals")
     compare.add_argument("before", metavar="A", help="file or id of a result")
     compare.add_argument("after", metavar="B", help="file or id of a result")
     compare.add_argument(

@@ -58,7 +58,8 @@ class Parser(argparse.ArgumentParser):
                 self.exit(2)
             names = missing["names"]
             wanted = names if branch is None else f"{names}: {', '.join(branch.choices)}"
-            self._refuse(f"run {self._what}: {names} is missing", f"give {wanted}; {self.prog} --help")
+            be = "are" if ", " in names else "is"
+            self._refuse(f"run {self._what}: {names} {be} missing", f"give {wanted}; {self.prog} --help")
         if (argument := _ARGUMENT.match(message)) is not None:
             self._refuse_value(**argument.groupdict())
         self._refuse(f"run {self._what}: {message}", f"{self.prog} --help")
