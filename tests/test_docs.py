@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,18 @@ def test_modules_of_the_architecture_exist() -> None:
     for module in re.findall(r"(?:`|^)((?:\w+/)*\w+\.py)\b", text, flags=re.MULTILINE):
         if "NAME" not in module:
             assert any(file.endswith(f"/{module}") for file in files), module
+
+
+def test_amds_figures_are_the_published_ones() -> None:
+    published = tomllib.loads((ROOT / "launcher" / "bench" / "published.toml").read_text(encoding="utf-8"))
+    several, one = (
+        {row["model"]: row["total_tokens_per_s"] for row in source["results"]}
+        for source in published["sources"][:2]
+    )
+    ratios = {row["model"]: row["ratio"] for row in published["ratios"][0]["results"]}
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for model, ratio in ratios.items():
+        row = (
+            f"| {model} | {several[model]:,} | {one[model]:,} | {several[model] / one[model]:.2f} | {ratio} |"
+        )
+        assert row in text
