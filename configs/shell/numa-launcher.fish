@@ -246,7 +246,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l requests -x -
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l repeats -x -d 'measure each row N times, in turn (default: 1)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l seed -x -d 'make the prompts from this number (default: another one each time)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l keep-cache -d 'send the same prompts in every row: the prefix cache has them'
-complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l driver -xka "vllm" -d 'load generator (default: vllm)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l driver -xka "vllm aiperf" -d 'load generator: vllm or aiperf (default: vllm)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l state-dir -xka "(__fish_complete_directories)" -d 'keep results under DIR (default: /var/lib/numa-launcher for root, else ~/.local/state/numa-launcher)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -l json -d 'print the result as JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench; and test $_shtab_numa_launcher_npos -eq 0' -a report -d 'Write one HTML file with the tables and charts of results.'

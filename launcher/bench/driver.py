@@ -75,7 +75,8 @@ class Phase:
     """The first request has been sent."""
     ended: bool
     """The last response has arrived."""
-    done: int
+    done: int | None
+    """Completed requests; None: it does not say."""
 
 
 class Driver(Protocol):

@@ -23,6 +23,8 @@ from launcher.host.child import dies_with_parent
 POLL_S: Final = 0.1
 # Between two looks at the endpoint's metrics.
 OBSERVE_S: Final = 2.0
+# Between two looks at its processes' CPU times.
+USAGE_S: Final = 1.0
 # Without a completed request for so long the point is given up.
 NO_PROGRESS_S: Final = 1800.0
 # From this share of one core on, the queue inside a single-threaded client is no longer small against what it measures.
@@ -80,37 +82,36 @@ class Generator:
             self._kill()
 
     def _watch(self, on_progress: Callable[[Phase], None], observe: Callable[[], None]) -> ClientCost:
-        first: tuple[float, Usage] | None = None
-        last: tuple[float, Usage] | None = None
+        window = _Window(self._process.pid)
+        shown: Phase | None = None
         observed = changed = time.monotonic()
-        done = -1
         while True:
             running = self._process.poll() is None
-            progress = self._driver.progress(self._read_output())
-            now = time.monotonic()
-            if progress.measuring and first is None:
-                first = now, _usage(self._process.pid)
-            if progress.ended and last is None and running:
-                last = now, _usage(self._process.pid)
+            phase = self._driver.progress(self._read_output())
             if not running:
                 break
-            if progress.done != done:
-                done, changed = progress.done, now
-                on_progress(progress)
-            if now - changed > NO_PROGRESS_S:
-                raise DriverError(
-                    f"cannot measure {self._job.target.url}: no request completed within {NO_PROGRESS_S:g} s",
-                    "see whether the endpoint answers at all (`numa-launcher status`)",
-                )
-            if progress.measuring and not progress.ended and now - observed >= OBSERVE_S:
+            now = time.monotonic()
+            window.look(phase, now)
+            if phase != shown or phase.done is None:
+                changed = now
+            if phase != shown:
+                shown = phase
+                on_progress(phase)
+            self._refuse_standstill(now - changed)
+            if phase.measuring and not phase.ended and now - observed >= OBSERVE_S:
                 observe()
                 observed = now
             time.sleep(POLL_S)
         if self._process.returncode != 0 or not self._job.result_file.is_file():
             raise self._failed()
-        if first is None or last is None:
-            return ClientCost(cpu_s=0.0, share=0.0, wait_share=0.0, limited=False)
-        return cost_between(first[1], last[1], last[0] - first[0])
+        return window.cost()
+
+    def _refuse_standstill(self, unchanged_s: float) -> None:
+        if unchanged_s > NO_PROGRESS_S:
+            raise DriverError(
+                f"cannot measure {self._job.target.url}: no request completed within {NO_PROGRESS_S:g} s",
+                "see whether the endpoint answers at all (`numa-launcher status`)",
+            )
 
     def _read_output(self) -> str:
         with contextlib.suppress(OSError):
@@ -130,6 +131,31 @@ class Generator:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class _Window:
+    """CPU times at the first request and at the last response."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._first: tuple[float, Usage] | None = None
+        self._last: tuple[float, Usage] | None = None
+        self._ended = False
+
+    def look(self, phase: Phase, now: float) -> None:
+        if phase.measuring and self._first is None:
+            self._first = now, _usage(self._pid)
+        if self._first is None or self._ended:
+            return
+        # Also before the end: the process may be gone when its last line is seen.
+        if phase.ended or self._last is None or now - self._last[0] >= USAGE_S:
+            self._last, self._ended = (now, _usage(self._pid)), phase.ended
+
+    def cost(self) -> ClientCost:
+        if self._first is None or self._last is None:
+            return cost_between({}, {}, 0.0)
+        (began, first), (ended, last) = self._first, self._last
+        return cost_between(first, last, ended - began)
 
 
 def _start(command: Command, job: Job) -> subprocess.Popen[bytes]:

@@ -15,7 +15,8 @@ class Progress:
     """From 1; 0 for the warm-up."""
     points: int | None
     """None: a search does not know."""
-    done: int
+    done: int | None
+    """Completed requests; None: the load generator does not say."""
     requests: int
     measuring: bool
     """False while the load generator starts."""

@@ -137,6 +137,8 @@ def live_line(progress: Progress, earlier_s: Sequence[float]) -> str:
     place = f"point {progress.point}{of}, {progress.what}" if progress.point else "warm-up"
     if not progress.measuring:
         return f"{place}: load generator starting"
+    if progress.done is None:
+        return f"{place}: {progress.requests} requests"
     left = None if progress.points is None or not progress.point else progress.points - progress.point
     remaining = eta_s(progress.done, progress.requests, progress.elapsed_s, earlier_s, left)
     eta = "" if remaining is None else f", about {_duration(remaining)} left"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.bench.progress import Progress
     from launcher.bench.result import BenchResult
 
-DRIVERS: Final = ("vllm",)
+DRIVERS: Final = ("vllm", "aiperf")
 # Above any number of runs that are made by hand, so that two of them have no prompts in common.
 _SEEDS: Final = 2**31
 _CLEAR_LINE: Final = "\r\x1b[K"
@@ -133,7 +133,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         choices=DRIVERS,
         default="vllm",
         metavar="NAME",
-        help="load generator (default: vllm)",
+        help="load generator: vllm or aiperf (default: vllm)",
     )
     _add_state_dir(parser)
     add("--json", action="store_true", help="print the result as JSON")

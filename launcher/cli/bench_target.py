@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def select(args: argparse.Namespace) -> tuple[Target, Driver]:
     """The endpoint and the load generator. Raises LauncherError."""
     if args.url is not None and args.config is None:
-        return _foreign(args), driver_of(("vllm",), None)
+        return _foreign(args), _chosen(args.driver) or driver_of(("vllm",), None)
     config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
     model = _model_of(config, args.model)
     from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
 
     deployment = build_deployment(config)
-    return _configured(args, deployment, model), driver_for(deployment)
+    return _configured(args, deployment, model), _chosen(args.driver) or driver_for(deployment)
 
 
 def _foreign(args: argparse.Namespace) -> Target:
@@ -144,6 +144,15 @@ def _key_of(file: Path | None) -> str | None:
     if not lines:
         raise LauncherError(f"cannot use --key-file '{file}': it is empty", "write the API key into it")
     return lines[0]
+
+
+def _chosen(name: str) -> Driver | None:
+    """None: vLLM's, the default."""
+    if name != "aiperf":
+        return None
+    from launcher.bench.aiperf_driver import find_aiperf  # noqa: PLC0415  heavy
+
+    return find_aiperf()
 
 
 def driver_for(deployment: Deployment) -> Driver:
