@@ -31,6 +31,7 @@ SEVERAL_MODULES = {
     "topology/test_captured_machines": "sysfs and machine against hwloc on every captured machine",
     "topology/test_synthetic_trees": "the trees that the tests write, read by sysfs",
     "topology/test_unusual_machines": "sysfs, machine and renderings against hwloc on unusual machines",
+    "tuning/test_guarantees": "what docs/tuning.md promises of a search, on planted machines",
 }
 
 # Modules shorter than this need no test file of their own.

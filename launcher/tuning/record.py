@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
@@ -46,7 +47,7 @@ class Record:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._entries: list[Entry] = []
-        self._spreads: list[float | None] = []
+        self._spreads: list[float] = []
         self._discarded: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._goodput: bool | None = None
@@ -61,7 +62,8 @@ class Record:
         figures = log_figures(result.measurements, goodput=bool(self._goodput))
         entry = Entry(result, block, figures, location(figures) if len(figures) else None)
         self._entries.append(entry)
-        self._spreads.append(spread(figures) if len(figures) >= LEAST_REPEATS else None)
+        if len(figures) >= LEAST_REPEATS:
+            self._spreads.append(spread(figures))
         self._failures[entry.candidate] = 0 if len(figures) else self._failures[entry.candidate] + 1
         return entry.score
 
@@ -101,8 +103,7 @@ class Record:
 
     def noise(self) -> float | None:
         """Standard deviation of one measurement within a visit: the median over visits, as another job disturbs few."""
-        spreads = [each for each in self._spreads if each is not None]
-        return float(np.median(spreads)) if spreads else None
+        return statistics.median(self._spreads) if self._spreads else None
 
     def disturbed(self, number: int) -> bool:
         """Another job ran during this visit: its figures are spread wider than the noise explains (1 in 1,000), also

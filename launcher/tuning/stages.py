@@ -166,8 +166,10 @@ class Search:
         for place, each in enumerate(ranked):
             if broken[each] and not broken[best]:
                 self._found.left[each] = "; ".join(broken[each])
-            elif place >= most or means[best] - means[each] > margin:
+            elif means[best] - means[each] > margin:
                 self._found.left[each] = f"slower than {self._candidates[best].label}"
+            elif place >= most:
+                self._found.left[each] = f"not among the best {most} after round {len(rounds)}"
             else:
                 kept.append(each)
         return ranked, kept

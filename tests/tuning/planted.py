@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -40,12 +40,11 @@ CONFIG = Config(models=(Model(name="model", path="model"),))
 
 
 def plan_of_layout(topology: Topology, config: Config, layout: Layout) -> dict[str, Any]:
-    replace = msgspec.structs.replace
-    chosen = replace(
+    chosen = msgspec.structs.replace(
         config.layout, strategy=layout.strategy, instances_per_socket=layout.instances_per_socket,
         reserve_cores=layout.reserve_cores, span_nodes=layout.span_nodes,
     )  # fmt: skip
-    return plan_json(make_plan(topology, replace(config, layout=chosen), {}, cpus_only=True))
+    return plan_json(make_plan(topology, msgspec.structs.replace(config, layout=chosen), {}, cpus_only=True))
 
 
 @functools.cache
@@ -154,14 +153,17 @@ class Noise:
 
 class PlantedMachine:
     def __init__(
-        self, seed: int, *, machine: str | None = None, flat: bool = False, noise: Noise | None = None
+        self, seed: int, *, machine: str | None = None, flat: bool = False, noise: float | None = None
     ) -> None:
+        """`noise`: of one measurement; None: drawn. `flat`: all layouts are equal."""
         self._rng = np.random.default_rng(seed)
         self.machine = machine or MACHINES[int(self._rng.integers(len(MACHINES)))]
         topology, found = candidates_of(self.machine)
         self.candidates = found.entered
         physics = Physics.drawn(self._rng)
-        self.noise = noise or Noise.drawn(self._rng)
+        self.noise = Noise.drawn(self._rng)
+        if noise is not None:
+            self.noise = replace(self.noise, measurement=noise)
         self._truth: dict[int, float] = {}
         self._flat = flat
         self._true_of = lambda i: physics.tokens_per_s(self.candidates[i], topology)
@@ -183,9 +185,6 @@ class PlantedMachine:
         if candidate not in self._truth:
             self._truth[candidate] = self._true_of(candidate)
         return self._truth[candidate]
-
-    def best(self) -> float:
-        return max(self.truth(i) for i in self.layouts if i not in self.failing)
 
     @property
     def default(self) -> int:

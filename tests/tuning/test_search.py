@@ -162,6 +162,11 @@ def test_the_faster_layout_wins_and_its_ratio_comes_from_fresh_visits() -> None:
     assert [each.candidate for each in verdict.standings][:2] == [3, 1]
 
 
+def test_layouts_that_visits_do_not_suffice_for_are_not_called_slower() -> None:
+    verdict, _ = search(candidates(12), speeds(*[100] * 12, noise=0.03))
+    assert "not among the best 4 after round 1" in {each.left for each in verdict.standings}
+
+
 def test_both_of_a_pair_come_first_equally_often() -> None:
     _, history = search(candidates(3), speeds(100, 120, 90))
     fresh = [each.visit.candidate for each in history if each.visit.purpose == "confirm"]
@@ -231,6 +236,8 @@ def test_without_any_figure_there_is_no_winner() -> None:
     verdict, history = search(candidates(5), speeds(*[0] * 5))
     assert (verdict.winner, verdict.different, verdict.ratio_to_default) == (None, False, None)
     assert len(history) == 10
+    assert {each.left for each in verdict.standings} == {"failed twice: exited with code 1"}
+    assert verdict.complete
 
 
 def test_figures_that_are_no_numbers_are_failures() -> None:
