@@ -156,6 +156,7 @@ _shtab_numa_launcher_topology_pos_0_choices=(snapshot)
 _shtab_numa_launcher_bench_pos_0_choices=(report compare list)
 _shtab_numa_launcher_bench___workload_choices=(rackspace-128 amd-128 chat rag batch embeddings)
 _shtab_numa_launcher_bench___driver_choices=(vllm aiperf)
+_shtab_numa_launcher_tune___workload_choices=(rackspace-128 amd-128 chat rag batch embeddings)
 _shtab_numa_launcher_key_pos_0_choices=(add list revoke)
 _shtab_numa_launcher_pos_0_choices=(serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify bench tune key bundle doctor quickstart)
 

@@ -272,7 +272,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l kv-cache -x -d
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l root -xka "(__fish_complete_directories)" -d 'read /sys and /proc of another machine under DIR'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'read the machine that `topology snapshot` saved in FILE'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l machine -x -d 'use a built-in machine such as epyc-9755-2p, or a .toml file that describes one'
-complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l workload -x -d 'measure with this workload (default: rackspace-128)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l workload -xka "rackspace-128 amd-128 chat rag batch embeddings" -d 'measure with this workload: rackspace-128, amd-128, chat, rag, batch, embeddings (default: rackspace-128)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l slo -x -d 'rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l budget -x -d 'end the search after this time (default: 2h)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'compare these stacks; the first listed has no precedence'

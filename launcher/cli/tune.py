@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from launcher.bench import workloads
 from launcher.cli import machine, options
 from launcher.cli.screen_lines import Output
 from launcher.errors import LauncherError
@@ -30,7 +31,7 @@ SAVED: Final = (
     "repeats", "no_refine",
 )  # fmt: skip
 _PATHS: Final = ("config", "root", "snapshot")
-_DEFAULTS: Final = {"workload": "rackspace-128", "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
+_DEFAULTS: Final = {"workload": workloads.DEFAULT, "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
 _STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
 _STACKS: Final = ("vllm", "zentorch")
 INTERRUPTED: Final = 130
@@ -40,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config(parser)
     machine.add_machine(parser)
     add = parser.add_argument
-    add("--workload", metavar="NAME", help=f"measure with this workload (default: {_DEFAULTS['workload']})")
+    names = tuple(workloads.all_workloads())
+    add(
+        "--workload", metavar="NAME", choices=names,
+        help=f"measure with this workload: {', '.join(names)} (default: {workloads.DEFAULT})",
+    )  # fmt: skip
     add(
         "--slo", metavar="LIMITS", type=options.Value("limits such as ttft_p99=2s,itl_p99=150ms", _slo),
         help="rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms",
@@ -53,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("stack", _STACKS, "compare these stacks; the first listed has no precedence"),
         ("strategies", _STRATEGIES, "try these strategies only, and the default"),
     ):
-        wanted = f"names out of {', '.join(choices)}, separated by commas"
+        wanted = f"a list of names such as {','.join(choices[:2])} (there are {', '.join(choices)})"
         add(f"--{name}", metavar="NAMES", type=options.Value(wanted, _names(choices)), help=what)
     add(
         "--instances", metavar="NUMBERS",
-        type=options.Value("numbers of 1 or more, separated by commas", _numbers),
+        type=options.Value("a list of numbers such as 1,2,4", _numbers),
         help="try these instances per socket only, and the default",
     )  # fmt: skip
     add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from launcher.tuning.layout_config import with_layout
 from launcher.tuning.locks import only_engines
 from launcher.tuning.model import Candidate, Candidates, Layout, Settings, Stack, Verdict, VisitResult
 from launcher.tuning.remembered import BestLayout, cpus_of
-from launcher.tuning.report import Report
+from launcher.tuning.report import Report, span
 from launcher.tuning.runner import Runner, Watcher, now
 from launcher.tuning.search import next_step, verdict_so_far
 from launcher.tuning.service import Service, claim_cores
@@ -48,6 +49,9 @@ _READ_BYTES_PER_S: Final = 1e9
 _MEASURE_S: Final = 30.0
 # Options that decide the visits: the search replays the journal, and must come to the same ones.
 _SEARCH: Final = ("workload", "slo", "budget", "stack", "measure", "seed", "repeats", "no_refine")
+# A layout and the default once each; and four times each, the fewest that the search compares without a budget.
+_LEAST_VISITS: Final = 2
+_USUAL_VISITS: Final = 8
 _NEW_RUN: Final = "begin a new run without --resume"
 # Of plans of cpus only: with a command on another machine no model is needed.
 _NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
@@ -175,11 +179,28 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         host.topology, config, lambda layout: deploy(with_layout(config, layout), host).to_json(), stacks,
         _wanted(args.strategies, args.instances),
     )  # fmt: skip
-    return Prepared(
+    prepared = Prepared(
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None),
         fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None), folder=folder,
     )  # fmt: skip
+    _refuse_no_comparison(prepared)
+    return prepared
+
+
+def _refuse_no_comparison(prepared: Prepared) -> None:
+    refines = prepared.settings.refine
+    if not any(not each.is_default and (refines or each.refines is None) for each in prepared.candidates):
+        raise LauncherError(
+            f"cannot tune: there is no layout beside the default, {prepared.candidates[0].label}",
+            "allow more with --strategies and --instances; see `numa-launcher plan --compare`",
+        )
+    whole = prepared.forecast(())
+    if whole.visits < _LEAST_VISITS:
+        raise LauncherError(
+            f"cannot tune within {span(prepared.settings.budget_s or 0.0)}: a visit takes about {span(whole.visit_s)}",
+            f"give --budget {math.ceil(_USUAL_VISITS * whole.visit_s / 60)}m or more",
+        )
 
 
 def begin(prepared: Prepared, saved: dict[str, Any]) -> Journal:

@@ -262,3 +262,18 @@ def test_apply_writes_the_winner_and_reloads_the_running_daemon(
         assert "instances_per_socket = 2" in again.config.read_text()
     finally:
         again.end()
+
+
+def test_a_budget_without_room_for_a_comparison_is_refused(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t")
+    done = run(tune.new("--budget", "1s"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("cannot tune within 1 s: a visit takes about ")
+    assert not tune.calls("begin")
+
+
+def test_a_machine_with_one_layout_is_refused(tmp_path: Path) -> None:
+    tune = Tune(tmp_path / "t")
+    done = run(tune.words(*MACHINE, "--instances", "7", "--no-refine", "--measure", tune.measure))
+    assert done.returncode == 2
+    assert "there is no layout beside the default" in done.stderr
