@@ -145,5 +145,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     interval: tuple[float, float] | None
     comparison: Comparison | None
     standings: list[Standing]
+    """The winner, then the others by score; those that break a limit behind those that break none."""
     complete: bool
     """False: the budget or the operator ended the search before its own end."""

@@ -43,7 +43,7 @@ def make_verdict(
         ratio, interval = comparison.ratio, comparison.interval
     return Verdict(
         winner=winner, different=different, ratio_to_default=ratio, interval=interval, comparison=comparison,
-        standings=standings, complete=ended and found.complete,
+        standings=sorted(standings, key=lambda each: each.candidate != winner), complete=ended and found.complete,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _winner(
 def _standings(
     candidates: Sequence[Candidate], settings: Settings, record: Record, found: Found
 ) -> list[Standing]:
-    """All layouts of the race and the refinements that were measured, best first."""
+    """All layouts of the race and the refinements that were measured, by score."""
     scores = fit(record.scored())
     visits, limited = record.visits(), any(name in settings.slo for name in LIMITS)
     standings = []
