@@ -17,9 +17,7 @@ Slo = Mapping[str, float]
 
 FIGURES: Final = ("ttft", "tpot", "itl", "e2e")
 STATISTICS: Final = ("mean", "p50", "p95", "p99")
-WANTED: Final = (
-    "limits such as ttft_p99=2s,itl_p99=150ms (ttft, tpot, itl or e2e; p50, p95, p99 or mean; s or ms)"
-)
+WANTED: Final = "a list of limits such as ttft_p99=2s,itl_p99=150ms (ttft, tpot, itl or e2e; p50, p95, p99 or mean; s or ms)"
 _LIMIT: Final = re.compile(
     r"\s*(?P<figure>[a-z0-9]+)_(?P<statistic>[a-z0-9]+)\s*=\s*(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>s|ms)\s*",
     re.ASCII,

@@ -36,8 +36,8 @@ def _share(text: str) -> float:
 
 _COUNT: Final = options.Value("a number of 1 or more", options.whole(1))
 _SEED: Final = options.Value(f"a number from 0 to {_SEEDS}", options.whole(0, _SEEDS))
-_CONCURRENCY: Final = options.Value("numbers of requests such as 1,4,16", load.parse_concurrency)
-_RATES: Final = options.Value("requests per second such as 0.5,1,2", load.parse_rates)
+_CONCURRENCY: Final = options.Value("a list of numbers such as 1,4,16", load.parse_concurrency)
+_RATES: Final = options.Value("a list of rates such as 0.5,1,2", load.parse_rates)
 _TOLERANCE: Final = options.Value("a share such as 3%", _share)
 _SLO: Final = options.Value(slo.WANTED, slo.parse)
 

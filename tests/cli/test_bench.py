@@ -108,9 +108,9 @@ def test_a_full_disk_keeps_the_printed_table(
     ("words", "error"),
     [
         (["--sweep"], "--sweep needs --slo"),
-        (["--slo", "ttft=2"], "'ttft=2' is not limits such as ttft_p99=2s"),
-        (["--concurrency", "1,x"], "'1,x' is not numbers of requests"),
-        (["--rate", "0"], "'0' is not requests per second"),
+        (["--slo", "ttft=2"], "'ttft=2' is not a list of limits such as ttft_p99=2s"),
+        (["--concurrency", "1,x"], "'1,x' is not a list of numbers"),
+        (["--rate", "0"], "'0' is not a list of rates"),
         (["--rate", "1", "--concurrency", "1"], "not allowed with"),
         (["--workload", "nothing"], "choose one of rackspace-128, amd-128, chat, rag, batch, embeddings"),
         (["--dataset", "/nowhere/x.jsonl"], "cannot read --dataset '/nowhere/x.jsonl': no such file"),

@@ -143,8 +143,7 @@ def test_any_form_of_toml(text: str, tmp_path: Path) -> None:
 def test_the_fragment_says_the_layout(strategy: Strategy, count: Any, reserved: Any, span: bool) -> None:
     layout = Layout(strategy=strategy, instances_per_socket=count, reserve_cores=reserved, span_nodes=span)
     tree = tomllib.loads(layout_toml(layout))["layout"]
-    read = {"instances_per_socket": "auto", "reserve_cores": "auto", "span_nodes": False} | tree
-    assert read == {
+    assert {"span_nodes": False} | tree == {
         "strategy": strategy.value, "instances_per_socket": count, "reserve_cores": reserved, "span_nodes": span
     }  # fmt: skip
 
