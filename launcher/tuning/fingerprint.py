@@ -13,6 +13,8 @@ from launcher.sizes import format_size
 
 # MemTotal of one machine differs between kernels by what they reserve for themselves.
 _SAME_MEMORY: Final = 0.01
+# A hypervisor adds and takes memory while its guests run (balloon, hotplug); seen: a fifth within an hour.
+_SAME_VIRTUAL_MEMORY: Final = 0.5
 
 
 class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,8 @@ def _hardware(measured: Hardware, now: Hardware) -> Iterator[str]:
         old, new = getattr(measured, field), getattr(now, field)
         if _known(old, new):
             yield f"{words} {written(old)} → {written(new)}"
-    if abs(now.memory_bytes - measured.memory_bytes) > _SAME_MEMORY * measured.memory_bytes:
+    same = _SAME_VIRTUAL_MEMORY if measured.virtual and now.virtual else _SAME_MEMORY
+    if abs(now.memory_bytes - measured.memory_bytes) > same * measured.memory_bytes:
         yield f"memory {_size(measured.memory_bytes)} → {_size(now.memory_bytes)}"
     if measured.memory_limit_bytes != now.memory_limit_bytes:
         yield f"memory limit {_size(measured.memory_limit_bytes)} → {_size(now.memory_limit_bytes)}"

@@ -68,6 +68,14 @@ def test_half_of_the_memory() -> None:
     assert reason == "memory 768 GiB → 384 GiB"
 
 
+def test_memory_of_a_virtual_machine_varies() -> None:
+    before = replace(FINGERPRINT, hardware=replace(HARDWARE, virtual=True))
+    for share, stale in ((0.75, False), (1.3, False), (0.4, True), (2.0, True)):
+        size = int(HARDWARE.memory_bytes * share)
+        now = replace(before, hardware=replace(before.hardware, memory_bytes=size))
+        assert bool(differences(before, now)) is stale
+
+
 @pytest.mark.parametrize(
     ("changed", "reasons"),
     [
