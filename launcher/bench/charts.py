@@ -73,10 +73,14 @@ def lines(
     every = [mark for line in drawn for mark in line.marks]
     right = WIDTH - _RIGHT
     across = from_zero([mark.x for mark in every], _LEFT, right)
-    limits = [limit[0]] if limit else []
+    # A limit far above the figures would press them onto the axis: it is named, not drawn.
+    is_near = limit is not None and limit[0] <= 2 * max(mark.y for mark in every)
+    limits = [limit[0]] if limit and is_near else []
     up = from_zero([*(mark.y for mark in every), *limits], HEIGHT - _BOTTOM, _TOP)
     parts = [_frame(across, up, x, y)]
-    if limit:
+    if limit and not is_near:
+        parts.append(tag("text", f"{limit[1]} (above)", x=_LEFT + 4, y=_TOP - 4, class_="limit-label"))
+    elif limit:
         at = up(limit[0])
         parts += [
             tag("line", x1=_LEFT, x2=right, y1=at, y2=at, class_="limit"),

@@ -57,6 +57,13 @@ def test_a_limit_is_on_the_axis_and_named() -> None:
     assert "4 s" in texts(svg)
 
 
+def test_a_limit_far_above_is_named_and_leaves_the_axis() -> None:
+    svg = lines("TTFT", RATE, TIME, [line()], (4.1, "limit 4.1 s"))
+    assert "limit 4.1 s (above)" in texts(svg)
+    assert "2 s" in texts(svg)
+    assert "4 s" not in texts(svg)
+
+
 def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
     svg = lines("TTFT", RATE, TIME, [line("p50"), line("p99", dash=1)])
     ends = [float(each.attrib["y"]) for each in parsed(svg).iter("text") if each.text in {"p50", "p99"}]
