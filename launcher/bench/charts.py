@@ -14,7 +14,6 @@ import msgspec
 from launcher.bench.axes import Scale, apart, from_zero, logarithmic
 from launcher.bench.markup import Markup, joined, tag
 from launcher.bench.page_style import DASHES, series
-from launcher.intervals import Interval
 
 WIDTH: Final = 360
 HEIGHT: Final = 256
@@ -30,13 +29,12 @@ Ticks = Callable[[Sequence[float]], list[str]]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a line; intervals are drawn as whiskers."""
+    """A point of a line: the mean of `runs`, which are drawn as small points."""
 
     x: float
     y: float
     label: str = ""
-    x_interval: Interval | None = None
-    y_interval: Interval | None = None
+    runs: Sequence[tuple[float, float]] = ()
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +70,12 @@ def lines(
     """Lines with marks, both axes from zero; `limit` is a dashed line across, with its label."""
     every = [mark for line in drawn for mark in line.marks]
     right = WIDTH - _RIGHT
-    across = from_zero([mark.x for mark in every], _LEFT, right)
+    points = [point for mark in every for point in ((mark.x, mark.y), *mark.runs)]
+    across = from_zero([x for x, _ in points], _LEFT, right)
     # A limit far above the figures would press them onto the axis: it is named, not drawn.
-    is_near = limit is not None and limit[0] <= 2 * max(mark.y for mark in every)
+    is_near = limit is not None and limit[0] <= 2 * max(y for _, y in points)
     limits = [limit[0]] if limit and is_near else []
-    up = from_zero([*(mark.y for mark in every), *limits], HEIGHT - _BOTTOM, _TOP)
+    up = from_zero([*(y for _, y in points), *limits], HEIGHT - _BOTTOM, _TOP)
     parts = [_frame(across, up, x, y)]
     if limit and not is_near:
         parts.append(tag("text", f"{limit[1]} (above)", x=_LEFT + 4, y=_TOP - 4, class_="limit-label"))
@@ -198,13 +197,10 @@ def _path(line: Line, across: Scale, up: Scale) -> Markup:
     parts = [tag("path", d=f"M{points}", class_="line", style=_stroke(line.colour, line.dash))]
     for mark in line.marks:
         x, y = across(mark.x), up(mark.y)
-        stroke = f"stroke:{colour}"
-        if mark.x_interval:
-            low, high = across(mark.x_interval.low), across(mark.x_interval.high)
-            parts.append(tag("line", x1=low, x2=high, y1=y, y2=y, class_="whisker", style=stroke))
-        if mark.y_interval:
-            low, high = up(mark.y_interval.low), up(mark.y_interval.high)
-            parts.append(tag("line", x1=x, x2=x, y1=low, y2=high, class_="whisker", style=stroke))
+        parts += [
+            tag("circle", cx=across(its), cy=up(run), r=2, style=f"fill:{colour}", opacity=0.55)
+            for its, run in mark.runs
+        ]
         parts.append(tag("circle", cx=x, cy=y, r=3.5, style=f"fill:{colour}"))
     return joined(*parts)
 

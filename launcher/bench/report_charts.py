@@ -37,7 +37,7 @@ def latency_over_throughput(subjects: Sequence[Subject]) -> Markup | None:
         tag(
             "p",
             "Each point is a load, named by its requests at once or started per second. "
-            "Thin bars are 95% intervals over runs.",
+            "Small points are its runs, large ones their mean.",
             class_="note",
         ),
         tag("div", *charts, class_="charts"),
@@ -81,13 +81,9 @@ def _mark(runs: Runs, latency: Figure, labelled: bool) -> Mark | None:
         return None
     rate, concurrency = runs.load.rate, runs.load.concurrency
     load = f"{concurrency:,}" if rate is None and concurrency else f"{rate:.4g}/s" if rate else ""
-    return Mark(
-        x=x,
-        y=y,
-        label=load if labelled else "",
-        x_interval=runs.interval(OUTPUT_TOKENS) if labelled else None,
-        y_interval=runs.interval(latency),
-    )
+    rates, latencies = runs.values(OUTPUT_TOKENS), runs.values(latency)
+    spread = tuple(zip(rates, latencies, strict=True)) if rates and latencies else ()
+    return Mark(x=x, y=y, label=load if labelled else "", runs=spread)
 
 
 def _letters_legend(subjects: Sequence[Subject]) -> Markup | None:

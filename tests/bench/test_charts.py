@@ -17,7 +17,6 @@ from launcher.bench.charts import (
 )
 from launcher.bench.figures import duration, number, tick_numbers
 from launcher.bench.markup import Markup
-from launcher.intervals import Interval
 
 RATE = Axis("tokens/s", number, tick_numbers)
 TIME = Axis("", duration, lambda ticks: [f"{tick:g} s" for tick in ticks])
@@ -71,12 +70,13 @@ def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
     assert texts(svg).count("16") == 1
 
 
-def test_intervals_are_whiskers_inside_the_axes() -> None:
-    mark = Mark(x=100, y=1, x_interval=Interval(100, 50, 150), y_interval=Interval(1, -5, 9))
+def test_runs_are_points_on_the_same_axes() -> None:
+    mark = Mark(x=100, y=1, runs=[(50, 0.5), (150, 2)])
     svg = lines("TTFT", RATE, TIME, [Line(name="p50", marks=[mark], colour=0)])
-    whiskers = [each.attrib for each in parsed(svg).iter("line") if each.get("class") == "whisker"]
-    assert len(whiskers) == 2
-    assert (whiskers[1]["y1"], whiskers[1]["y2"]) == ("214", "14")
+    small, large, mean = circles(svg)
+    assert small == pytest.approx((140, 164))
+    assert large == pytest.approx((316, 14))
+    assert mean == pytest.approx((228, 114))
 
 
 def test_a_chart_is_described_in_words() -> None:
