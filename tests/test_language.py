@@ -42,7 +42,11 @@ def files() -> Iterator[Path]:
     yield ROOT / "README.md"
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in {".svg", ".png", ".so"}:
+            if (
+                path.is_file()
+                and "__pycache__" not in path.parts
+                and path.suffix not in {".svg", ".png", ".so"}
+            ):
                 yield path
 
 

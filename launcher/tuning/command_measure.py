@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,11 @@ def parse_command(text: str) -> list[str]:
     if not words:
         raise LauncherError(
             "cannot use --measure '': it is empty", "give a command that prints the measurement"
+        )
+    if shutil.which(words[0]) is None:
+        raise LauncherError(
+            f"cannot run --measure {text!r}: no command {words[0]!r}",
+            "give an executable file, or a command in PATH",
         )
     return words
 

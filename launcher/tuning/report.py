@@ -38,6 +38,8 @@ def opening(found: Candidates, forecast: Forecast, settings: Settings) -> list[s
         if left:
             lines += [f"{title}:", *(f"  {each.label}: {each.cause}" for each in left)]
     plan = f"plan: at most {counted(forecast.visits, 'visit')}, about {span(forecast.seconds)}"
+    if not forecast.visits:
+        return [*lines, "plan: nothing left to measure"]
     budget = "no budget" if settings.budget_s is None else f"budget {span(settings.budget_s)}"
     return [*lines, f"{plan}; {budget}"]
 

@@ -95,6 +95,8 @@ def test_a_command_that_is_none_is_refused(text: str, why: str) -> None:
 
 
 def test_words_are_split_as_by_a_shell() -> None:
+    with pytest.raises(LauncherError, match="no command 'nosuch'"):
+        parse_command("nosuch x")
     assert parse_command("sh -c 'a b' \"c d\"") == ["sh", "-c", "a b", "c d"]
 
 

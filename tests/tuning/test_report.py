@@ -176,6 +176,7 @@ def test_the_opening_has_candidates_causes_plan_and_budget() -> None:
         "2 candidates:", "  interleaved x 1 (default)", "  interleaved x 4", "refused:",
         "  interleaved x 8: node 0 is short by 2.1 GiB", "plan: at most 12 visits, about 20 min; budget 2 h 00 min",
     ]  # fmt: skip
+    assert opening(found, Forecast(visits=0, visit_s=100.0), SETTINGS)[-1] == "plan: nothing left to measure"
 
 
 def test_a_line_per_visit() -> None:
