@@ -96,6 +96,7 @@ svg .limit{stroke:var(--alert);stroke-width:1.5;stroke-dasharray:5 4}
 svg .limit-label{fill:var(--alert)}
 svg .line{fill:none;stroke-width:2.2}
 .legend{list-style:none;margin:8px 0 0;padding:0;font-size:13.5px;display:grid;gap:2px}
+.legend.across{display:flex;flex-wrap:wrap;gap:4px 26px}
 .legend li{display:flex;gap:8px;align-items:baseline}
 .legend svg{width:34px;height:12px;flex:none;align-self:center}
 .facts{display:grid;align-content:start;grid-template-columns:max-content minmax(0,1fr);gap:3px 18px;

@@ -93,7 +93,7 @@ def _letters_legend(subjects: Sequence[Subject]) -> Markup | None:
         tag("li", line_key(index, 0), f"{each.letter}: {each.result.model}")
         for index, each in enumerate(subjects)
     ]
-    return tag("ul", *items, class_="legend")
+    return tag("ul", *items, class_="legend across")
 
 
 def latency_distributions(subjects: Sequence[Subject]) -> Markup | None:
@@ -111,29 +111,26 @@ def latency_distributions(subjects: Sequence[Subject]) -> Markup | None:
         )
         if (chart := _distribution(title, name, shown))
     ]
-    return joined(tag("h2", "Distributions"), tag("div", *charts, class_="charts")) if charts else None
+    if not charts:
+        return None
+    legend = [tag("li", line_key(index, index), label) for index, (label, _) in enumerate(shown)]
+    return joined(
+        tag("h2", "Distributions"),
+        tag("div", *charts, class_="charts"),
+        tag("ul", *legend, class_="legend across"),
+    )
 
 
 def _distribution(title: str, name: str, shown: Sequence[tuple[str, Runs]]) -> Markup | None:
-    p50, p99 = LATENCIES[f"{name} p50"], LATENCIES[f"{name} p99"]
+    p50 = LATENCIES[f"{name} p50"]
     drawn = [
-        (label, runs.samples(p50), index) for index, (label, runs) in enumerate(shown) if runs.samples(p50)
+        (label, samples, index) for index, (label, runs) in enumerate(shown) if (samples := runs.samples(p50))
     ]
     if not drawn:
         return None
-    values = [runs for _, runs in shown if runs.samples(p50)]
-    legend = [
-        tag(
-            "li",
-            line_key(index, index),
-            f"{label}: p50 {duration(runs.value(p50) or 0)}, p99 {duration(runs.value(p99) or 0)}",
-        )
-        for (label, _, index), runs in zip(drawn, values, strict=True)
-    ]
     axis = Axis("", duration, partial(tick_durations, one_unit=False))
     return tag(
         "figure",
-        tag("figcaption", title, tag("span", "share of samples within a time (log axis)")),
+        tag("figcaption", title, tag("span", "share within a time, of all runs (log axis)")),
         distributions(f"Distribution of the {title.lower()}", axis, drawn),
-        tag("ul", *legend, class_="legend"),
     )
