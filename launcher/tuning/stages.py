@@ -191,26 +191,25 @@ class Search:
         self.allowance.extend(2 * LEAST_PAIRS)
         self.allowance.spread(2 * LEAST_PAIRS)
         wanted, pairs = self._wanted_pairs(), self._found.pairs
-        for attempt in range(wanted + SPARE):
-            if len(pairs) == wanted or self._record.is_out(challenger) or self._record.is_out(default):
+        while len(pairs) < wanted:
+            if self._record.is_out(challenger) or self._record.is_out(default):
                 return
             self.allowance.reserve(2 * (wanted - len(pairs) - 1))
             self.allowance.spread(2)
             self.allowance.reserve(max(0, min(self.allowance.left - 2, 2 * (wanted - len(pairs) - 1))))
             if self.allowance.to_spend < 2:
-                break
-            first = (attempt + self._settings.seed) % 2
-            order = (challenger, default) if first else (default, challenger)
+                self._found.complete = False
+                return
+            order = (challenger, default) if (len(pairs) + self._settings.seed) % 2 else (default, challenger)
             scores = yield from self._round(order, "confirm")
             if len(scores) == 2:
                 pairs.append(scores[challenger] - scores[default])
-        self._found.complete = False
 
     def _wanted_pairs(self) -> int:
-        """As many as make the interval narrower than the least gain, within what is left."""
+        """As many as make the interval ± the least gain, within what is left."""
         noise = math.sqrt(2 * ((self._record.noise() or 0.0) ** 2 / self.allowance.repeats + START_SPREAD**2))
         fit = max(LEAST_PAIRS, min(MOST_PAIRS, (self.allowance.left - SPARE) // 2))
         for pairs in range(LEAST_PAIRS, fit):
-            if student_t(LEVEL, pairs - 1) * noise / math.sqrt(pairs) <= self._settings.least_gain / 2:
+            if student_t(LEVEL, pairs - 1) * noise / math.sqrt(pairs) <= self._settings.least_gain:
                 return pairs
         return fit

@@ -14,6 +14,7 @@ from tuning.planted import PlantedMachine, run_search, searched
 
 from launcher.config.schema import Strategy
 from launcher.tuning.allowance import VISITS_PER_LAYOUT
+from launcher.tuning.eta import forecast
 from launcher.tuning.model import (
     Candidate,
     Layout,
@@ -256,6 +257,15 @@ def test_the_winner_that_fails_in_its_fresh_visits_gives_way_to_the_second() -> 
     assert standing(verdict, 2).left == "failed twice: exited with code 1"
 
 
+def test_where_both_best_layouts_fail_in_their_fresh_visits_the_next_is_named() -> None:
+    good = speeds(125, 120, 130, 90, 140, 80, 80, 80)
+    verdict, _ = search(
+        candidates(8),
+        lambda visit: [] if visit.candidate in {2, 4} and visit.purpose == "confirm" else good(visit),
+    )
+    assert (verdict.winner, verdict.different, verdict.ratio_to_default) == (0, False, 1.0)
+
+
 def with_ttft(figures: dict[int, tuple[float, float]]) -> Measure:
     good = speeds(*(figure for figure, _ in figures.values()))
     return lambda visit: [
@@ -307,17 +317,60 @@ def test_the_best_layout_is_refined() -> None:
     assert {each.candidate for each in verdict.standings} == {0, 1, 2, 3, 7, 8, 9}
 
 
-def test_a_visit_that_another_job_disturbed_is_repeated() -> None:
-    good = speeds(*[100] * 7, 140)
+def disturbed_once(good: Measure) -> Measure:
+    """Another job runs during the first visit of candidate 7."""
 
     def measure(visit: Visit) -> list[Measurement]:
         if visit.candidate != 7 or visit.number > 8:
             return good(visit)
         return [Measurement(output_tokens_per_s=140 * share) for share in (0.5, 0.8, 0.6, 0.7, 0.55, 0.75)]
 
-    verdict, history = search(candidates(8), measure)
+    return measure
+
+
+def test_a_disturbed_visit_counts_if_its_repetition_fails() -> None:
+    measure = disturbed_once(speeds(*[100] * 7, 140))
+    verdict, history = search(candidates(8), lambda visit: [] if visit.number == 9 else measure(visit))
+    assert history[8].visit.candidate == 7
+    assert standing(verdict, 7).score == pytest.approx(140 * 0.65, rel=0.02)
+
+
+def test_a_visit_that_another_job_disturbed_is_repeated() -> None:
+    verdict, history = search(candidates(8), disturbed_once(speeds(*[100] * 7, 140)))
     assert [each.visit.candidate for each in history[:9]].count(7) == 2
     assert (verdict.winner, verdict.different) == (7, True)
+
+
+def test_a_layout_with_more_noise_than_the_others_is_repeated_once() -> None:
+    calm, noisy = speeds(*[100] * 8), speeds(*[100] * 8, noise=0.2)
+    _, history = search(candidates(8), lambda visit: (noisy if visit.candidate == 3 else calm)(visit))
+    blocks = [each.visit.candidate for each in history if each.visit.purpose == "race"]
+    assert blocks[:9].count(3) == 2
+    assert blocks[9:].count(3) <= len(blocks[9:]) / 2
+
+
+def test_a_confirmation_that_the_budget_cuts_short_is_incomplete() -> None:
+    its, measure, full = candidates(2), speeds(100, 130, noise=0.04), Settings(budget_s=1300)
+    verdict, history = search(its, measure, full)
+    assert len(history) < 8
+    assert (verdict.winner, verdict.complete) == (1, False)
+
+
+def test_the_forecast_covers_what_follows() -> None:
+    its = candidates(9, refinements=3)
+    _, history = search(its, speeds(*range(90, 99), *range(80, 107)), Settings())
+    for k in range(len(history)):
+        left = forecast(history[:k], its, Settings())
+        assert left.visits >= len(history) - k
+        assert left.seconds == left.visits * left.visit_s
+    assert forecast(history, its, Settings()).visits == 0
+
+
+def test_the_forecast_is_corrected_by_what_was_measured() -> None:
+    its, chosen = candidates(9), Settings(start_s=600, measure_s=100)
+    _, history = search(its, speeds(*[100] * 9), chosen)
+    assert forecast([], its, chosen).visit_s == 600 + 6 * 100
+    assert forecast(history[:5], its, chosen).visit_s == 60 + 4 * 30
 
 
 def test_more_noise_means_more_repeats() -> None:
