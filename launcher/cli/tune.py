@@ -231,7 +231,7 @@ def _signals() -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            os.write(2, b"stopping: engines end, and the service starts again\n")
+            os.write(2, b"stopping: engines end first\n")
             return
         asked = True
         raise StoppedError
@@ -257,16 +257,15 @@ class _Run:
         its = self._prepared
         self._out.print(*opening(its.found, its.forecast(self._journal.history), its.settings))
         self._out.print(f"run {self._journal.began.id}; its journal: {self._journal.path}", "")
-        interrupted = False
         if its.ended(self._journal.history):  # resumed after its end: the cores are not needed
             return self._conclude(its.verdict(self._journal.history), interrupted=False)
         with its.claim(stop=self._args.stop_service):
             verdict = its.runner(self._journal, self).run()
-            interrupted = not verdict.complete and not its.ended(self._journal.history)
-            return self._conclude(verdict, interrupted=interrupted)
+            return self._conclude(verdict, interrupted=not its.ended(self._journal.history))
 
     def began(self, visit: Visit) -> None:
-        """Watcher: nothing to say before the visit has ended."""
+        label = self._prepared.candidates[visit.candidate].label
+        self._out.show(f"visit {visit.number} ({visit.purpose}): {label} ...")
 
     def ended(self, result: VisitResult) -> None:
         from launcher.tuning.report import visit_line  # noqa: PLC0415  heavy
@@ -282,18 +281,18 @@ class _Run:
         its = self._prepared
         report = its.report(verdict, self._journal.history)
         self._out.print(*report.lines(layout_toml))
-        best = None if interrupted else its.remember(self._journal, verdict)
         applied: dict[str, Any] | None = None
-        code = INTERRUPTED if interrupted else int(verdict.winner is None)
-        if interrupted:
-            self._out.print(f"numa-launcher tune --resume {self._journal.began.id} continues")
-        elif self._args.apply and best is not None:
-            applied = tune_apply.apply(
-                best, its.config.control.socket, tune_apply.file_of(self._args), self._out
-            )
-            code = max(code, int(not applied["in_use"]))
-        self._print_json(report, applied)
-        return code
+        try:
+            if interrupted:
+                self._out.print(f"numa-launcher tune --resume {self._journal.began.id} continues")
+                return INTERRUPTED
+            best = its.remember(self._journal, verdict)
+            if self._args.apply and best is not None:
+                file = tune_apply.file_of(self._args)
+                applied = tune_apply.apply(best, its.config.control.socket, file, self._out)
+            return int(verdict.winner is None or (applied is not None and not applied["in_use"]))
+        finally:  # the figures are not lost when the disk is full
+            self._print_json(report, applied)
 
     def _print_json(self, report: Report, applied: dict[str, Any] | None) -> None:
         if self._args.json:

@@ -20,7 +20,7 @@ from integration.conftest import DaemonProcess
 from launcher.tuning.best_file import recall, remember
 
 pytestmark = pytest.mark.timeout(3600)
-BUDGET_S = 360.0
+BUDGET_S = 420.0
 # The budget counts visits; beside them are the interpreter, the plan and the table.
 SLACK_S = 90.0
 SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "--repeats", "1")
@@ -28,7 +28,11 @@ SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "-
 
 @pytest.fixture(scope="module")
 def one_instance(config: str) -> str:
-    return config.replace("instances_per_socket = 2", "instances_per_socket = 1  # as delivered")
+    """Nothing is compiled, so that the budget is for measurements. bfloat16 without compilation ends in SIGILL on
+    machines with AMX (vLLM 0.32)."""
+    text = config.replace("instances_per_socket = 2", "instances_per_socket = 1  # as delivered")
+    text = text.replace("[engine]\n", '[engine]\nargs = ["--enforce-eager"]\n')
+    return text.replace("max_model_len = 2048\n", 'max_model_len = 2048\ndtype = "float32"\n')
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def tuned(one_instance: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def test_it_ends_within_the_time_that_it_prints(tuned: dict[str, Any]) -> None:
-    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget 6 min", tuned["said"]), tuned["said"]
+    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget 7 min", tuned["said"]), tuned["said"]
     used_s = sum(visit["start_s"] + visit["measure_s"] for visit in tuned["visits"])
     assert tuned["took_s"] <= used_s + SLACK_S
     # The last visit was begun because the visits before it said that it fits.
