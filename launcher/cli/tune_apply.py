@@ -15,7 +15,7 @@ from launcher.cli.screen_lines import Output
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.measured import fingerprint_of
-from launcher.errors import LauncherError, RefusedError
+from launcher.errors import LauncherError, RefusedError, TimedOutError
 from launcher.tuning.apply import Applied, apply_layout
 from launcher.tuning.best_file import recall
 from launcher.tuning.fingerprint import differences
@@ -65,10 +65,16 @@ def apply(best: BestLayout, socket: str, file: Path, out: Output) -> dict[str, A
         out.print(
             f"{file}: written; the old file is {applied.kept}", *(f"  {line}" for line in applied.changed)
         )
-    stage, text = _reload(ControlClient(socket))
+    try:
+        stage, text = _reload(ControlClient(socket))
+    except TimedOutError:  # the reload may have begun
+        raise
+    except LauncherError:
+        _restore(applied, out)
+        raise
     found |= {"reload": stage, "in_use": stage in {"done", "not running"}}
     out.print(text)
-    if stage == "rolled back" and applied.kept is not None:
+    if stage == "rolled back":
         _restore(applied, out)
     return found
 
