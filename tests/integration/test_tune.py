@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.conftest import SOON_S, DaemonProcess, eventually, fake_config
+from integration.conftest import FAKE_ENGINE, SOON_S, DaemonProcess, eventually, fake_config
 
 SURFACE = Path(__file__).parent.parent / "tuning" / "surface.py"
 MACHINE = ("--machine", "epyc-9755-2p")
@@ -277,3 +277,32 @@ def test_a_machine_with_one_layout_is_refused(tmp_path: Path) -> None:
     done = run(tune.words(*MACHINE, "--instances", "7", "--no-refine", "--measure", tune.measure))
     assert done.returncode == 2
     assert "there is no layout beside the default" in done.stderr
+
+
+def test_a_layout_that_the_daemon_cannot_start_is_taken_back(tmp_path: Path) -> None:
+    """The daemon keeps its old layout, and so does the file."""
+    engine = json.dumps([
+        "sh", "-c", f"[ {{slot}} = 0 ] || exit 3; exec {sys.executable} {FAKE_ENGINE} --uds {{uds}} --model {{name}}",
+    ])  # fmt: skip
+    text = (
+        '[[models]]\nname = "fake"\npath = "fake"\n[layout]\ninstances_per_socket = 1\n'
+        f'[engine]\nkind = "command"\ncommand = {engine}\n[supervision]\ncrash_limit = 1\n'
+    )
+    daemon = DaemonProcess(tmp_path, text)
+    try:
+        daemon.wait_ready(1)
+        before = daemon.config.read_text()
+        tune = Tune(tmp_path / "t")
+        free = tmp_path / "free.toml"  # the same models; no daemon behind its socket
+        free.write_text(text + f'[control]\nsocket = "{tmp_path}/none.sock"\n')
+        words = ("-c", str(free), "--measure", tune.measure, "--no-refine", "--instances", "1,2", "--json")
+        measured = run(tune.words(*words))
+        assert json.loads(measured.stdout)["different"], measured.stderr
+        done = run(tune.words("--apply", "-c", str(daemon.config), "--json"))
+        assert done.returncode == 1, done.stderr
+        assert json.loads(done.stdout)["applied"]["reload"] == "rolled back"
+        assert "restored" in done.stderr
+        assert daemon.config.read_text() == before
+        assert daemon.wait_ready(1)["ready"] == 1
+    finally:
+        daemon.end()
