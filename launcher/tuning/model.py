@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, float] = {}
     """Limits in seconds by name: "ttft_p99", "itl_p99"."""
     least_gain: float = 0.02
-    """A gain below this is not called a difference. 2 %: two starts of one layout differ by about 1 % each."""
+    """A gain below this is not called a difference. 2 %: starts of one layout are assumed to differ by about 1 %."""
     repeats: int | None = None
     """Measurements of each visit; None: chosen from the noise that was seen."""
     refine: bool = True
