@@ -1,0 +1,248 @@
+"""`bench` on real vLLM: its figures are those of `vllm bench serve` run by hand, and every way to use it works."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from integration.conftest import SOON_S, DaemonProcess, eventually
+
+from launcher.bench import workloads
+from launcher.bench.load import Load
+from launcher.bench.result import BenchResult
+from launcher.bench.run import run
+from launcher.bench.store import load_all
+from launcher.bench.target import Target
+from launcher.bench.vllm_driver import VllmDriver
+from launcher.intervals import paired_ratio
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+PAIRS = 7
+REQUESTS = 96
+AT_ONCE = 4
+# The seeds of the runs by hand: prompts that bench does not send, or the prefix cache has them.
+BY_HAND = 5000
+
+
+@pytest.fixture(scope="module")
+def config(model: Path, vllm: str, cache: Path) -> str:
+    """Two instances without vLLM's compiler: ready soonest."""
+    return f"""
+[[models]]
+name = "tiny"
+path = {json.dumps(str(model))}
+dtype = "float32"
+max_model_len = 4096
+max_num_seqs = 16
+[layout]
+instances_per_socket = 2
+reserve_cores = 0
+[engine]
+command = {json.dumps([vllm])}
+args = ["--enforce-eager"]
+cache_dir = {json.dumps(str(cache))}
+"""
+
+
+def bench(daemon: DaemonProcess, state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", "bench", "-c", str(daemon.config), "--state-dir", str(state), *words],
+        check=False, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+def stored(state: Path) -> BenchResult:
+    (result,), broken = load_all(state / "bench")
+    assert not broken
+    return result
+
+
+def by_hand(daemon: DaemonProcess, vllm: str, model: Path, folder: Path, seed: int) -> dict[str, Any]:
+    """The published load, as a person would type it."""
+    name = f"hand-{seed}.json"
+    subprocess.run(
+        [
+            vllm, "bench", "serve", "--base-url", daemon.url, "--model", "tiny", "--tokenizer", str(model),
+            "--dataset-name", "random", "--random-input-len", "128", "--random-output-len", "128",
+            "--num-prompts", str(REQUESTS), "--max-concurrency", str(AT_ONCE), "--temperature", "0.7",
+            "--seed", str(seed), "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99",
+            "--save-result", "--result-dir", str(folder), "--result-filename", name,
+        ],
+        check=True, capture_output=True, timeout=600, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def test_bench_agrees_with_vllm_bench_serve_by_hand(
+    daemon: DaemonProcess, vllm: str, model: Path, tmp_path: Path
+) -> None:
+    """3 % of tokens/s and 5 % of TTFT p50, beyond what the pairs differ among themselves.
+
+    The pairs alternate in order, so that a slow change of the machine falls on both."""
+    target = Target(url=daemon.url, model="tiny", tokenizer=str(model))
+    driver, workload = VllmDriver((vllm,), None), workloads.named("rackspace-128")
+    ours: list[tuple[float, float]] = []
+    theirs: list[tuple[float, float]] = []
+    for pair in range(PAIRS):
+        hand = by_hand(daemon, vllm, model, tmp_path, BY_HAND + pair) if pair % 2 else None
+        result = run(
+            target, workload, driver=driver, folder=tmp_path / f"pair-{pair}", loads=[Load(concurrency=AT_ONCE)],
+            requests=REQUESTS, seed=pair * 10, warm_up=not pair,
+        )  # fmt: skip
+        hand = hand or by_hand(daemon, vllm, model, tmp_path, BY_HAND + pair)
+        (point,) = result.points
+        assert (point.completed, point.failed) == (hand["completed"], hand["failed"]) == (REQUESTS, 0)
+        assert point.output_tokens == hand["total_output_tokens"]
+        assert point.ttft_s is not None
+        ours.append((point.output_tokens_per_s, point.ttft_s.p50))
+        theirs.append((hand["output_throughput"], hand["p50_ttft_ms"] / 1000))
+    for figure, (name, tolerance) in enumerate((("tokens/s", 0.03), ("TTFT p50", 0.05))):
+        ratio = paired_ratio([pair[figure] for pair in ours], [pair[figure] for pair in theirs])
+        assert ratio is not None
+        print(f"{name}: bench / by hand = {ratio.estimate:.3f} ({ratio.low:.3f} to {ratio.high:.3f})")
+        assert ratio.low <= 1 + tolerance, (ours, theirs)
+        assert ratio.high >= 1 - tolerance, (ours, theirs)
+
+
+def test_figures_are_those_of_the_load_generators_file(daemon: DaemonProcess, tmp_path: Path) -> None:
+    done = bench(
+        daemon, tmp_path, "--concurrency", "1,4", "--requests", "12", "--slo", "ttft_p99=60s", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    result = stored(tmp_path)
+    assert json.loads(done.stdout)["id"] == result.id
+    assert [point.concurrency for point in result.points] == [1, 4]
+    for point in result.points:
+        file = json.loads((tmp_path / "bench" / point.driver_file).read_text())
+        assert point.output_tokens_per_s == file["output_throughput"]
+        assert point.total_tokens_per_s == file["total_token_throughput"]
+        assert point.requests_per_s == point.goodput_per_s == file["request_throughput"]
+        for name, key in (("ttft_s", "ttft"), ("tpot_s", "tpot"), ("itl_s", "itl"), ("e2e_s", "e2el")):
+            its = getattr(point, name)
+            assert (its.mean, its.p50, its.p95, its.p99) == tuple(
+                file[f"{part}_{key}_ms"] / 1000 for part in ("mean", "p50", "p95", "p99")
+            )
+
+
+def test_the_endpoint_and_the_load_generator_count_the_same(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """No probe request; the spread over the instances is that of the measured requests alone."""
+    done = bench(daemon, tmp_path, "--requests", "16")
+    assert done.returncode == 0, done.stderr
+    result = stored(tmp_path)
+    (point,) = result.points
+    assert point.output_tokens == 16 * 128
+    assert point.requests_by_instance is not None
+    assert sum(point.requests_by_instance.values()) == 16
+    assert min(point.requests_by_instance.values()) > 0
+    assert point.kv_use_max is not None
+    assert point.prefix_hit_share is not None
+    assert result.cores == 2
+    assert result.software is not None
+    assert result.software.vllm
+    assert result.plan is not None
+    assert "<svg" in (result.picture_svg or "")
+
+
+def test_repeats_are_not_answered_by_the_prefix_cache(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Prompts longer than a KV block; --keep-cache sends them again."""
+    words = ("--workload", "rag", "--requests", "6", "--concurrency", "2", "--repeats", "2")
+    fresh = bench(daemon, tmp_path / "fresh", *words)
+    assert fresh.returncode == 0, fresh.stderr
+    kept = bench(daemon, tmp_path / "kept", *words, "--keep-cache")
+    assert kept.returncode == 0, kept.stderr
+    second, again = stored(tmp_path / "fresh").points[1], stored(tmp_path / "kept").points[1]
+    assert second.prefix_hit_share is not None
+    assert again.prefix_hit_share is not None
+    assert second.prefix_hit_share < 0.2 < again.prefix_hit_share
+
+
+def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Path) -> None:
+    done = bench(daemon, tmp_path, "--workload", "chat", "--requests", "32", "--concurrency", "4")
+    assert done.returncode == 0, done.stderr
+    (point,) = stored(tmp_path).points
+    assert (point.completed, point.failed) == (32, 0)
+    assert point.prefix_hit_share is not None
+    assert point.prefix_hit_share > 0.3
+
+
+def test_a_search_ends_with_a_rate(daemon: DaemonProcess, tmp_path: Path) -> None:
+    done = bench(daemon, tmp_path, "--sweep", "--slo", "e2e_p99=20s", "--requests", "8")
+    assert done.returncode == 0, done.stderr
+    assert "highest rate that met e2e_p99=20s" in done.stdout
+    assert stored(tmp_path).points[0].rate is not None
+
+
+def test_ctrl_c_on_a_terminal_prints_and_stores_what_was_measured(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    argv = [
+        sys.executable, "-m", "launcher", "bench", "-c", str(daemon.config), "--state-dir", str(tmp_path),
+        "--requests", "4", "--repeats", "500",
+    ]  # fmt: skip
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(argv[0], argv)  # noqa: S606
+    text = _read_until(terminal, "point 2/500")
+    os.write(terminal, b"\x03")
+    text += _read_until(terminal, "stored as")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert "/4 requests" in text, "the live line"
+    assert "did not end" in text
+    result = stored(tmp_path)
+    assert result.points
+    assert not result.complete
+    assert not [process for process in psutil.process_iter() if str(tmp_path) in " ".join(_words(process))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _read_until(terminal: int, words: str) -> str:
+    text, deadline = "", time.monotonic() + 4 * SOON_S
+    while words not in text:
+        assert time.monotonic() < deadline, text
+        if select.select([terminal], [], [], 1.0)[0]:
+            try:
+                text += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:  # the other side has closed it
+                break
+    return text
+
+
+def test_an_endpoint_that_dies_meanwhile_is_an_honest_end(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Last: the daemon is stopped."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "launcher", "bench", "-c", str(daemon.config), "--state-dir", str(tmp_path),
+            "--requests", "400", "--concurrency", "8",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    logs = tmp_path / "bench"
+    eventually(
+        lambda: any("10/400" in file.read_text() for file in logs.glob("*/001.log")), within_s=4 * SOON_S
+    )
+    daemon.process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode in {0, 1, 2}, err
+    assert "failed" in out + err
+    (point,) = stored(tmp_path).points
+    assert point.failed > 0
+    assert point.completed + point.failed == 400
