@@ -172,6 +172,7 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
 def _tune(args: argparse.Namespace, folder: Path) -> int:
     from launcher.cli.tune_plan import begin, prepare  # noqa: PLC0415  heavy
     from launcher.tuning.journal import Journal  # noqa: PLC0415  heavy
+    from launcher.tuning.report import opening  # noqa: PLC0415  heavy
 
     journal = Journal.open(_run_folder(folder, args.resume)) if args.resume is not None else None
     if journal is not None:
@@ -180,11 +181,18 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
         if getattr(args, name) is None:
             setattr(args, name, value)
     prepared = prepare(args, folder)
-    if journal is None:
-        journal = begin(prepared, _options(args))
-    prepared.refuse_other(journal)
+    if journal is not None:
+        prepared.refuse_other(journal)
     out = Output(sys.stderr if args.json else sys.stdout)
-    return _Run(args, prepared, journal, out).perform()
+    history = [] if journal is None else journal.history
+    out.print(*opening(prepared.found, prepared.forecast(history), prepared.settings))
+    if journal is not None and prepared.ended(history):  # the cores are not needed
+        return _Run(args, prepared, journal, out).conclude(prepared.verdict(history), interrupted=False)
+    with prepared.claim(stop=args.stop_service):
+        if journal is None:
+            journal = begin(prepared, _options(args))
+        out.print(f"run {journal.began.id}; its journal: {journal.path}", "")
+        return _Run(args, prepared, journal, out).perform()
 
 
 def _run_folder(folder: Path, name: str) -> Path:
@@ -252,16 +260,8 @@ class _Run:
         self._out = out
 
     def perform(self) -> int:
-        from launcher.tuning.report import opening  # noqa: PLC0415  heavy
-
-        its = self._prepared
-        self._out.print(*opening(its.found, its.forecast(self._journal.history), its.settings))
-        self._out.print(f"run {self._journal.began.id}; its journal: {self._journal.path}", "")
-        if its.ended(self._journal.history):  # resumed after its end: the cores are not needed
-            return self._conclude(its.verdict(self._journal.history), interrupted=False)
-        with its.claim(stop=self._args.stop_service):
-            verdict = its.runner(self._journal, self).run()
-            return self._conclude(verdict, interrupted=not its.ended(self._journal.history))
+        verdict = self._prepared.runner(self._journal, self).run()
+        return self.conclude(verdict, interrupted=not self._prepared.ended(self._journal.history))
 
     def began(self, visit: Visit) -> None:
         label = self._prepared.candidates[visit.candidate].label
@@ -274,7 +274,7 @@ class _Run:
         candidate = its.candidates[result.visit.candidate]
         self._out.print(visit_line(result, candidate, its.forecast(self._journal.history)))
 
-    def _conclude(self, verdict: Verdict, *, interrupted: bool) -> int:
+    def conclude(self, verdict: Verdict, *, interrupted: bool) -> int:
         from launcher.cli import tune_apply  # noqa: PLC0415  heavy
         from launcher.tuning.apply import layout_toml  # noqa: PLC0415  heavy
 

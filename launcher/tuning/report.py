@@ -115,7 +115,7 @@ class Report:
         if not best.is_default and self._default_failed():
             return f"{best.label} is the fastest that started; the default gave no figure"
         if best.is_default and self._verdict.complete:
-            return f"the default, {best.label}, was the fastest; no other layout was left to compare with it"
+            return f"no layout was faster in the race than the default, {best.label}"
         return f"{best.label} is ahead so far; nothing was compared in fresh visits"
 
     def to_json(self) -> dict[str, Any]:

@@ -223,6 +223,7 @@ def test_a_running_daemon_is_never_disturbed(
     assert done.returncode == 2
     assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr
     assert not tune.calls("begin")
+    assert not list(tune.state.glob("tuning/*/journal.jsonl")), "--resume would continue it"
     assert daemon.status()["ready"] == 2
 
 

@@ -99,7 +99,7 @@ def report(its: Verdict, settings: Settings = SETTINGS, history: list[VisitResul
         ),
         (
             verdict(None, winner=0, different=False),
-            "the default, interleaved x 1, was the fastest; no other layout was left to compare with it",
+            "no layout was faster in the race than the default, interleaved x 1",
         ),
         (verdict(None, winner=None, different=False), "no layout gave a figure"),
     ],
