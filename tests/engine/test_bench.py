@@ -177,13 +177,6 @@ def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Pat
     assert point.prefix_hit_share > 0.3
 
 
-def test_a_search_ends_with_a_rate(daemon: DaemonProcess, tmp_path: Path) -> None:
-    done = bench(daemon, tmp_path, "--sweep", "--slo", "e2e_p99=20s", "--requests", "8")
-    assert done.returncode == 0, done.stderr
-    assert "highest rate that met e2e_p99=20s" in done.stdout
-    assert stored(tmp_path).points[0].rate is not None
-
-
 def test_ctrl_c_on_a_terminal_prints_and_stores_what_was_measured(
     daemon: DaemonProcess, tmp_path: Path
 ) -> None:
