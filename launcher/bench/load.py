@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -19,6 +19,10 @@ SWEEP_PRECISION: Final = 1.1
 SWEEP_POINTS: Final = 20
 # The first rate of a search, as a share of the requests per second that the warm-up completed.
 SWEEP_START: Final = 0.25
+# An endpoint that takes this much longer than the requests' arrivals does not keep up.
+BEHIND: Final = 1.1
+# Requests that all arrive within this share of one request's time are one burst: a higher rate is the same load.
+BURST: Final = 0.1
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +101,18 @@ def best_rate(tried: Tried) -> float | None:
     return max((rate for rate, met in tried if met and rate < broken), default=None)
 
 
-Schedule = Callable[[int], Load | None]
-"""The load of the point with this index; None: there are no more."""
+def keeps_up(rate: float, requests: int, duration_s: float, latency_s: float) -> bool:
+    """Whether the endpoint completed requests as fast as they came, in a point that took `duration_s`.
+
+    The arrivals of n Poisson requests take n / rate, with a standard deviation of sqrt(n) / rate; two of them are
+    allowed. The last request ends a latency later: `latency_s`, seconds, at the lowest rate, where nothing waits."""
+    arrivals_s = requests / rate
+    return duration_s <= arrivals_s * (BEHIND + 2 / math.sqrt(requests)) + latency_s
+
+
+def is_burst(rate: float, requests: int, latency_s: float) -> bool:
+    """Whether all requests of a point arrive at nearly the same time, compared with the time that one takes."""
+    return requests / rate < BURST * latency_s
 
 
 def in_order(loads: Sequence[Load], repeats: int) -> tuple[Load, ...]:

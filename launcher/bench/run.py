@@ -14,7 +14,16 @@ import msgspec
 from launcher.bench import endpoint
 from launcher.bench import slo as slos
 from launcher.bench.driver import Driver, DriverError, Figures, Job, Phase
-from launcher.bench.load import SWEEP_START, Load, best_rate, in_order, next_rate, requests_for
+from launcher.bench.load import (
+    SWEEP_START,
+    Load,
+    best_rate,
+    in_order,
+    is_burst,
+    keeps_up,
+    next_rate,
+    requests_for,
+)
 from launcher.bench.observe import Observed, Observer
 from launcher.bench.process import Generator
 from launcher.bench.progress import Progress
@@ -141,14 +150,23 @@ class _Bench:
             self._measure(load, len(loads))
 
     def search(self) -> None:
-        """The highest rate that meets the SLO."""
+        """The highest rate that meets the SLO and that the endpoint keeps up with."""
         tried: list[tuple[float, bool]] = []
+        limits = slos.format_slo(self.slo)
         while (rate := next_rate(tried, self.warm_rate * SWEEP_START)) is not None:
             self._measure(Load(rate=rate), None)
-            point = self.points[-1]
-            tried.append((rate, not point.client.limited and slos.meets(point, self.slo)))
+            point, requests = self.points[-1], self.points[-1].completed + self.points[-1].failed
+            lowest = min(self.points, key=lambda tried_point: tried_point.rate or 0.0)
+            latency_s = 0.0 if lowest.e2e_s is None else lowest.e2e_s.p99
+            met = not point.client.limited and slos.meets(point, self.slo)
+            if met and is_burst(rate, requests, latency_s):
+                self.notes.append(
+                    f"{rate:.4g} requests/s still met {limits}, and starts all {requests} requests at once: a higher rate "
+                    "is the same load; raise --requests"
+                )
+                return
+            tried.append((rate, met and keeps_up(rate, requests, point.duration_s, latency_s)))
         best = best_rate(tried)
-        limits = slos.format_slo(self.slo)
         self.notes.append(
             f"no rate met {limits}"
             if best is None

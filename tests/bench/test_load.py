@@ -14,6 +14,8 @@ from launcher.bench.load import (
     Load,
     best_rate,
     in_order,
+    is_burst,
+    keeps_up,
     next_rate,
     parse_concurrency,
     parse_rates,
@@ -70,6 +72,23 @@ def test_a_search_rises_and_then_narrows() -> None:
     tried = searched(capacity=5.0, first=1.0)
     assert [rate for rate, _ in tried[:4]] == [1.0, 2.0, 4.0, 8.0]
     assert tried[4][0] == pytest.approx(math.sqrt(32))
+
+
+def test_an_endpoint_keeps_up_whose_last_request_ends_a_latency_after_the_last_arrival() -> None:
+    # 300 requests at 10/s arrive within 30 s, give or take 1.7 s.
+    assert keeps_up(10.0, 300, duration_s=30.0 + 13.0, latency_s=13.0)
+    assert keeps_up(10.0, 300, duration_s=33.0, latency_s=0.1)
+    assert not keeps_up(10.0, 300, duration_s=60.0, latency_s=13.0)
+
+
+def test_few_requests_may_arrive_slowly_by_chance() -> None:
+    assert keeps_up(1.0, 8, duration_s=13.0, latency_s=0.0)
+    assert not keeps_up(1.0, 800, duration_s=1300.0, latency_s=0.0)
+
+
+def test_requests_that_arrive_all_at_once_are_a_burst() -> None:
+    assert is_burst(100.0, 8, latency_s=2.0)
+    assert not is_burst(10.0, 300, latency_s=13.0)
 
 
 def test_a_search_that_starts_too_high_falls_first() -> None:

@@ -177,6 +177,32 @@ def test_a_sweep_finds_the_highest_rate(endpoint: Endpoint, tmp_path: Path) -> N
     assert any("highest rate that met ttft_p99=2s: 5.657" in note for note in result.notes)
 
 
+def test_a_rate_that_the_endpoint_does_not_keep_up_with_is_not_the_answer(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Completes 6 requests a second at most; the limit is never broken in so short a run."""
+    full = (
+        "r = 2.0 if rate == 'None' else float(rate); "
+        "result['duration'] = float(requests) / min(r, 6.0); result['completed'] = int(requests)"
+    )
+    result = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(change=full), folder=tmp_path, sweep=True,
+        slo={"ttft_p99": 900.0},
+    )  # fmt: skip
+    (note,) = [note for note in result.notes if "highest rate" in note]
+    assert 5.0 < float(note.rpartition(": ")[2].split()[0]) < 8.0, (note, [p.rate for p in result.points])
+
+
+def test_a_search_ends_where_a_higher_rate_is_the_same_load(endpoint: Endpoint, tmp_path: Path) -> None:
+    same = "result['duration'] = 0.05"
+    result = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(change=same), folder=tmp_path, sweep=True, requests=8,
+        slo={"ttft_p99": 900.0},
+    )  # fmt: skip
+    assert any("raise --requests" in note for note in result.notes), result.notes
+    assert len(result.points) < 16
+
+
 def test_observed_figures_come_from_the_metrics(endpoint: Endpoint, tmp_path: Path) -> None:
     def page(ended: int, failed: int, queries: int, hits: int) -> str:
         return textwrap.dedent(f"""\
