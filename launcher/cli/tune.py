@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the search after this time (default: 2h)",
     )  # fmt: skip
     for name, choices, what in (
-        ("stack", _STACKS, "compare these stacks; the first listed has no precedence"),
+        ("stack", _STACKS, f"measure each layout with these stacks: {', '.join(_STACKS)}"),
         ("strategies", _STRATEGIES, "try these strategies only, and the default"),
     ):
         wanted = f"a list of names such as {','.join(choices[:2])} (there are {', '.join(choices)})"
