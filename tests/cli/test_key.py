@@ -41,7 +41,7 @@ def test_add_prints_the_key_once_and_keeps_no_copy(file: Path, capsys: Output) -
     assert file.stat().st_mode & 0o777 == 0o600
     entry = ApiKeys(str(file)).check(f"Bearer {key}", None, 0.0)
     assert entry is not None
-    assert entry.name == "ann"
+    assert entry.record.name == "ann"
 
 
 def test_add_with_everything(file: Path, capsys: Output) -> None:

@@ -25,10 +25,11 @@ from launcher.bench.run import run
 from launcher.bench.store import load_all
 from launcher.bench.target import Target
 from launcher.bench.vllm_driver import VllmDriver
+from launcher.intervals import quantile_ratio
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-PAIRS = 5
+PAIRS = 4
 # Well below what the instances can do: at its limit, a run differs from the next by more than the tolerance. vLLM
 # scales the arrivals so that they take REQUESTS / RATE seconds with every seed.
 RATE = 2.0
@@ -79,7 +80,7 @@ def by_hand(daemon: DaemonProcess, vllm: str, model: Path, folder: Path, seed: i
             "--dataset-name", "random", "--random-input-len", "128", "--random-output-len", "128",
             "--num-prompts", str(REQUESTS), "--request-rate", str(RATE), "--temperature", "0.7",
             "--seed", str(seed), "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99",
-            "--save-result", "--result-dir", str(folder), "--result-filename", name,
+            "--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", name,
         ],
         check=True, capture_output=True, timeout=600, env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
@@ -90,13 +91,15 @@ def by_hand(daemon: DaemonProcess, vllm: str, model: Path, folder: Path, seed: i
 def test_bench_agrees_with_vllm_bench_serve_by_hand(
     daemon: DaemonProcess, vllm: str, model: Path, tmp_path: Path
 ) -> None:
-    """3 % of tokens/s and 5 % of TTFT p50, as the median of the pairs' ratios.
+    """Within 3 % in tokens/s and 5 % in TTFT p50. That both read the same driver's file alike is tested below, exactly.
 
-    The pairs alternate in order, so that a slow change of the machine falls on both."""
+    The pairs alternate in order, so that a slow change of the machine falls on both. A median TTFT of so few requests
+    is uncertain by more than 5 %: its interval must reach the tolerance, and be narrow enough to show a fault."""
     target = Target(url=daemon.url, model="tiny", tokenizer=str(model))
     driver, workload = VllmDriver((vllm,), None), workloads.named("rackspace-128")
-    ours: list[tuple[float, float]] = []
-    theirs: list[tuple[float, float]] = []
+    tokens: list[float] = []
+    ours: list[float] = []
+    theirs: list[float] = []
     for pair in range(PAIRS):
         hand = by_hand(daemon, vllm, model, tmp_path, BY_HAND + pair) if pair % 2 else None
         result = run(
@@ -107,15 +110,18 @@ def test_bench_agrees_with_vllm_bench_serve_by_hand(
         (point,) = result.points
         assert (point.completed, point.failed) == (hand["completed"], hand["failed"]) == (REQUESTS, 0)
         assert point.output_tokens == hand["total_output_tokens"]
-        assert point.ttft_s is not None
-        ours.append((point.output_tokens_per_s, point.ttft_s.p50))
-        theirs.append((hand["output_throughput"], hand["p50_ttft_ms"] / 1000))
-    for figure, (name, tolerance) in enumerate((("tokens/s", 0.03), ("TTFT p50", 0.05))):
-        ratios = [mine[figure] / hand[figure] for mine, hand in zip(ours, theirs, strict=True)]
-        print(
-            f"{name}: bench / by hand, median of {PAIRS}: {median(ratios):.3f}, each {[round(r, 3) for r in ratios]}"
-        )
-        assert abs(median(ratios) - 1) <= tolerance, (name, ratios)
+        tokens.append(point.output_tokens_per_s / hand["output_throughput"])
+        ours += point.ttft_samples_s
+        theirs += hand["ttfts"]
+    ttft = quantile_ratio(ours, theirs, 0.5)
+    assert ttft is not None
+    print(
+        f"bench / by hand: tokens/s {tokens}; TTFT p50 {ttft.estimate:.3f} ({ttft.low:.3f} to {ttft.high:.3f})"
+    )
+    assert abs(median(tokens) - 1) <= 0.03
+    assert ttft.low <= 1.05
+    assert ttft.high >= 0.95
+    assert ttft.high / ttft.low <= 1.6
 
 
 def test_figures_are_those_of_the_load_generators_file(daemon: DaemonProcess, tmp_path: Path) -> None:
