@@ -37,10 +37,16 @@ class Observer:
         self._first = read()
         self._kv_use: float | None = None
 
-    def sample(self) -> None:
-        """During the point: the KV cache's use is a gauge."""
-        if self._first is not None:
-            self._take(self._read())
+    def sample(self, *, measuring: bool) -> None:
+        """Before the first request: the page that growth is counted from; the one read at the start may lack the last
+        requests of the point before. During the point: the KV cache's use is a gauge."""
+        if self._first is None:
+            return
+        page = self._read()
+        if measuring:
+            self._take(page)
+        elif page is not None:
+            self._first = page
 
     def end(self) -> Observed:
         """After the point."""

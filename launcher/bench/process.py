@@ -74,14 +74,14 @@ class Generator:
         """Why it is not on the cpus meant for it."""
         self._output = ""
 
-    def watch(self, on_progress: Callable[[Phase], None], observe: Callable[[], None]) -> ClientCost:
+    def watch(self, on_progress: Callable[[Phase], None], observe: Callable[[bool], None]) -> ClientCost:
         """Waits for its end. Raises DriverError when it fails; kills it when interrupted."""
         try:
             return self._watch(on_progress, observe)
         finally:
             self._kill()
 
-    def _watch(self, on_progress: Callable[[Phase], None], observe: Callable[[], None]) -> ClientCost:
+    def _watch(self, on_progress: Callable[[Phase], None], observe: Callable[[bool], None]) -> ClientCost:
         window = _Window(self._process.pid)
         shown: Phase | None = None
         observed = changed = time.monotonic()
@@ -98,8 +98,8 @@ class Generator:
                 shown = phase
                 on_progress(phase)
             self._refuse_standstill(now - changed)
-            if phase.measuring and not phase.ended and now - observed >= OBSERVE_S:
-                observe()
+            if not phase.ended and now - observed >= OBSERVE_S:
+                observe(phase.measuring)
                 observed = now
             time.sleep(POLL_S)
         if self._process.returncode != 0 or not self._job.result_file.is_file():

@@ -216,7 +216,7 @@ class _Bench:
             and (note := f"load generator not pinned: {generator.unpinned}") not in self.notes
         ):
             self.notes.append(note)
-        cost = generator.watch(on_progress, observer.sample)
+        cost = generator.watch(on_progress, lambda measuring: observer.sample(measuring=measuring))
         return self.driver.read(job), cost, observer.end()
 
     def result(self, *, complete: bool) -> BenchResult:
