@@ -275,7 +275,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l machine -x -d 
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l workload -xka "rackspace-128 amd-128 chat rag batch embeddings" -d 'measure with this workload: rackspace-128, amd-128, chat, rag, batch, embeddings (default: rackspace-128)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l slo -x -d 'rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l budget -x -d 'end the search after this time (default: 2h)'
-complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'compare these stacks; the first listed has no precedence'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'measure each layout with these stacks: vllm, zentorch'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l strategies -x -d 'try these strategies only, and the default'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l instances -x -d 'try these instances per socket only, and the default'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l measure -x -d 'run COMMAND for each measurement, with the plan as JSON on standard input, and start no engine'
