@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from launcher.bench.load import Load
-from launcher.bench.result import Percentiles
+from launcher.bench.result import Totals
 from launcher.bench.slo import RequestTimes
 from launcher.bench.target import Target
 from launcher.bench.workloads import Workload
@@ -46,21 +44,9 @@ class Command:
     """Added to the environment. An empty value removes the variable."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load generator's result file says, in seconds. Fields as in Point."""
+class Figures(Totals, frozen=True, kw_only=True):
+    """What a load generator's result file says, in seconds."""
 
-    duration_s: float
-    completed: int
-    failed: int
-    input_tokens: int
-    output_tokens: int
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    ttft_s: Percentiles | None
-    tpot_s: Percentiles | None
-    itl_s: Percentiles | None
-    e2e_s: Percentiles | None
     requests: list[RequestTimes]
     """Completed requests; empty where the file has no single ones."""
     error: str | None = None

@@ -33,14 +33,9 @@ class ClientCost(msgspec.Struct, frozen=True, kw_only=True):
     """The client, not the endpoint, may have set the pace: the figures are not the endpoint's."""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a load generator: one workload at one load with one seed."""
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load generator counts and times in one run."""
 
-    concurrency: int | None
-    """Requests kept in flight (closed loop), or the most at once under `rate`; None: no bound."""
-    rate: float | None
-    """Requests started a second (open loop, Poisson); None: closed loop."""
-    seed: int
     duration_s: float
     completed: int
     failed: int
@@ -53,6 +48,16 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: Percentiles | None
     itl_s: Percentiles | None
     e2e_s: Percentiles | None
+
+
+class Point(Totals, frozen=True, kw_only=True):
+    """One run of a load generator: one workload at one load with one seed."""
+
+    concurrency: int | None
+    """Requests kept in flight (closed loop), or the most at once under `rate`; None: no bound."""
+    rate: float | None
+    """Requests started a second (open loop, Poisson); None: closed loop."""
+    seed: int
     goodput_per_s: float | None
     """Completed requests a second that met every limit of the SLO; None without an SLO."""
     kv_use_max: float | None

@@ -27,7 +27,7 @@ from launcher.bench.load import (
 from launcher.bench.observe import Observed, Observer
 from launcher.bench.process import Generator
 from launcher.bench.progress import Progress
-from launcher.bench.result import BenchResult, ClientCost, Point
+from launcher.bench.result import BenchResult, ClientCost, Point, Totals
 from launcher.bench.slo import Slo
 from launcher.bench.target import Target
 from launcher.bench.workloads import Workload
@@ -155,8 +155,9 @@ class _Bench:
         limits = slos.format_slo(self.slo)
         while (rate := next_rate(tried, self.warm_rate * SWEEP_START)) is not None:
             self._measure(Load(rate=rate), None)
-            point, requests = self.points[-1], self.points[-1].completed + self.points[-1].failed
-            lowest = min(self.points, key=lambda tried_point: tried_point.rate or 0.0)
+            point = self.points[-1]
+            requests = point.completed + point.failed
+            lowest = min(self.points, key=lambda each: each.rate or 0.0)
             latency_s = 0.0 if lowest.e2e_s is None else lowest.e2e_s.p99
             met = not point.client.limited and slos.meets(point, self.slo)
             if met and is_burst(rate, requests, latency_s):
@@ -238,11 +239,8 @@ def _point(job: Job, figures: Figures, cost: ClientCost, observed: Observed, slo
     if slo and not figures.completed:
         goodput = 0.0
     return Point(
-        concurrency=job.load.concurrency, rate=job.load.rate, seed=job.seed, duration_s=figures.duration_s,
-        completed=figures.completed, failed=figures.failed, input_tokens=figures.input_tokens,
-        output_tokens=figures.output_tokens, requests_per_s=figures.requests_per_s,
-        output_tokens_per_s=figures.output_tokens_per_s, total_tokens_per_s=figures.total_tokens_per_s,
-        ttft_s=figures.ttft_s, tpot_s=figures.tpot_s, itl_s=figures.itl_s, e2e_s=figures.e2e_s,
+        **{name: getattr(figures, name) for name in Totals.__struct_fields__},
+        concurrency=job.load.concurrency, rate=job.load.rate, seed=job.seed,
         goodput_per_s=goodput, kv_use_max=observed.kv_use_max, prefix_hit_share=observed.prefix_hit_share,
         requests_by_instance=observed.requests_by_instance, client=cost,
         ttft_samples_s=_thinned([request.ttft for request in figures.requests if request.ttft is not None]),

@@ -13,7 +13,6 @@ from launcher.bench.result import BenchResult
 from launcher.errors import LauncherError, reason
 from launcher.host.replace_file import replace_file
 
-FOLDER: Final = "bench"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
 

@@ -37,7 +37,7 @@ def remember(state: Path, best: BestLayout) -> Path:
     except OSError as error:
         raise LauncherError(
             f"cannot remember the measured layout in '{file}': {reason(error)}",
-            "make room or name another folder with --state-dir DIR; the verdict above holds",
+            "free disk space, or name another folder with --state-dir DIR; the verdict above holds",
         ) from None
     return file
 
