@@ -90,7 +90,6 @@ COVERED_BY = {
     "proxy.dispatch.authorize": "proxy/end_to_end/test_access_control.py",
     "proxy.dispatch.registry": "proxy/end_to_end",
     "proxy.downstream.clients": "proxy/end_to_end",
-    "proxy.downstream.connection": "proxy/end_to_end",
     "proxy.downstream.handshakes": "proxy/end_to_end/test_file_descriptors.py",
     "proxy.http1.fields": "proxy/http1/test_requests.py",
     "proxy.pages.models": "proxy/pages/test_renderer.py",

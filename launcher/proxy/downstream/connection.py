@@ -311,9 +311,13 @@ class DownstreamConnection(asyncio.Protocol):
         while the transport's buffer does not shrink, and include what asyncio's TLS has written.
         """
         size = self._transport.get_write_buffer_size()
+        sock = self._transport.get_extra_info("socket")
+        if sock is None:  # it is closed: uvloop's TLS forgets it then
+            return size
         try:
-            sock = self._transport.get_extra_info("socket").fileno()
-            return size + int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+            return size + int.from_bytes(
+                fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder
+            )
         except (OSError, ValueError):  # it is closed
             return size
 
