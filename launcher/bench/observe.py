@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,8 @@ from launcher.telemetry.metrics import SLOT_ENDED
 # generator asks once.
 _FINISHED: Final = "vllm:request_success_total"
 _ENDED: Final = f"{SLOT_ENDED}_total"
+# The proxy fetches the instances' pages at most once a second: one that is read now may be so old.
+PAGE_AGE_S: Final = 1.0
 
 Read = Callable[[], str | None]
 """Reads the metrics page; None when there is none."""
@@ -49,9 +52,13 @@ class Observer:
             self._first = page
 
     def end(self) -> Observed:
-        """After the point."""
-        first, last = self._first, self._read() if self._first is not None else None
-        if first is None or last is None:
+        """After the point, with all of its requests counted."""
+        first = self._first
+        if first is None:
+            return Observed()
+        time.sleep(PAGE_AGE_S)
+        last = self._read()
+        if last is None:
             return Observed()
         self._take(last)
         ended = _growth(first, last, _FINISHED, "slot") or _growth(first, last, _ENDED, "slot")
