@@ -32,6 +32,10 @@ STOP_S = 120.0
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
+# Between two requests of a client: a start beside a load that takes both cores lasts minutes.
+PAUSE_S = 0.5
+
+
 def more(load: Load, answers: int) -> None:
     """Waits until this many more requests are answered."""
     before = load.tally.completed
@@ -167,7 +171,7 @@ def test_a_client_that_leaves_ends_its_request(daemon: DaemonProcess) -> None:
 
 
 def test_restart_of_both_slots_under_load_fails_no_request(daemon: DaemonProcess) -> None:
-    with Load(daemon.url, "tiny", workers=8, max_tokens=24) as load:
+    with Load(daemon.url, "tiny", workers=8, max_tokens=24, pause_s=PAUSE_S) as load:
         more(load, 20)
         for slot in ("0", "1"):
             done = daemon.cli("restart", slot, timeout=READY_S)
@@ -184,7 +188,7 @@ def sockets_of(daemon: DaemonProcess, slot: int) -> set[str]:
 
 
 def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
-    with Load(daemon.url, "tiny", workers=8, max_tokens=24) as load:
+    with Load(daemon.url, "tiny", workers=8, max_tokens=24, pause_s=PAUSE_S) as load:
         more(load, 20)
         worker = next(p for p in tree_of(daemon.slot(0)) if "VLLM::Worker" in " ".join(p.cmdline()))
         killed = sockets_of(daemon, 0)

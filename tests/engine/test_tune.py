@@ -20,7 +20,7 @@ from integration.conftest import DaemonProcess
 from launcher.tuning.best_file import recall, remember
 
 pytestmark = pytest.mark.timeout(3600)
-BUDGET_S = 420.0
+BUDGET_S = 240.0
 # The budget counts visits; beside them are the interpreter, the plan and the table.
 SLACK_S = 90.0
 SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "--repeats", "1")
@@ -54,7 +54,7 @@ def tuned(one_instance: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def test_it_ends_within_the_time_that_it_prints(tuned: dict[str, Any]) -> None:
-    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget 7 min", tuned["said"]), tuned["said"]
+    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget 4 min", tuned["said"]), tuned["said"]
     used_s = sum(visit["start_s"] + visit["measure_s"] for visit in tuned["visits"])
     assert tuned["took_s"] <= used_s + SLACK_S
     # The last visit was begun because the visits before it said that it fits.
@@ -129,13 +129,14 @@ def test_apply_makes_the_running_service_use_the_layout_with_no_failed_request(
         during = len(load.answers)
         time.sleep(2.0)
         load.end()
-        assert applied.returncode == 0, applied.stderr
+        told = applied.stdout + applied.stderr + daemon.log.read_text()[-5000:]
+        assert applied.returncode == 0, told
         found = json.loads(applied.stdout)["applied"]
         assert (found["reload"], found["in_use"]) == ("done", True)
         assert [slot["state"] for slot in daemon.status()["slots"]] == ["ready", "ready"]
         assert "# as delivered" in daemon.config.read_text()
         assert Path(found["kept"]).read_text() == before
-        assert set(load.answers) == {"200 length"}, [a for a in load.answers if a != "200 length"][:3]
+        assert set(load.answers) == {"200 length"}, {*load.answers, told}
         assert 0 < during < len(load.answers)
         requests = daemon.status()["requests"]
         assert (requests["failed"], requests["rejected"]) == (0, 0)

@@ -25,14 +25,17 @@ class Tally:
 
 
 class Load:
-    """`workers` clients that send one request after the other until the block ends."""
+    """`workers` clients that send one request after the other until the block ends, `pause_s` after each answer."""
 
-    def __init__(self, url: str, model: str, *, workers: int = 8, max_tokens: int = 20) -> None:
+    def __init__(
+        self, url: str, model: str, *, workers: int = 8, max_tokens: int = 20, pause_s: float = 0.0
+    ) -> None:
         self.tally = Tally()
         self._url = url
         self._model = model
         self._workers = workers
         self._max_tokens = max_tokens
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
@@ -78,6 +81,7 @@ class Load:
             if text is not None:
                 self.tally.completed += 1
                 self.tally.text.setdefault(question, set()).add(text.strip())
+            await asyncio.sleep(self._pause_s)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> str | None:
         """The whole text; None, and a recorded failure, if the stream did not complete."""

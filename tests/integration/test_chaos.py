@@ -11,12 +11,16 @@ from chaos.verdict import readable
 
 @pytest.mark.timeout(1800)
 @pytest.mark.slow
-def test_nothing_is_lost_in_two_minutes(tmp_path: Path) -> None:
-    report = run(parse(["--seconds", "120", "--clients", "32", "--faults", "0.15", "--keep", str(tmp_path)]))
+@pytest.mark.parametrize("seconds", [80, pytest.param(120, marks=pytest.mark.release)])
+def test_nothing_is_lost(tmp_path: Path, seconds: int) -> None:
+    # An instance that hangs is found within a minute: the first two begin before 20 s.
+    report = run(
+        parse(["--seconds", str(seconds), "--clients", "32", "--faults", "0.15", "--keep", str(tmp_path)])
+    )
     print(readable(report))
     assert report["broken"] == [], readable(report)
-    assert report["cut_plain_streams"] > 50
-    assert report["restarts"] > 10
+    assert report["cut_plain_streams"] > seconds / 3
+    assert report["restarts"] > seconds / 15
     assert {(one["model"], one["counters"]) for one in report["hangs"]} >= {
         ("chaos", False),
         ("whole", False),
