@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,24 +38,50 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+Configure = Callable[..., str]
+
+
 @pytest.fixture(scope="session")
-def config(model: Path, vllm: str, cache: Path) -> str:
-    """Two instances of one core each."""
-    return f"""
+def configure(model: Path, vllm: str, cache: Path) -> Configure:
+    """Makes the text of a configuration with real vLLM."""
+
+    def make(
+        *,
+        name: str = "tiny",
+        path: Path = model,
+        instances: int = 2,
+        compiled: bool = False,
+        max_model_len: int = 2048,
+        args: Sequence[str] = (),
+    ) -> str:
+        """Not `compiled`: ready soonest, and in float32: vLLM 0.32 ends in SIGILL with bfloat16 there, on CPUs with AMX."""
+        if not compiled:
+            args = ("--enforce-eager", *args)
+        return f"""
 [[models]]
-name = "tiny"
-path = {json.dumps(str(model))}
-max_model_len = 2048
+name = {json.dumps(name)}
+path = {json.dumps(str(path))}
+dtype = "{"bfloat16" if compiled else "float32"}"
+max_model_len = {max_model_len}
 max_num_seqs = 16
 [layout]
-instances_per_socket = 2
+instances_per_socket = {instances}
 reserve_cores = 0
 [engine]
 command = {json.dumps([vllm])}
+args = {json.dumps(list(args))}
 cache_dir = {json.dumps(str(cache))}
 [supervision]
 probe_interval_s = 1
 """
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def config(configure: Configure) -> str:
+    """Two instances of one core each, compiled as in production."""
+    return configure(compiled=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from engine.conftest import Configure
 from integration.conftest import SOON_S, DaemonProcess, eventually
 
 from launcher.bench import workloads
@@ -40,23 +41,8 @@ BY_HAND = 5000
 
 
 @pytest.fixture(scope="module")
-def config(model: Path, vllm: str, cache: Path) -> str:
-    """Two instances without vLLM's compiler: ready soonest."""
-    return f"""
-[[models]]
-name = "tiny"
-path = {json.dumps(str(model))}
-dtype = "float32"
-max_model_len = 4096
-max_num_seqs = 16
-[layout]
-instances_per_socket = 2
-reserve_cores = 0
-[engine]
-command = {json.dumps([vllm])}
-args = ["--enforce-eager"]
-cache_dir = {json.dumps(str(cache))}
-"""
+def config(configure: Configure) -> str:
+    return configure(max_model_len=4096)
 
 
 def bench(daemon: DaemonProcess, state: Path, *words: str) -> subprocess.CompletedProcess[str]:

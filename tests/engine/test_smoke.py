@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
-from engine.conftest import READY_S
+from engine.conftest import READY_S, Configure
 from integration.conftest import DaemonProcess, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture
-def config(model: Path, vllm: str, cache: Path) -> str:
-    """One instance on all cores, without vLLM's compiler: ready soonest."""
-    return f"""
-[[models]]
-name = "tiny"
-path = {json.dumps(str(model))}
-dtype = "float32"
-max_model_len = 512
-max_num_seqs = 4
-[layout]
-instances_per_socket = 1
-reserve_cores = 0
-[engine]
-command = {json.dumps([vllm])}
-args = ["--enforce-eager"]
-cache_dir = {json.dumps(str(cache))}
-[supervision]
-probe_interval_s = 1
-"""
 
 
 def chat(url: str, *, stream: bool) -> str:
@@ -51,8 +28,8 @@ def chat(url: str, *, stream: bool) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def test_one_instance_starts_answers_and_survives_a_kill(config: str, tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path, config)
+def test_one_instance_starts_answers_and_survives_a_kill(configure: Configure, tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path, configure(instances=1, max_model_len=512))
     try:
         daemon.wait_ready(1, READY_S)
         text = chat(daemon.url, stream=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine.conftest import READY_S
+from engine.conftest import READY_S, Configure
 from integration.conftest import DaemonProcess
 
 from launcher.tuning.best_file import recall, remember
@@ -27,12 +27,12 @@ SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "-
 
 
 @pytest.fixture(scope="module")
-def one_instance(config: str) -> str:
-    """Nothing is compiled, so that the budget is for measurements. bfloat16 without compilation ends in SIGILL on
-    machines with AMX (vLLM 0.32)."""
-    text = config.replace("instances_per_socket = 2", "instances_per_socket = 1  # as delivered")
-    text = text.replace("[engine]\n", '[engine]\nargs = ["--enforce-eager"]\n')
-    return text.replace("max_model_len = 2048\n", 'max_model_len = 2048\ndtype = "float32"\n')
+def one_instance(configure: Configure) -> str:
+    """Nothing is compiled, so that the budget is for measurements."""
+    text = configure(instances=1)
+    line = "instances_per_socket = 1"
+    assert line in text
+    return text.replace(line, f"{line}  # as delivered")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine.conftest import READY_S
+from engine.conftest import READY_S, Configure
 from integration.conftest import DaemonProcess
 
 from launcher.engines import tiny_model
@@ -29,30 +29,10 @@ def talker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_instances(talker: Path, vllm: str, cache: Path) -> str:
-    """float32 and no compiler: ready soon, and a token does not depend on who else is in the batch."""
-    arguments = [
-        "--enforce-eager",
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *("--max-num-batched-tokens", "2048"),
-    ]
-    return f"""
-[[models]]
-name = "tiny"
-path = {json.dumps(str(talker))}
-dtype = "float32"
-max_model_len = 2048
-max_num_seqs = 16
-[layout]
-instances_per_socket = 2
-reserve_cores = 0
-[engine]
-command = {json.dumps([vllm])}
-args = {json.dumps(arguments)}
-cache_dir = {json.dumps(str(cache))}
-[supervision]
-probe_interval_s = 1
-"""
+def two_instances(configure: Configure, talker: Path) -> str:
+    """In float32 a token does not depend on who else is in the batch."""
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    return configure(path=talker, args=(*tools, "--max-num-batched-tokens", "2048"))
 
 
 @pytest.fixture(scope="package")

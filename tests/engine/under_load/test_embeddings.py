@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from engine.conftest import READY_S
+from engine.conftest import READY_S, Configure
 from integration.conftest import DaemonProcess
 
 from launcher.engines.tiny_model import HIDDEN
@@ -18,25 +17,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture
-def embedder(model: Path, vllm: str, cache: Path, tmp_path: Path) -> Iterator[DaemonProcess]:
+def embedder(configure: Configure, tmp_path: Path) -> Iterator[DaemonProcess]:
     """One instance: the tiny model, whose last hidden state is the embedding."""
-    daemon = DaemonProcess(
-        tmp_path,
-        f"""
-[[models]]
-name = "embedder"
-path = {json.dumps(str(model))}
-dtype = "float32"
-max_model_len = 512
-[layout]
-instances_per_socket = 1
-reserve_cores = 0
-[engine]
-command = {json.dumps([vllm])}
-args = ["--runner", "pooling", "--enforce-eager"]
-cache_dir = {json.dumps(str(cache))}
-""",
-    )
+    pooling = ("--runner", "pooling")
+    daemon = DaemonProcess(tmp_path, configure(name="embedder", instances=1, max_model_len=512, args=pooling))
     try:
         daemon.wait_ready(1, READY_S)
         yield daemon
