@@ -151,6 +151,7 @@ def test_the_endpoint_and_the_load_generator_count_the_same(daemon: DaemonProces
     assert "<svg" in (result.picture_svg or "")
 
 
+@pytest.mark.release
 def test_repeats_are_not_answered_by_the_prefix_cache(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Prompts longer than a KV block; --keep-cache sends them again."""
     words = ("--workload", "rag", "--requests", "6", "--concurrency", "2", "--repeats", "2")
@@ -173,6 +174,7 @@ def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Pat
     assert point.prefix_hit_share > 0.3
 
 
+@pytest.mark.release
 def test_a_search_of_a_rate_ends(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Four requests never break the limit: the search says so instead of doubling for ever."""
     done = bench(daemon, tmp_path, "--sweep", "--slo", "e2e_p99=60s", "--requests", "4")

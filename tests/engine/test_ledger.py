@@ -133,7 +133,7 @@ def figure(pattern: re.Pattern[str], log: str) -> str:
     return match[1].replace(",", "")
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "opt", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3", pytest.param("opt", marks=pytest.mark.release)])
 def test_tokens_and_memory_are_as_predicted(kind: str, vllm: str, tmp_path: Path) -> None:
     (tmp_path / kind).mkdir()
     folder = make(kind, tmp_path / kind)

@@ -109,6 +109,7 @@ def test_what_the_plan_allows_gives_the_same_tokens(
     assert tokens == plain[tied]
 
 
+@pytest.mark.release
 def test_what_the_plan_refuses_gives_others(
     models: dict[bool, Path], plain: dict[bool, Tokens], site: Path, tmp_path: Path
 ) -> None:
