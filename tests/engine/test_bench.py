@@ -112,9 +112,12 @@ def test_bench_agrees_with_vllm_bench_serve_by_hand(
     assert ttft.high / ttft.low <= 1.6
 
 
-def test_figures_are_those_of_the_load_generators_file(daemon: DaemonProcess, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_load_generator_and_of_the_endpoint(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """No probe request; the spread over the instances is that of the measured requests alone."""
     done = bench(
-        daemon, tmp_path, "--concurrency", "1,4", "--requests", "12", "--slo", "ttft_p99=60s", "--json"
+        daemon, tmp_path, "--concurrency", "1,4", "--requests", "16", "--slo", "ttft_p99=60s", "--json"
     )
     assert done.returncode == 0, done.stderr
     result = stored(tmp_path)
@@ -130,20 +133,12 @@ def test_figures_are_those_of_the_load_generators_file(daemon: DaemonProcess, tm
             assert (its.mean, its.p50, its.p95, its.p99) == tuple(
                 file[f"{part}_{key}_ms"] / 1000 for part in ("mean", "p50", "p95", "p99")
             )
-
-
-def test_the_endpoint_and_the_load_generator_count_the_same(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """No probe request; the spread over the instances is that of the measured requests alone."""
-    done = bench(daemon, tmp_path, "--requests", "16")
-    assert done.returncode == 0, done.stderr
-    result = stored(tmp_path)
-    (point,) = result.points
-    assert point.output_tokens == 16 * 128
-    assert point.requests_by_instance is not None
-    assert sum(point.requests_by_instance.values()) == 16
-    assert min(point.requests_by_instance.values()) > 0
-    assert point.kv_use_max is not None
-    assert point.prefix_hit_share is not None
+        assert point.output_tokens == 16 * 128
+        assert point.requests_by_instance is not None
+        assert sum(point.requests_by_instance.values()) == 16
+        assert point.kv_use_max is not None
+        assert point.prefix_hit_share is not None
+    assert min(result.points[1].requests_by_instance.values()) > 0, "four at once: both instances take part"
     assert result.cores == 2
     assert result.software is not None
     assert result.software.vllm

@@ -16,7 +16,7 @@ def test_reload_under_load_fails_no_request(daemon: DaemonProcess) -> None:
     text = daemon.config.read_text()
     old, new = '"--max-num-batched-tokens", "2048"', '"--max-num-batched-tokens", "1024"'
     assert old in text
-    with Load(daemon.url, "tiny", workers=8, max_tokens=200) as load:
+    with Load(daemon.url, "tiny", workers=8, max_tokens=200, pause_s=0.5) as load:
         eventually(lambda: load.tally.completed > 8, READY_S, "the load to flow")
         daemon.config.write_text(text.replace(old, new))
         done = daemon.cli("reload", timeout=2 * READY_S)
