@@ -210,7 +210,7 @@ def secrets() -> None:
 
 
 def planned() -> None:
-    for slot in SLOTS:
+    for slot in (SLOTS[0], SLOTS[-1]):  # one of each socket
         step(
             f"restart-{slot}",
             lambda slot=slot: sh("numa-launcher", "restart", str(slot), timeout=READY_S),  # type: ignore[misc]
