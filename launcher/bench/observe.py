@@ -9,14 +9,12 @@ from typing import Final
 import msgspec
 
 from launcher.telemetry import vllm_metrics
-from launcher.telemetry.metrics import SLOT_ENDED
+from launcher.telemetry.metrics import METRICS_AGE_S, SLOT_ENDED
 
 # Of vLLM, on the proxy's page with the slot as a label. The proxy's own counter also counts /tokenize, which the load
 # generator asks once.
 _FINISHED: Final = "vllm:request_success_total"
 _ENDED: Final = f"{SLOT_ENDED}_total"
-# The proxy fetches the instances' pages at most once a second: one that is read now may be so old.
-PAGE_AGE_S: Final = 1.0
 
 Read = Callable[[], str | None]
 """Reads the metrics page; None when there is none."""
@@ -56,7 +54,7 @@ class Observer:
         first = self._first
         if first is None:
             return Observed()
-        time.sleep(PAGE_AGE_S)
+        time.sleep(METRICS_AGE_S)
         last = self._read()
         if last is None:
             return Observed()

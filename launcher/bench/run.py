@@ -181,7 +181,8 @@ class _Bench:
             requests=self.first.requests or requests_for(load, self.first.workload.requests),
             seed=self.first.seed + (0 if self.keep_cache else index),
         )  # fmt: skip
-        figures, cost, observed = self._drive(job, index + 1, points)
+        figures, cost, observer = self._drive(job, index + 1, points)
+        observed = observer.end()
         self.points.append(_point(job, figures, cost, observed, self.slo))
         self._note_disagreement(job, figures, observed)
 
@@ -194,7 +195,7 @@ class _Bench:
         if figures.error is not None:
             self.notes.append(f"{job.load.label}: {figures.failed} requests failed: {figures.error}")
 
-    def _drive(self, job: Job, point: int, points: int | None) -> tuple[Figures, ClientCost, Observed]:
+    def _drive(self, job: Job, point: int, points: int | None) -> tuple[Figures, ClientCost, Observer]:
         shown = Progress(
             what=job.load.label if point else "warm-up", point=point, points=points, done=0, requests=job.requests,
             measuring=False, elapsed_s=0.0,
@@ -218,7 +219,7 @@ class _Bench:
         ):
             self.notes.append(note)
         cost = generator.watch(on_progress, lambda measuring: observer.sample(measuring=measuring))
-        return self.driver.read(job), cost, observer.end()
+        return self.driver.read(job), cost, observer
 
     def result(self, *, complete: bool) -> BenchResult:
         target, workload = self.first.target, self.first.workload

@@ -20,6 +20,9 @@ from prometheus_client.utils import floatToGoString
 from launcher.telemetry.histogram import Histogram
 from launcher.telemetry.rolling_quantiles import RollingQuantiles
 
+METRICS_AGE_S = 1.0
+"""The instances' part of a metrics page may be this old."""
+
 
 class MetricKind(StrEnum):
     COUNTER = "counter"

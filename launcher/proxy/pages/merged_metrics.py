@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.proxy.upstream.scraper import Instance, fetch_pages
 from launcher.telemetry.merge import Merger, Page
-
-METRICS_AGE_S = 1.0
+from launcher.telemetry.metrics import METRICS_AGE_S
 
 
 class MergedMetrics:
