@@ -28,12 +28,10 @@ from launcher.cpuset import CpuSet
 
 # Well below supervision.stop_timeout_s (30): it did not wait for that.
 STOP_S = 120.0
-
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
-
-
 # Between two requests of a client: a start beside a load that takes both cores lasts minutes.
 PAUSE_S = 0.5
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 
 def more(load: Load, answers: int) -> None:

@@ -19,8 +19,8 @@ def test_nothing_is_lost(tmp_path: Path, seconds: int) -> None:
     )
     print(readable(report))
     assert report["broken"] == [], readable(report)
-    assert report["cut_plain_streams"] > seconds / 3
-    assert report["restarts"] > seconds / 15
+    assert report["cut_plain_streams"] > 50 * seconds / 120
+    assert report["restarts"] > 10 * seconds / 120
     assert {(one["model"], one["counters"]) for one in report["hangs"]} >= {
         ("chaos", False),
         ("whole", False),
