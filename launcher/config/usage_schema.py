@@ -1,0 +1,83 @@
+"""The tables `[usage]`, `[cost]` and `[audit]` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from launcher.config.values import NonNegativeInt, PositiveInt, Section, doc
+
+
+class Usage(Section, frozen=True):
+    """`[usage]`: the ledger of all requests that ended."""
+
+    enabled: Annotated[bool, doc("Keep the ledger. Without it no key can have a budget.")] = True
+    path: Annotated[
+        str | None,
+        doc("File of the ledger, an SQLite database. Default: usage.db in the state folder."),
+    ] = None
+    keep_days: Annotated[
+        PositiveInt, doc("Days that the entry of each request is kept. Hourly sums are kept for ever.")
+    ] = 30
+    zone: Annotated[
+        str, doc('Time zone of days, weeks and months, such as "Europe/Berlin".', min_length=1)
+    ] = "UTC"
+    when_unknown: Annotated[
+        Literal["refuse", "allow"],
+        doc("Requests of keys with a budget while the ledger cannot be read: refused or allowed."),
+    ] = "refuse"
+
+
+class Price(Section, frozen=True):
+    """`[cost.price]`: what a token served here takes from a key's budget in money."""
+
+    input: Annotated[float, doc("Price of a million prompt tokens.", ge=0)]
+    output: Annotated[float, doc("Price of a million output tokens.", ge=0)]
+    cached: Annotated[
+        float | None, doc("Price of a million cached prompt tokens. Default: that of prompt tokens.", ge=0)
+    ] = None
+
+
+class Reference(Section, frozen=True):
+    """`[[cost.reference]]`: an API to compare with."""
+
+    name: Annotated[str, doc("Name of provider and model.", min_length=1)]
+    input: Annotated[float, doc("Its price of a million prompt tokens.", ge=0)]
+    output: Annotated[float, doc("Its price of a million output tokens.", ge=0)]
+    cached: Annotated[
+        float | None,
+        doc("Its price of a million cached prompt tokens. Default: that of prompt tokens.", ge=0),
+    ] = None
+    date: Annotated[str | None, doc("Day on which these were its prices.", pattern=r"^\d{4}-\d\d-\d\d$")] = (
+        None
+    )
+
+
+class Cost(Section, frozen=True):
+    """`[cost]`: what this machine costs: rent by the hour, or a purchase and its energy."""
+
+    currency: Annotated[str, doc("Currency of all amounts, such as USD or EUR.", pattern="^[A-Z]{3}$")] = (
+        "USD"
+    )
+    hourly: Annotated[float | None, doc("Rent of the machine for an hour.", ge=0)] = None
+    purchase: Annotated[float | None, doc("Price of the machine, spread over `years`.", ge=0)] = None
+    years: Annotated[float, doc("Years of use of a purchased machine.", gt=0)] = 5.0
+    watts: Annotated[
+        float | Literal["measured"] | None,
+        doc('Mean power of the machine, or "measured": that of its packages by RAPL, where it can be read.'),
+    ] = None
+    price_per_kwh: Annotated[float | None, doc("Price of a kilowatt-hour.", ge=0)] = None
+    price: Annotated[Price | None, doc("What a local token takes from a budget in money.")] = None
+    reference: Annotated[
+        tuple[Reference, ...], doc("APIs to compare with. Default: a dated table of the launcher's.")
+    ] = ()
+
+
+class Audit(Section, frozen=True):
+    """`[audit]`: the audit trail, one JSON line for each request and each control action, chained by hashes."""
+
+    path: Annotated[str | None, doc("Folder of the daily files. Default: no audit trail.")] = None
+    strict: Annotated[bool, doc("Refuse requests while the trail cannot be written.")] = False
+    max_bytes: Annotated[PositiveInt, doc("A larger file is followed by another one of the same day.")] = (
+        1 << 30
+    )
+    keep_days: Annotated[NonNegativeInt, doc("Days that files are kept; 0: for ever.")] = 0
