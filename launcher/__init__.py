@@ -9,7 +9,8 @@
 
 Packages, lower ones first; tests/test_imports.py has the table of allowed imports, docs/architecture.md explains it:
 
-    cpuset, address, sizes, errors, text_table, printable, redaction   values: import nothing of ours
+    cpuset, address, sizes, errors, text_table, printable, redaction, money   values: import nothing of ours
+    budget       what a key may use in a day, a week or a month
     intervals    confidence intervals of measured figures
     build        whether this is the compiled build; stale libraries are never imported
     background   tasks that restart after a fault

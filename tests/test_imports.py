@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
-LEAVES = {"cpuset", "address", "sizes", "errors", "text_table", "printable", "redaction"}
+LEAVES = {"cpuset", "address", "sizes", "errors", "text_table", "printable", "redaction", "money"}
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
     "cli", "control.client", "config", "daemon.deployment", "daemon.measured", "doctor", "planning", "plan", "topology",
@@ -22,10 +22,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "plan": {"config.schema", "topology.model", *LEAVES},
     "background": {"errors"},
+    "budget": {"money"},
     "build": set(),
     "intervals": set(),
     "config": {"cpuset", "sizes", "errors", "redaction"},
-    "config.schema": {"config.values", "config.proxy_schema"},
+    "config.schema": {"config.values", "config.proxy_schema", "config.usage_schema"},
     "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "text_table"},
     "planning": {

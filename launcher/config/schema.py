@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import field
 
 from launcher.config.proxy_schema import Overflow, Proxy
+from launcher.config.usage_schema import Audit, Cost, Price, Reference, Usage
 from launcher.config.values import (
     EngineKind,
     LogFormat,
@@ -26,8 +27,9 @@ from launcher.config.values import (
 )
 
 __all__ = [
-    "Config", "Control", "Engine", "EngineKind", "Layout", "LogFormat", "Logging", "Memory", "Model", "Overflow", "Policy",
-    "Proxy", "Runtime", "Section", "SpawnerKind", "Strategy", "Supervision", "Systemd",
+    "Audit", "Config", "Control", "Cost", "Engine", "EngineKind", "Layout", "LogFormat", "Logging", "Memory", "Model",
+    "Overflow", "Policy", "Price", "Proxy", "Reference", "Runtime", "Section", "SpawnerKind", "Strategy", "Supervision",
+    "Systemd", "Usage",
 ]  # fmt: skip
 
 
@@ -299,3 +301,6 @@ class Config(Section, frozen=True):
     supervision: Supervision = Supervision()
     systemd: Systemd = Systemd()
     logging: Logging = Logging()
+    usage: Usage = Usage()
+    cost: Cost = Cost()
+    audit: Audit = Audit()

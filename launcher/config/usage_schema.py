@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from launcher.config.values import NonNegativeInt, PositiveInt, Section, doc
+
+Amount = Annotated[float, Meta(ge=0)]
+Day = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 
 class Usage(Section, frozen=True):
@@ -30,10 +35,10 @@ class Usage(Section, frozen=True):
 class Price(Section, frozen=True):
     """`[cost.price]`: what a token served here takes from a key's budget in money."""
 
-    input: Annotated[float, doc("Price of a million prompt tokens.", ge=0)]
-    output: Annotated[float, doc("Price of a million output tokens.", ge=0)]
+    input: Annotated[Amount, doc("Price of a million prompt tokens.")]
+    output: Annotated[Amount, doc("Price of a million output tokens.")]
     cached: Annotated[
-        float | None, doc("Price of a million cached prompt tokens. Default: that of prompt tokens.", ge=0)
+        Amount | None, doc("Price of a million cached prompt tokens. Default: that of prompt tokens.")
     ] = None
 
 
@@ -41,15 +46,13 @@ class Reference(Section, frozen=True):
     """`[[cost.reference]]`: an API to compare with."""
 
     name: Annotated[str, doc("Name of provider and model.", min_length=1)]
-    input: Annotated[float, doc("Its price of a million prompt tokens.", ge=0)]
-    output: Annotated[float, doc("Its price of a million output tokens.", ge=0)]
+    input: Annotated[Amount, doc("Its price of a million prompt tokens.")]
+    output: Annotated[Amount, doc("Its price of a million output tokens.")]
     cached: Annotated[
         float | None,
-        doc("Its price of a million cached prompt tokens. Default: that of prompt tokens.", ge=0),
+        doc("Its price of a million cached prompt tokens. Default: that of prompt tokens."),
     ] = None
-    date: Annotated[str | None, doc("Day on which these were its prices.", pattern=r"^\d{4}-\d\d-\d\d$")] = (
-        None
-    )
+    date: Annotated[Day | None, doc("Day on which these were its prices.")] = None
 
 
 class Cost(Section, frozen=True):
@@ -58,14 +61,14 @@ class Cost(Section, frozen=True):
     currency: Annotated[str, doc("Currency of all amounts, such as USD or EUR.", pattern="^[A-Z]{3}$")] = (
         "USD"
     )
-    hourly: Annotated[float | None, doc("Rent of the machine for an hour.", ge=0)] = None
-    purchase: Annotated[float | None, doc("Price of the machine, spread over `years`.", ge=0)] = None
+    hourly: Annotated[Amount | None, doc("Rent of the machine for an hour.")] = None
+    purchase: Annotated[Amount | None, doc("Price of the machine, spread over `years`.")] = None
     years: Annotated[float, doc("Years of use of a purchased machine.", gt=0)] = 5.0
     watts: Annotated[
-        float | Literal["measured"] | None,
+        Amount | Literal["measured"] | None,
         doc('Mean power of the machine, or "measured": that of its packages by RAPL, where it can be read.'),
     ] = None
-    price_per_kwh: Annotated[float | None, doc("Price of a kilowatt-hour.", ge=0)] = None
+    price_per_kwh: Annotated[Amount | None, doc("Price of a kilowatt-hour.")] = None
     price: Annotated[Price | None, doc("What a local token takes from a budget in money.")] = None
     reference: Annotated[
         tuple[Reference, ...], doc("APIs to compare with. Default: a dated table of the launcher's.")
