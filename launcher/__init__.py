@@ -22,6 +22,7 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     host         effects on the host: systemd, journal, OOM facts
     instances    keeps one instance running in each slot
     telemetry    metrics and their pages
+    usage        what was served, for whom, and what it cost: ledger, budgets, costs, audit trail
     proxy        the OpenAI endpoint
     control      the operator's interface to the daemon
     rollout      applies a new configuration slot by slot

@@ -24,15 +24,14 @@ class Period(StrEnum):
     def bounds(self, now: dt.datetime) -> tuple[dt.datetime, dt.datetime]:
         """Begin (inclusive) and end (exclusive) of the period around `now`, at midnights of its time zone."""
         today = now.date()
-        match self:
-            case Period.DAY:
-                first, following = today, today + dt.timedelta(days=1)
-            case Period.WEEK:
-                first = today - dt.timedelta(days=today.weekday())
-                following = first + dt.timedelta(weeks=1)
-            case Period.MONTH:
-                first = today.replace(day=1)
-                following = (first + dt.timedelta(days=31)).replace(day=1)
+        if self is Period.DAY:
+            first, following = today, today + dt.timedelta(days=1)
+        elif self is Period.WEEK:
+            first = today - dt.timedelta(days=today.weekday())
+            following = first + dt.timedelta(weeks=1)
+        else:
+            first = today.replace(day=1)
+            following = (first + dt.timedelta(days=31)).replace(day=1)
         return (
             dt.datetime.combine(first, dt.time.min, now.tzinfo),
             dt.datetime.combine(following, dt.time.min, now.tzinfo),

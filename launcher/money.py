@@ -7,7 +7,7 @@ a whole number of picos per token. 2**63 picos, what a database's integer holds,
 from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
-from typing import Final
+from typing import Final, NamedTuple
 
 PICOS: Final = 10**12
 """Of one unit of the currency."""
@@ -50,3 +50,24 @@ def to_text(amount: int, currency: str, decimals: int = 2) -> str:
         decimals += 1
     rounded = exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_EVEN)
     return f"{rounded:,f} {currency}"
+
+
+class TokenPrices(NamedTuple):
+    """Picos for one token."""
+
+    prompt: int
+    cached: int
+    output: int
+
+    def amount(self, prompt: int, cached: int, output: int) -> int:
+        """Picos for so many tokens; `prompt` includes the cached ones."""
+        return (prompt - cached) * self.prompt + cached * self.cached + output * self.output
+
+
+def token_prices(prompt: float, output: float, cached: float | None = None) -> TokenPrices:
+    """From prices per million tokens; `cached`: of cached prompt tokens, None: as others. Raises ValueError as `picos`."""
+    return TokenPrices(
+        picos_per_token(prompt),
+        picos_per_token(prompt if cached is None else cached),
+        picos_per_token(output),
+    )

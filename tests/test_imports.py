@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan", "engines", "config.schema", "host", "background", "telemetry.engine_pages",
         "telemetry.vllm_metrics", *LEAVES,
     },
-    "proxy": {"config.schema", "telemetry", "address", "background", "errors", "printable"},
+    "usage": {"config.schema", "budget", "intervals", "host.replace_file", "telemetry", *LEAVES},
+    "proxy": {"config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "usage"},
     "control": {"errors", "printable", "redaction"},
     "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
@@ -57,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
-        "planning", "proxy", "rollout", "telemetry", "topology", "bench.result", "tuning", *LEAVES,
+        "planning", "proxy", "rollout", "telemetry", "topology", "bench.result", "tuning", "usage", "budget", *LEAVES,
     },
     "daemon.deployment": {
         "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", *LEAVES,
@@ -80,7 +81,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"cli.{part}": OFFLINE | {"bench", "tuning", "host.state_folder", "daemon.measured"}
         for part in ("tune", "tune_plan", "tune_apply")
     },
-    "cli.key": {"cli", "config.load", "proxy.auth.key_record", "proxy.auth.key_store", "errors", "text_table"},
+    "cli.key": {
+        "budget", "cli", "config.load", "errors", "money", "proxy.auth.key_record", "proxy.auth.key_store", "text_table",
+    },
+    **{
+        f"cli.{verb}": {"usage", "money", "budget", "host.state_folder", "bench.result", *OFFLINE}
+        for verb in ("usage", "cost", "audit")
+    },
     "__main__": {"cli"},
 }  # fmt: skip
 
@@ -91,7 +98,7 @@ PURE = {
     "tuning.allowance", "tuning.record", "tuning.rounds", "tuning.verdict",
     "intervals", "bench.compare", "bench.figures", "bench.setting", "bench.report", "bench.report_charts",
     "bench.report_published", "bench.report_tables", "bench.charts", "bench.axes", "bench.markup",
-    "config.schema", "config.proxy_schema", "config.values", "topology.model",
+    "config.schema", "config.proxy_schema", "config.values", "topology.model", "money", "budget", "usage.entry",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from launcher.config.schema import Config, Model, Section
+from launcher.config.schema import Config, Section
 from launcher.config.values import notes_of, unwrap
 
 _INTRO: Final = """# Configuration
@@ -33,13 +33,15 @@ and the reserved cores: `reload` refuses such changes. The TLS certificate and k
 def to_markdown() -> str:
     parts = [_INTRO]
     for field in msgspec.structs.fields(Config):
-        section = Model if field.encode_name == "models" else field.type
-        title = f"[[{field.encode_name}]]" if section is Model else f"[{field.encode_name}]"
+        found = _table_of(field.encode_name, field.type)
+        if found is None:
+            raise TypeError(f"{field.encode_name} is no table")
+        title, section = found
         parts.append(_table(title, section))
         parts += [
-            _table(f"[{field.encode_name}.{inner.encode_name}]", table)
+            _table(*table)
             for inner in msgspec.structs.fields(section)
-            if (table := _table_type(inner.type)) is not None
+            if (table := _table_of(f"{field.encode_name}.{inner.encode_name}", inner.type)) is not None
         ]
     return "\n".join(parts)
 
@@ -50,7 +52,8 @@ def _table(title: str, section: type[Section]) -> str:
     lines += ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in msgspec.structs.fields(section):
         name = field.encode_name
-        kind = f"`{title[:-1]}.{name}]`" if _table_type(field.type) is not None else _type(field.type)
+        table = _table_of(f"{title.strip('[]')}.{name}", field.type)
+        kind = _type(field.type) if table is None else f"`{table[0]}`"
         cells = (
             f"`{name}`",
             kind,
@@ -61,9 +64,15 @@ def _table(title: str, section: type[Section]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table_type(kind: Any) -> type[Section] | None:
+def _table_of(path: str, kind: Any) -> tuple[str, type[Section]] | None:
+    """The header and the keys of a table, `[path]`, or of each of a list of tables, `[[path]]`; None for other types."""
     inner = unwrap(kind)
-    return inner if isinstance(inner, type) and issubclass(inner, Section) else None
+    repeated = get_origin(inner) is tuple
+    if repeated:
+        inner = unwrap(get_args(inner)[0])
+    if not (isinstance(inner, type) and issubclass(inner, Section)):
+        return None
+    return (f"[[{path}]]" if repeated else f"[{path}]"), inner
 
 
 def _type(kind: Any) -> str:

@@ -125,18 +125,25 @@ def _unknown(key: str, table: _Place) -> tuple[str, str]:
 
 def _missing(key: str, table: _Place) -> tuple[str, str]:
     if not table.at:
-        return f"the file: there is no [[{key}]]", _another_table(key, Config)
+        return f"the file: there is no [[{key}]]", _another_table(key)
     sample = next(_sample(f) for f in msgspec.structs.fields(unwrap(table.kind)) if f.encode_name == key)
     to = table.at if table.at.endswith("]") else f"[{table.at}]"
     return f"{table.at}: {key} is missing", f"add {key} = {_toml(sample or _SOME)} to {to}"
 
 
-def _another_table(key: str, parent: type) -> str:
-    """How to add an entry to a list of tables, with its required keys."""
-    kind = next(field.type for field in msgspec.structs.fields(parent) if field.encode_name == key)
+def _another_table(path: str) -> str:
+    """How to add an entry to the list of tables at `path`, with its required keys."""
+    kind: Any = Config
+    for step in path.split("."):
+        fields = msgspec.structs.fields(unwrap(kind))
+        kind = next(field.type for field in fields if field.encode_name == step)
     entry = get_args(unwrap(kind))[0]
-    needed = [f'{field.encode_name} = "..."' for field in msgspec.structs.fields(entry) if field.required]
-    return f"add a [[{key}]] table with {' and '.join(needed)}"
+    needed = [
+        f"{field.encode_name} = {_toml(_sample(field) or (0.5 if unwrap(field.type) is float else _SOME))}"
+        for field in msgspec.structs.fields(entry)
+        if field.required
+    ]
+    return f"add a [[{path}]] table with {' and '.join(needed)}"
 
 
 def _wrong(place: _Place) -> tuple[str, str]:
@@ -240,7 +247,7 @@ def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
         case inspect.StrType():
             remedy = f"write {assign}{_toml(place.sample or _SOME)}"
         case inspect.VarTupleType(item_type=item) if _plural(item) == "tables":
-            remedy = _another_table(name, Config)
+            remedy = _another_table(place.at)
         case inspect.VarTupleType():
             items = value.split() if isinstance(value, str) else [value]
             fits = bool(items) and _fits(items, place.kind)
@@ -249,9 +256,7 @@ def _remedy(place: _Place, kinds: Sequence[inspect.Type]) -> str:
         case inspect.DictType():
             remedy = f"write a table: {assign}{_toml(place.sample or {_SOME: _SOME})}"
         case _:
-            remedy = (
-                f"write a table: [{place.at}]" if name else _another_table(place.at.partition("[")[0], Config)
-            )
+            remedy = f"write a table: [{place.at}]" if name else _another_table(place.at.partition("[")[0])
     return remedy
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from launcher.address import Address
 from launcher.background import Failures, attempt
 from launcher.config.schema import Model, Proxy
+from launcher.proxy.accounting import Accounting
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.upstreams import Upstream
@@ -70,9 +71,10 @@ class ProxyServer:
         chance: random.Random | None = None,
         most_clients: int | None = None,
         more_values: Callable[[], metrics.Values] = dict,
+        accounting: Accounting | None = None,
     ) -> None:
         """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many.
-        `more_values`: of metrics that others measure, for the metrics page."""
+        `more_values`: of metrics that others measure, for the metrics page. `accounting`: who is told of ended requests."""
         self._proxy = proxy
         self._more_values = more_values
         self._loop = asyncio.get_running_loop()
@@ -98,7 +100,9 @@ class ProxyServer:
             proxy, balancer, self.counters, post, on_idle=on_idle, on_suspect=on_suspect
         )
         self._pages = PageRenderer(self._traits, self._sources(), post)
-        self._registry = RequestRegistry(proxy, self.counters, self._timings, balancer, post)
+        self._registry = RequestRegistry(
+            proxy, self.counters, self._timings, balancer, accounting=accounting or Accounting(), post=post
+        )
         self._authorizer = Authorizer(
             self._keys,
             Cors(proxy.cors_origins),

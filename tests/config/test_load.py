@@ -437,7 +437,7 @@ def test_every_key_of_the_schema_is_explained() -> None:
             with pytest.raises(LauncherError, match=field.encode_name) as caught:
                 parse_config(tree, origin="f.toml")
             assert "`" not in caught.value.message
-            assert re.match(r"(write|choose) \S", caught.value.remedy), caught.value.remedy
+            assert re.match(r"(write|choose|add) \S", caught.value.remedy), caught.value.remedy
             keys += 1
     assert keys > 80
 

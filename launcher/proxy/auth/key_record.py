@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -51,6 +51,10 @@ class KeyRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     tokens_per_minute: Limit | None = None  # prompt and response together
     models: tuple[str, ...] = ()  # models that it may use, by name or alias; empty: all
     local_only: bool = False  # its requests never go to [proxy.overflow]
+    overflow: Literal["never", "full", "predicted"] | None = (
+        None  # when they go there; None: as its `when` says
+    )
+    budget: str | None = None  # the most of a period, as launcher.budget writes it
 
 
 def compose_key(key_id: bytes, secret: bytes) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from launcher.config.schema import Proxy
-from launcher.proxy.auth.rate_limits import Grant
+from launcher.proxy.accounting import Accounting, entry_of, tokens_of
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.events import CommentDue, Event, ServerStopped
@@ -21,12 +21,20 @@ class RequestRegistry:
     """Owner of the requests in flight."""
 
     def __init__(
-        self, proxy: Proxy, counters: Counters, timings: Timings, balancer: Balancer, post: Post
+        self,
+        proxy: Proxy,
+        counters: Counters,
+        timings: Timings,
+        balancer: Balancer,
+        *,
+        accounting: Accounting,
+        post: Post,
     ) -> None:
         self._idle_timeout_s = proxy.idle_timeout_s
         self._counters = counters
         self._timings = timings
         self._balancer = balancer
+        self._accounting = accounting
         self._post = post
         self._in_flight: set[Request] = set()
         self._idle = asyncio.Event()
@@ -41,13 +49,14 @@ class RequestRegistry:
                 request.key.sums.accepted += 1
 
     def count(self, request: Request, _event: Event, now: float) -> None:
-        """It has ended: outcome, histograms, its key's charge."""
+        """It has ended: outcome, histograms, its key's charge, its entry."""
         self._in_flight.discard(request)
         outcome = request.outcome
         if request.counted or outcome is None:
             return
+        tokens = tokens_of(request)
         if request.grant is not None:
-            request.grant.finish(_charged(request, request.grant, outcome), now)
+            request.grant.finish(tokens.prompt + tokens.output, now)
         if not request.accepted:
             request.counted = True
             return
@@ -62,6 +71,7 @@ class RequestRegistry:
             timings.queued.observe(request.bound - started)
         if request.first_byte is not None:
             timings.first_byte.observe(request.first_byte - started)
+        self._accounting.record(entry_of(request, tokens, now, time.time()))
         if self._awaited and not self._counters.in_flight:
             self._idle.set()
 
@@ -107,12 +117,3 @@ class RequestRegistry:
         reads = attempt.watch(now, request.first_byte_timeout_s, self._idle_timeout_s)
         if reads and request.ticket is not None and request.attempt is attempt:
             self._balancer.progress(request.ticket, reads)
-
-
-def _charged(request: Request, grant: Grant, outcome: Outcome) -> int:
-    """Tokens that its API key pays for: of what was served all, of what its client did not wait for the prompt."""
-    if request.committed or (outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
-        return grant.charged if request.overflowed and request.usage is None else request.tokens
-    if outcome is Outcome.CLIENT_ABORTED and request.bound is not None and request.ticket is not None:
-        return request.ticket.demand.prompt_tokens
-    return 0

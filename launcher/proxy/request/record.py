@@ -148,16 +148,6 @@ class Request:
         upstream = None if self.attempt is None else self.attempt.upstream
         return "" if upstream is None else upstream.model  # no request waits for ""
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens it took: as its instance said, else the prompt's estimate and one for each event."""
-        if self.usage is not None:
-            return self.usage[0] + self.usage[1]
-        if self.ticket is None:
-            return self.events
-        demand = self.ticket.demand
-        return demand.prompt_tokens + (self.events if demand.stream else demand.output_tokens)
-
     def fields(self, now: float) -> dict[str, object]:
         """Fields of the access log; names are those of docs, prefixed so that LogRecord's own stay."""
         started = self.started

@@ -1,0 +1,1 @@
+"""What was served, for whom, and what it cost: the usage ledger, budgets, costs, the audit trail."""
