@@ -102,7 +102,7 @@ PURE = {
     "usage.entry", "usage.spans",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",
-    "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes",
+    "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes", "proxy.dispatch.occupancy",
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),
     "proxy.auth.key_record", "proxy.auth.rate_limits", "proxy.downstream.cors",

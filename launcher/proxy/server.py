@@ -25,6 +25,7 @@ from launcher.proxy.dispatch.attempts import Attempts
 from launcher.proxy.dispatch.authorize import Authorizer
 from launcher.proxy.dispatch.executor import Executor
 from launcher.proxy.dispatch.instances import Instances, OnIdle, OnSuspect
+from launcher.proxy.dispatch.occupancy import Occupied
 from launcher.proxy.dispatch.registry import RequestRegistry
 from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
@@ -261,6 +262,10 @@ class ProxyServer:
         """The sums, for `status --json`."""
         waiting = sum(1 for _ in self._instances.waiting)
         return stats.stats(self.counters, self.balancer.table, waiting)
+
+    def occupancy(self) -> dict[int, Occupied]:
+        """Seconds since the proxy's start that each slot was ready, and busy; sums over its instances, which never fall."""
+        return self._instances.occupancy()
 
     def first_token(self, slot: int) -> Quantiles | None:
         """How long clients of a slot waited lately for a stream's first token, time in the queue included."""

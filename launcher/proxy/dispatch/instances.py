@@ -15,6 +15,7 @@ from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.dispatch.occupancy import Occupancy, Occupied
 from launcher.proxy.dispatch.traffic import Traffic, hung
 from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.counters import Counters
@@ -60,6 +61,7 @@ class Instances:
         self._seen: set[str] = set()  # models that had a ready instance
         self._pump_timer: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._occupancy = Occupancy()
         self.balancer = balancer
         self.table = balancer.table
 
@@ -73,6 +75,7 @@ class Instances:
         if known.key not in self._traffic:
             pool = ConnectionPool(Endpoint(known.address), self._proxy.connect_timeout_s)
             self._traffic[known.key] = Traffic(known, pool, self._counters.slot(known.slot, known.model), now)
+            self._occupancy.added(known.key, now)
         self._seen.add(known.model)
         self.pump(now)
 
@@ -89,6 +92,7 @@ class Instances:
         if upstream is None:
             return
         now, traffic = self._clock(), self._traffic.pop(upstream.key)
+        self._occupancy.removed(upstream.key, now)
         traffic.pool.close()
         traffic.forget(now)
         if crashed:
@@ -176,6 +180,8 @@ class Instances:
             pool.close()
             return pool
         traffic.sums.sent += 1
+        if not traffic.attempts:
+            self._occupancy.busy(upstream.key, attempt.asked_at)
         traffic.attempts[attempt] = request
         return traffic.pool
 
@@ -188,6 +194,8 @@ class Instances:
         traffic = self._traffic.get(upstream.key)
         if traffic is not None:
             traffic.leave(attempt)
+            if not traffic.attempts:
+                self._occupancy.idle(upstream.key, now)
         if event.__class__ is AttemptFailed:
             self._note_failure(request, attempt, upstream, event, now)
         if upstream.idle_wanted:
@@ -246,6 +254,10 @@ class Instances:
         """Attempts that wait for the instance: it is read, because the client takes what comes."""
         traffic = self._traffic.get((slot, generation))
         return 0 if traffic is None else traffic.awaited()
+
+    def occupancy(self) -> dict[int, Occupied]:
+        """Seconds since the proxy's start that each slot was ready, and busy."""
+        return self._occupancy.read(self._clock())
 
     def progress(self, slot: int, generation: int) -> int:
         """Reads relayed from an instance so far; it rises while any of its responses moves."""
