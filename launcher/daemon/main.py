@@ -15,6 +15,7 @@ from typing import Any, Final
 from launcher.background import Failures, persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
+from launcher.daemon.accounts import Accounts
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
@@ -61,12 +62,13 @@ class Daemon:
         """systemd must not start the daemon again."""
         self._watchdog = notify.Watchdog("loop", "slots")
         self._report_failures = Failures(log, "report to systemd")
+        self.accounts = Accounts(config)
         self.proxy = ProxyServer(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
             most_clients=open_files.most_clients(
                 open_files.limit_now(), config.proxy.max_connections, deployment.connections
             ),
-            more_values=self._watched,
+            more_values=self._watched, accounting=self.accounts.accounting,
         )  # fmt: skip
         self.spawner = choose_spawner(
             config,
@@ -120,6 +122,7 @@ class Daemon:
         ready = activation.sockets()
         await self.control.start(ready.get(activation.CONTROL, ()))
         try:
+            self.accounts.start()
             if activation.HTTP not in ready:
                 await self._open(())
             _pin_to(self.operations.deployment.plan.reserved)
@@ -127,6 +130,7 @@ class Daemon:
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
             await self.proxy.stop(0)
+            await self.accounts.stop()
             await self.control.stop()
             await self.spawner.close(for_good=self._for_good)
 

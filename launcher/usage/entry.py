@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Entry(Struct, frozen=True, gc=False, kw_only=True):
-    """Made once, when an accepted request has ended. Texts are "" where there is none."""
+class Entry(Struct, frozen=True, gc=False, kw_only=True, array_like=True):
+    """Made once, when an accepted request has ended. Texts are "" where there is none.
+
+    The ledger keeps the fields by position: a new field has a default and goes to the end."""
 
     ended_at: float  # Unix time, seconds
     request_id: str

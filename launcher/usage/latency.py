@@ -1,0 +1,65 @@
+"""Histograms of durations that merge: buckets of geometric width, a quantile within 5 % of the true one. Pure.
+
+DDSketch (Masson, Rim, Lee, VLDB 2019): bucket i holds the durations from LOW x RATIO^i to LOW x RATIO^(i+1), and their
+harmonic middle stands for all of them. Stored, a histogram is its buckets that are not empty; two stored histograms
+one after the other are their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ERROR: Final = 0.05
+RATIO: Final = (1 + ERROR) / (1 - ERROR)
+# 0.1 ms; what is shorter counts as this.
+LOW: Final = 1e-4
+# Up to 28 hours; what is longer counts as this.
+BUCKETS: Final = math.ceil(math.log(1e9) / math.log(RATIO))
+_STORED: Final = np.dtype([("bucket", "<u2"), ("count", "<u4")])
+_MOST: Final = 2**32 - 1
+
+Counts = NDArray[np.int64]
+
+
+def buckets_of(durations_s: Sequence[float] | NDArray[np.float64]) -> Counts:
+    """The bucket of each duration in seconds."""
+    values = np.maximum(np.asarray(durations_s, dtype=float), LOW)
+    found: Counts = (np.log(values / LOW) / math.log(RATIO)).astype(np.int64)
+    return np.minimum(found, BUCKETS - 1)
+
+
+def counts_of(durations_s: Sequence[float]) -> Counts:
+    return np.bincount(buckets_of(durations_s), minlength=BUCKETS)
+
+
+def to_bytes(counts: Counts) -> bytes:
+    """The stored form of a count for each bucket."""
+    used = np.flatnonzero(counts)
+    stored = np.empty(len(used), dtype=_STORED)
+    stored["bucket"], stored["count"] = used, np.minimum(counts[used], _MOST)
+    return stored.tobytes()
+
+
+def merged(stored: Iterable[bytes]) -> Counts:
+    """The sum of stored histograms, as a count for each bucket. Raises ValueError for bytes that are none."""
+    parts = np.frombuffer(b"".join(stored), dtype=_STORED)
+    if len(parts) and parts["bucket"].max() >= BUCKETS:
+        raise ValueError(f"bucket {parts['bucket'].max()} of a histogram is above {BUCKETS - 1}")
+    counts = np.zeros(BUCKETS, dtype=np.int64)
+    np.add.at(counts, parts["bucket"], parts["count"].astype(np.int64))
+    return counts
+
+
+def quantile(counts: Counts, share: float) -> float | None:
+    """The duration in seconds below which `share` (0 to 1) of the counted ones are; None for none counted."""
+    total = int(counts.sum())
+    if not total:
+        return None
+    rank = max(0, math.ceil(share * total) - 1)
+    bucket = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+    return float(LOW * RATIO**bucket * 2 * RATIO / (1 + RATIO))

@@ -1,0 +1,78 @@
+"""Reading the usage ledger: a connection that cannot write, beside a daemon that does; entries of requests."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launcher.errors import LauncherError
+from launcher.usage.entry import Entry
+from launcher.usage.schema import version_of
+
+# A writer holds the file for milliseconds; a checkpoint on a slow disk for longer.
+BUSY_S: Final = 5.0
+_ENTRIES: Final = msgspec.msgpack.Decoder(list[Entry])
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection to a ledger, also while a daemon writes it. Raises LauncherError."""
+    if not path.exists():
+        raise LauncherError(
+            f"cannot read the usage ledger '{path}': no such file",
+            "start the daemon with [usage] enabled = true, or name the file with --file",
+        )
+    # A ledger without write-ahead log has no writer. Its folder may be one in which the reader cannot make the log.
+    modes = ["mode=ro"] if _log_of(path).exists() else ["mode=ro", "mode=ro&immutable=1"]
+    error: sqlite3.Error | None = None
+    for mode in modes:
+        try:
+            return _opened(path, mode)
+        except sqlite3.Error as failed:
+            error = failed
+    raise LauncherError(
+        f"cannot read the usage ledger '{path}': {error}",
+        "check that you may read the file and that it is a usage ledger of numa-launcher",
+    )
+
+
+def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[Entry]:
+    """The entries of the requests that ended in [since, until), Unix seconds, in the order of their ends."""
+    chunks = reader.execute(
+        "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at, id", (since, until)
+    )
+    for (data,) in chunks:
+        yield from (entry for entry in unpacked(data) if since <= entry.ended_at < until)
+
+
+def packed(batch: Sequence[Entry]) -> bytes:
+    """The entries of a batch in one row's form."""
+    return zlib.compress(msgspec.msgpack.encode(batch), level=1)
+
+
+def unpacked(data: bytes) -> list[Entry]:
+    return _ENTRIES.decode(zlib.decompress(data))
+
+
+def _opened(path: Path, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None
+    )
+    with contextlib.ExitStack() as undo:
+        undo.callback(connection.close)
+        if version_of(connection, path) == 0:
+            raise LauncherError(
+                f"cannot read the usage ledger '{path}': nothing was entered yet",
+                "send the daemon a request first",
+            )
+        undo.pop_all()
+    return connection
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
