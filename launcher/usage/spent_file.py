@@ -1,0 +1,156 @@
+"""What budgets and daily caps have spent, in a small file beside the usage ledger.
+
+The ledger commits once a second. A sum in this file is replaced with each request that ends, so that a daemon that was
+killed knows at its next start what it had served. The page cache keeps a write through SIGKILL; after a power cut the
+ledger alone counts.
+
+One pwrite(2) of a slot and no mmap: a store into a mapped page of a file that was truncated, or on a full disk, is a
+SIGBUS that ends the process. A slot of 64 bytes never crosses a page, so that a write is whole or did not happen.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+import zlib
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from launcher.errors import reason
+
+VERSION: Final = 1
+SLOT_BYTES: Final = 64
+_HEADER: Final = struct.Struct("<8sI52x")
+_MAGIC: Final = b"NLSPENT\0"
+# Digest of kind, name and unit; begin of the period (Unix time, seconds); amount; CRC-32 of all before.
+_BODY: Final = struct.Struct("<16sqq")
+_CHECK: Final = struct.Struct("<I28x")
+_MOST: Final = (1 << 63) - 1
+MAX_SLOTS: Final = 1 << 20
+"""64 MiB; a longer file is none of ours."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class SpentSlot:
+    """The sum of one budget or cap. Owned by the thread that stores it."""
+
+    def __init__(self, file: SpentFile, index: int, digest: bytes, found: tuple[int, int] | None) -> None:
+        self._file = file
+        self._offset = (1 + index) * SLOT_BYTES
+        self._digest = digest
+        self._found = found
+
+    def amount(self, begin: int) -> int | None:
+        """What the file held at its opening of the period that began at `begin`, Unix seconds. None: nothing."""
+        return self._found[1] if self._found is not None and self._found[0] == begin else None
+
+    def store(self, begin: int, amount: int) -> None:
+        """Replace it. Never raises; a failure is logged once."""
+        body = _BODY.pack(self._digest, begin, min(amount, _MOST))
+        self._file.write(body + _CHECK.pack(zlib.crc32(body)), self._offset)
+
+
+class SpentFile:
+    """Slots of fixed size. One that is damaged counts as absent; a file of another format is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it, or make it. Never raises: where it cannot be used, the ledger alone counts."""
+        self._path = path
+        self._complained = False
+        self._descriptor: int | None = None
+        self._found: dict[bytes, tuple[int, tuple[int, int]]] = {}
+        """By digest: index, begin and amount."""
+        self._slots: dict[bytes, SpentSlot] = {}
+        self._free: list[int] = []
+        self._count = 0
+        try:
+            self._open()
+        except OSError as error:
+            self._complain(error)
+            self.close()
+
+    @property
+    def usable(self) -> bool:
+        return self._descriptor is not None and not self._complained
+
+    def slot(self, kind: str, name: str, unit: str) -> SpentSlot:
+        """The slot of a budget or cap, the same for the same words: ("key", "ann", "tokens/month")."""
+        digest = blake2b(f"{kind}\0{name}\0{unit}".encode(), digest_size=16).digest()
+        slot = self._slots.get(digest)
+        if slot is None:
+            known = self._found.pop(digest, None)
+            index = self._unused() if known is None else known[0]
+            found = None if known is None else known[1]
+            self._slots[digest] = slot = SpentSlot(self, index, digest, found)
+        return slot
+
+    def _unused(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return self._count - 1
+
+    def write(self, data: bytes, offset: int) -> None:
+        """One slot, at its place."""
+        if self._descriptor is None:
+            return
+        try:
+            if os.pwrite(self._descriptor, data, offset) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write: the next one says why
+        except OSError as error:
+            self._complain(error)
+        else:
+            if self._complained:
+                self._complained = False
+                _LOG.info("sums of budgets are stored again in %s", self._path)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._descriptor = descriptor = os.open(
+            self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        size = min(os.fstat(descriptor).st_size, (1 + MAX_SLOTS) * SLOT_BYTES)
+        data = os.pread(descriptor, size, 0)
+        header = _HEADER.pack(_MAGIC, VERSION)
+        if data[:SLOT_BYTES] != header:
+            if data:
+                _LOG.warning(
+                    "sums of budgets in %s are unreadable: the usage ledger alone counts", self._path
+                )
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, header, 0)
+            return
+        self._count = len(data) // SLOT_BYTES - 1
+        for index in range(self._count):
+            self._read(index, data[(1 + index) * SLOT_BYTES : (2 + index) * SLOT_BYTES])
+
+    def _read(self, index: int, data: bytes) -> None:
+        body = data[: _BODY.size]
+        digest, begin, amount = _BODY.unpack(body)
+        if amount < 0 or data[_BODY.size :] != _CHECK.pack(zlib.crc32(body)):
+            self._free.append(index)
+            return
+        other = self._found.get(digest)
+        if other is not None and other[1] >= (begin, amount):
+            self._free.append(index)
+            return
+        if other is not None:
+            self._free.append(other[0])
+        self._found[digest] = index, (begin, amount)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            _LOG.error(
+                "cannot store the sums of budgets in %s: %s; after a crash up to a second of them is lost",
+                self._path, reason(error),
+            )  # fmt: skip
