@@ -109,6 +109,7 @@ COVERED_BY = {
     "tuning.record": "tuning/test_search.py",
     "tuning.stages": "tuning/test_search.py",
     "tuning.verdict": "tuning/test_search.py",
+    "usage.figures": "usage/test_report.py",
 }
 
 

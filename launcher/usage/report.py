@@ -1,0 +1,251 @@
+"""Reports of the usage ledger's hourly sums: by key, model, instance, overflow endpoint, day or hour.
+
+It blocks, for at most a second with a month of 100 keys; a daemon calls it in a thread. The sums are SQL's; histograms are
+merged by numpy, because a month has hundreds of thousands.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from operator import add
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+
+from launcher.errors import LauncherError
+from launcher.money import to_decimal
+from launcher.printable import quoted
+from launcher.usage import latency, spans
+from launcher.usage.figures import UsageReport, UsageRow
+from launcher.usage.question import Question, Times
+from launcher.usage.read import open_reader
+from launcher.usage.schema import INTEGERS
+
+# What a report of so many days or hours shows, nobody reads; and the histograms of each take 3 KiB.
+MAX_ROWS: Final = 10_000
+# Rows whose histograms are merged at once: a few MiB.
+_CHUNK: Final = 8192
+
+
+class _Sums:
+    """One row of a report while it is summed up."""
+
+    __slots__ = ("busy_s", "figures", "ready_s")
+
+    def __init__(self) -> None:
+        self.figures = [0] * len(INTEGERS)
+        self.ready_s: float | None = None
+        self.busy_s = 0.0
+
+    def take(self, figures: Iterable[int]) -> None:
+        self.figures = list(map(add, self.figures, figures))
+
+    def meter(self, what: str, amount: float) -> None:
+        if what == "busy_s":
+            self.busy_s += amount
+        else:
+            self.ready_s = (self.ready_s or 0.0) + amount
+
+
+def report(path: Path, question: Question, now: float, currency: str) -> UsageReport:
+    """Reads a ledger; also while a daemon writes it. `now`: Unix time. Raises LauncherError."""
+    question.check()
+    with reading(path) as (reader, zone, began):
+        times = Times.of(question.since, question.until, now, zone)
+        return _Reading(reader, question, times, zone, began).report(currency)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
+    """A ledger, the zone of its hours, and when it began (Unix time). Raises LauncherError, also for what is read."""
+    with closing(open_reader(path)) as reader:
+        try:
+            # One transaction: what the daemon enters meanwhile is in all sums or in none.
+            reader.execute("BEGIN")
+            meta = reader.execute("SELECT zone, began FROM meta").fetchone()
+            if meta is None:
+                raise LauncherError(
+                    f"cannot read the usage ledger '{path}': nothing was entered yet",
+                    "send the daemon a request first",
+                )
+            yield reader, spans.zone_of(meta[0]), meta[1]
+        except (sqlite3.Error, zlib.error, msgspec.DecodeError, ValueError) as error:
+            raise LauncherError(
+                f"cannot read the usage ledger '{path}': {error}",
+                "the daemon moves a broken ledger aside when it starts; see its log",
+            ) from None
+
+
+class _Reading:
+    def __init__(
+        self, reader: sqlite3.Connection, question: Question, times: Times, zone: ZoneInfo, began: float
+    ) -> None:
+        self._reader = reader
+        self._question = question
+        self._times = times
+        self._zone = zone
+        self._began = began
+        self._hours = spans.hour_begin(times.since, zone), spans.hour_end(times.until, zone)
+
+    def report(self, currency: str) -> UsageReport:
+        question = self._question
+        groups, total = {name: _Sums() for name in self._expected()}, _Sums()
+        name_of = self._name_of
+        for label, *figures in self._summed():
+            groups.setdefault(name_of(label), _Sums()).take(figures)
+            total.take(figures)
+        self._refuse_unknown(total)
+        for what, label, amount in self._metered():
+            total.meter(what, amount)
+            if question.by in {"instance", "day", "hour"}:
+                groups.setdefault(name_of(label), _Sums()).meter(what, amount)
+        first_bytes, durations = self._histograms({name: index for index, name in enumerate(groups)})
+        made = [
+            _row(name, sums, first_bytes[index], durations[index])
+            for index, (name, sums) in enumerate(groups.items())
+        ]
+        return UsageReport(
+            since=self._hours[0],
+            until=int(min(self._hours[1], self._times.until)),
+            zone=self._zone.key,
+            began=self._began,
+            by=question.by,
+            key=question.key,
+            model=question.model,
+            currency=currency,
+            rows=tuple(_ordered(made, question.by)) if question.by is not None else (),
+            total=_row("", total, first_bytes.sum(axis=0), durations.sum(axis=0)),
+        )
+
+    def _expected(self) -> Iterator[str]:
+        """Days and hours without a request have a row, too, from the ledger's begin on."""
+        if self._question.by not in {"day", "hour"}:
+            return
+        since = max(self._hours[0], spans.hour_begin(self._began, self._zone))
+        begins = (spans.days if self._question.by == "day" else spans.hours)(
+            since, self._hours[1], self._zone
+        )
+        if len(begins) > MAX_ROWS:
+            raise LauncherError(
+                f"cannot report usage of {len(begins):,} {self._question.by}s: at most {MAX_ROWS:,}",
+                "give a later --since" + (", or --by day" if self._question.by == "hour" else ""),
+            )
+        yield from map(self._name_of, begins)
+
+    @property
+    def _label(self) -> str:
+        """The column by which SQL groups."""
+        return {"day": "hour", "hour": "hour", None: "''"}.get(self._question.by, "name")
+
+    @property
+    def _name_of(self) -> Callable[[int | str], str]:
+        """A row's name of a label."""
+        zone = self._zone
+        match self._question.by:
+            case "day":
+                return lambda hour: spans.iso(int(hour), zone)[:10]
+            case "hour":
+                return lambda hour: spans.iso(int(hour), zone)
+            case _:
+                return str
+
+    @property
+    def _where(self) -> tuple[str, tuple[str | int, ...]]:
+        dimension, only = self._question.dimension
+        where = "dimension = ? AND hour >= ? AND hour < ?"
+        if only is None:
+            return where, (dimension, *self._hours)
+        return f"{where} AND name = ?", (dimension, *self._hours, only)
+
+    def _summed(self) -> sqlite3.Cursor:
+        where, values = self._where
+        sums = ", ".join(f"sum({column})" for column in INTEGERS)
+        return self._reader.execute(
+            f"SELECT {self._label}, {sums} FROM hourly WHERE {where} GROUP BY 1",  # noqa: S608  columns of ours
+            values,
+        )
+
+    def _metered(self) -> Iterable[tuple[str, int | str, float]]:
+        if self._question.dimension[1] is not None:
+            return ()  # an instance's time is not that of one key
+        return self._reader.execute(
+            f"SELECT what, {self._label}, sum(amount) FROM metered"  # noqa: S608  columns of ours
+            " WHERE what IN ('ready_s', 'busy_s') AND hour >= ? AND hour < ? GROUP BY 1, 2",
+            self._hours,
+        )
+
+    def _histograms(self, names: dict[str, int]) -> tuple[latency.Counts, latency.Counts]:
+        """Of the first bytes and of the durations: a count for each name and bucket."""
+        where, values = self._where
+        cursor = self._reader.execute(
+            f"SELECT {self._label}, first_byte, duration FROM hourly WHERE {where}",  # noqa: S608  columns of ours
+            values,
+        )
+        name_of = self._name_of
+        index_of: dict[int | str, int] = {}
+        first_bytes = np.zeros((len(names), latency.BUCKETS), dtype=np.int64)
+        durations = np.zeros_like(first_bytes)
+        while rows := cursor.fetchmany(_CHUNK):
+            labels, firsts, ends = zip(*rows, strict=True)
+            for label in set(labels) - index_of.keys():
+                index_of[label] = names[name_of(label)]
+            indices = [index_of[label] for label in labels]
+            first_bytes += latency.merged_by(firsts, indices, len(names))
+            durations += latency.merged_by(ends, indices, len(names))
+        return first_bytes, durations
+
+    def _refuse_unknown(self, total: _Sums) -> None:
+        """A misspelt name must not be taken for one without requests. Raises LauncherError."""
+        dimension, name = self._question.dimension
+        if name is None or total.figures[0]:
+            return
+        found = self._reader.execute(
+            "SELECT 1 FROM hourly WHERE dimension = ? AND name = ? LIMIT 1", (dimension, name)
+        )
+        if found.fetchone() is None:
+            raise LauncherError(
+                f"cannot report usage of {dimension} '{quoted(name)}': the ledger has no request of it",
+                f"see `numa-launcher usage --by {dimension}` for the names",
+            )
+
+
+def _row(name: str, sums: _Sums, first_bytes: latency.Counts, durations: latency.Counts) -> UsageRow:
+    figures = dict(zip(INTEGERS, sums.figures, strict=True))
+    picos, overflow_picos = figures.pop("picos"), figures.pop("overflow_picos")
+    ready_s = None if sums.ready_s is None else round(sums.ready_s)
+    return UsageRow(
+        name=name,
+        estimated=figures.pop("inexact"),
+        **figures,
+        charged=f"{to_decimal(picos):f}",
+        overflow_cost=f"{to_decimal(overflow_picos):f}",
+        first_byte_p50_s=_quantile(first_bytes, 0.5),
+        first_byte_p90_s=_quantile(first_bytes, 0.9),
+        first_byte_p99_s=_quantile(first_bytes, 0.99),
+        duration_p50_s=_quantile(durations, 0.5),
+        duration_p99_s=_quantile(durations, 0.99),
+        ready_s=ready_s,
+        busy_s=None if ready_s is None else round(sums.busy_s),
+        utilisation=round(min(1.0, sums.busy_s / sums.ready_s), 4) if sums.ready_s else None,
+    )
+
+
+def _quantile(counts: latency.Counts, share: float) -> float | None:
+    found = latency.quantile(counts, share)
+    return None if found is None else float(f"{found:.3g}")
+
+
+def _ordered(rows: list[UsageRow], by: str | None) -> list[UsageRow]:
+    match by:
+        case "day" | "hour":
+            return rows
+        case "instance":
+            return sorted(rows, key=lambda row: (not row.name, len(row.name), row.name))
+        case _:
+            return sorted(rows, key=lambda row: (-row.prompt_tokens - row.output_tokens, row.name))
