@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan", "engines", "config.schema", "host", "background", "telemetry.engine_pages",
         "telemetry.vllm_metrics", *LEAVES,
     },
-    "usage": {"config.schema", "budget", "intervals", "host.replace_file", "telemetry", *LEAVES},
+    "usage": {"config.schema", "config.usage_schema", "budget", "intervals", "host.replace_file", "telemetry", *LEAVES},
     "proxy": {"config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "usage"},
     "control": {"errors", "printable", "redaction"},
     "telemetry": {"address", "errors"},
@@ -87,6 +87,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{
         f"cli.{verb}": {"usage", "money", "budget", "host.state_folder", "bench.result", *OFFLINE}
         for verb in ("usage", "cost", "audit")
+    },
+    **{
+        f"cli.{part}": {"bench", "usage", "money", "host.state_folder", *OFFLINE}
+        for part in ("cost", "cost_estimate", "cost_slo", "cost_text")
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify bench 'bench report' 'bench compare' 'bench list' tune key 'key add' 'key list' 'key revoke' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --dataset --deadline --driver --file --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tolerance --url --watch --workload -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' bundle doctor quickstart
+set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -287,6 +287,29 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l no-refine -d '
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l seed -x -d 'set the seed of the search'"'"'s order and prompts (default: 0)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l state-dir -xka "(__fish_complete_directories)" -d 'keep the journal and the result in DIR'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l json -d 'print JSON; progress is printed on standard error'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a cost -d 'Print what a token costs on this machine, and compare with APIs.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -l since -x -d 'count from this time on: 12h, 30d, 4w, today or a day such as 2026-11-01 (default: 30d)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'read this usage ledger and do not ask the daemon; prices are those of -c, or of the default configuration'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost; and test $_shtab_numa_launcher_npos -eq 0' -a estimate -d 'Print what a machine would cost for a throughput and a number of requests; needs no daemon.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l tokens-per-second -x -d 'assume this many output tokens per second of the whole machine, as `bench` measures them'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l hourly -x -d 'assume this rent of the machine for an hour'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l purchase -x -d 'assume this price of the machine, spread over --years'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l years -x -d 'assume this many years of use (default: 5)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l watts -x -d 'assume this mean power of the machine'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l price-per-kwh -x -d 'assume this price of a kilowatt-hour'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l currency -x -d 'take all prices in this currency (default: USD)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l requests -x -d 'assume this many requests a month'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l input -x -d 'assume this many prompt tokens of each request'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l output -x -d 'assume this many output tokens of each request'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l slo -x -d 'compare with results of `bench` by these limits (default: those of the latest result)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l state-dir -xka "(__fish_complete_directories)" -d 'look for results of `bench` under DIR (default: as `bench`)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use [cost] of this configuration file; the options above replace its keys'
+complete -c numa-launcher -n '_shtab_numa_launcher_using cost estimate' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a key -d 'Create, list and revoke API keys.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_numa_launcher_npos -eq 0' -a add -d 'Create an API key and print it, once.'

@@ -31,6 +31,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "verify": ("verify", "compare the actual cpus and memory of running instances with the plan"),
     "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
     "tune": ("tune", "find the layout that makes this machine fastest, by measuring it"),
+    "cost": ("cost", "print what a token costs on this machine, and compare with APIs"),
     "key": ("key", "create, list and revoke API keys"),
     "bundle": (
         "bundle",

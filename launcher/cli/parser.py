@@ -48,10 +48,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         branch = self._choice()
         if branch is not None and (choice := _CHOICE.match(message)) is not None:
-            self._refuse_misspelled_option()
             word = choice["word"]
+            near = _close(word, branch.choices)
+            if not near:
+                self._refuse_misspelled_option()
             what = f"{self.prog} {word}".partition(" ")[2]
-            self._refuse(f"run '{what}': unknown verb", _close(word, branch.choices) or f"{self.prog} --help")
+            self._refuse(f"run '{what}': unknown verb", near or f"{self.prog} --help")
         if (missing := _MISSING.match(message)) is not None:
             if missing["names"] == "VERB":
                 self.print_help(sys.stderr)

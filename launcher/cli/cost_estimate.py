@@ -1,0 +1,175 @@
+"""`numa-launcher cost estimate`: what a machine would cost for a throughput and a number of requests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from launcher.cli import options
+from launcher.errors import LauncherError
+from launcher.host.state_folder import state_folder
+from launcher.money import picos
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from launcher.cli.cost_slo import SloFit
+    from launcher.config.usage_schema import Cost
+    from launcher.usage.estimate import Demand, Estimate
+
+_MAX: Final = 10**12
+
+
+def _amount(text: str) -> float:
+    value = float(text)
+    picos(value)
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    """Also accepts 1_000_000 and 1,000,000."""
+    return options.whole(0, _MAX)(text.replace("_", "").replace(",", ""))
+
+
+def _least_one(text: str) -> int:
+    if (value := _count(text)) < 1:
+        raise ValueError
+    return value
+
+
+def _currency(text: str) -> str:
+    if not (text.isascii() and text.isalpha() and text.isupper() and len(text) == 3):
+        raise ValueError
+    return text
+
+
+def _limits(text: str) -> dict[str, float]:
+    from launcher.bench import slo  # noqa: PLC0415  heavy
+
+    return slo.parse(text)
+
+
+_AMOUNT: Final = options.Value("an amount of 0 or more such as 0.79", _amount)
+_POSITIVE: Final = options.Value("a number above 0", _positive)
+_COUNT: Final = options.Value("a number of 0 or more", _count)
+_LEAST_ONE: Final = options.Value("a number of 1 or more", _least_one)
+_LIMITS: Final = options.Value("a list of limits such as ttft_p99=2s,itl_p99=150ms", _limits)
+_CURRENCY: Final = options.Value("a currency such as USD", _currency)
+# Options of the estimate -> keys of [cost].
+_PRICES: Final = ("hourly", "purchase", "years", "watts", "price_per_kwh", "currency")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tokens-per-second", type=_POSITIVE, required=True, metavar="N",
+        help="assume this many output tokens per second of the whole machine, as `bench` measures them")  # fmt: skip
+    add("--hourly", type=_AMOUNT, metavar="PRICE", help="assume this rent of the machine for an hour")
+    add(
+        "--purchase",
+        type=_AMOUNT,
+        metavar="PRICE",
+        help="assume this price of the machine, spread over --years",
+    )
+    add("--years", type=_POSITIVE, metavar="N", help="assume this many years of use (default: 5)")
+    add("--watts", type=_AMOUNT, metavar="N", help="assume this mean power of the machine")
+    add("--price-per-kwh", type=_AMOUNT, metavar="PRICE", help="assume this price of a kilowatt-hour")
+    add("--currency", type=_CURRENCY, metavar="CODE", help="take all prices in this currency (default: USD)")
+    add("--requests", type=_LEAST_ONE, metavar="N", help="assume this many requests a month")
+    add("--input", type=_COUNT, metavar="N", help="assume this many prompt tokens of each request")
+    add("--output", type=_LEAST_ONE, metavar="N", help="assume this many output tokens of each request")
+    add("--slo", type=_LIMITS, default={}, metavar="LIMITS",
+        help="compare with results of `bench` by these limits (default: those of the latest result)")  # fmt: skip
+    add("--state-dir", type=Path, metavar="DIR",
+        help="look for results of `bench` under DIR (default: as `bench`)")  # fmt: skip
+    add("-c", "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="use [cost] of this configuration file; the options above replace its keys")  # fmt: skip
+    add("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate. Exit code 1: the requests do not fit the machine, or the SLO that was measured."""
+    from launcher.cli.cost_text import estimate_lines  # noqa: PLC0415  heavy
+    from launcher.usage.estimate import estimate  # noqa: PLC0415  heavy
+    from launcher.usage.references import references  # noqa: PLC0415  heavy
+
+    cost = _prices(args)
+    made = estimate(cost, args.tokens_per_second, _demand(args), references(cost, _today()))
+    fit = _slo_fit(args, made)
+    if args.json:
+        import msgspec  # noqa: PLC0415  heavy
+
+        print(json.dumps({**msgspec.to_builtins(made), "slo": msgspec.to_builtins(fit)}, indent=2))
+    else:
+        print("\n".join(estimate_lines(made, fit.lines)))
+    return int(fit.fits is False or (made.month is not None and not made.month.fits))
+
+
+def _today() -> dt.date:
+    import datetime as dt  # noqa: PLC0415  heavy
+
+    return dt.datetime.now(dt.UTC).date()
+
+
+def _prices(args: argparse.Namespace) -> Cost:
+    """[cost] of -c with the options over it. Raises LauncherError."""
+    import msgspec  # noqa: PLC0415  heavy
+
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.usage_schema import Cost  # noqa: PLC0415  heavy
+    from launcher.usage.bill import is_priced  # noqa: PLC0415  heavy
+
+    given = {name: value for name in _PRICES if (value := getattr(args, name)) is not None}
+    base = Cost() if args.config is None else load_config(args.config, environ=os.environ).cost
+    cost = msgspec.structs.replace(base, **given)
+    if (cost.watts is None) != (cost.price_per_kwh is None):
+        missing, there = (
+            ("--watts", "--price-per-kwh") if cost.watts is None else ("--price-per-kwh", "--watts")
+        )
+        raise LauncherError(
+            f"cannot estimate the cost of energy: {there} without {missing}", f"give {missing}, too"
+        )
+    if cost.watts == "measured":
+        raise LauncherError(
+            "cannot estimate the cost of energy: [cost] watts = 'measured', and nothing is measured here",
+            "give the machine's mean power: --watts 800",
+        )
+    if not is_priced(cost):
+        raise LauncherError(
+            "cannot estimate a cost: nothing says what the machine costs",
+            "give --hourly 0.79, or --purchase PRICE, or a configuration that has [cost] with -c FILE",
+        )
+    return cost
+
+
+def _demand(args: argparse.Namespace) -> Demand | None:
+    from launcher.usage.estimate import Demand  # noqa: PLC0415  heavy
+
+    asked = {name: getattr(args, name) for name in ("requests", "input", "output")}
+    missing = [f"--{name}" for name, value in asked.items() if value is None]
+    if len(missing) == len(asked):
+        return None
+    if missing:
+        raise LauncherError(
+            f"cannot estimate the cost of requests: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+            "give all of --requests, --input and --output, or none",
+        )
+    return Demand(**asked)
+
+
+def _slo_fit(args: argparse.Namespace, made: Estimate) -> SloFit:
+    from launcher.bench import store  # noqa: PLC0415  heavy
+    from launcher.cli.cost_slo import slo_fit  # noqa: PLC0415  heavy
+
+    results, _ = store.load_all(state_folder(args.state_dir, os.environ, os.geteuid()) / "bench")
+    return slo_fit(results, args.slo, made)

@@ -1,0 +1,198 @@
+"""Costs and estimates as text. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from launcher.money import picos, to_text
+from launcher.text_table import counted, table
+from launcher.usage.bill import HOUR_S, MONTH_HOURS
+from launcher.usage.compare import Comparison
+from launcher.usage.cost import CostReport, OverflowCost, PerMillion
+from launcher.usage.estimate import Estimate, Month
+
+_ABSENT: Final = "-"
+LEFT_OUT: Final = (
+    "not in these figures: people, network, cooling, spare capacity, taxes, model quality (docs/cost.md)"
+)
+
+
+def report_lines(report: CostReport, zone: ZoneInfo) -> list[str]:
+    return [
+        *_head(report, zone),
+        "",
+        *_costs(report),
+        "",
+        *_comparison(report.references, report.currency, report.references_note, "the same tokens at"),
+        *_rate(report),
+        *([""] if report.overflow is not None else []),
+        *_overflow(report.overflow, report.currency),
+        "",
+        LEFT_OUT,
+    ]
+
+
+def _head(report: CostReport, zone: ZoneInfo) -> Iterator[str]:
+    begin, end = (
+        dt.datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M") for at in (report.begin, report.end)
+    )
+    hours = (report.end - report.begin) / HOUR_S
+    yield f"{begin} to {end} {zone.key}, {hours:,.1f} hours"
+    yield f"bill         {_money(report.bill, report.currency)}: {_parts(report)}"
+    yield (
+        f"served here  {counted(report.requests, 'request')}, {report.prompt_tokens:,} prompt tokens{_cached(report)}, "
+        f"{report.output_tokens:,} output tokens"
+    )
+    if report.utilization is None:
+        yield "utilization  not known: the ledger has no times of slots"
+    else:
+        yield f"utilization  {_percent(report.utilization)} of the time of {counted(report.slots, 'slot')}"
+
+
+def _cached(report: CostReport) -> str:
+    if not report.cached_tokens:
+        return ""
+    share = _percent(report.cached_tokens / report.prompt_tokens)
+    return f", of which {report.cached_tokens:,} ({share}) cached"
+
+
+def _parts(report: CostReport) -> str:
+    parts = []
+    if report.rent or not (report.purchase or report.energy):
+        parts.append(f"rent {_money(report.rent, report.currency)}")
+    if report.purchase:
+        parts.append(f"share of the purchase {_money(report.purchase, report.currency)}")
+    measured = report.kwh_measured_share
+    if report.energy or report.kwh or measured is not None:
+        how = "" if measured is None else f", measured in {_percent(measured)} of the time"
+        parts.append(f"energy {_money(report.energy, report.currency)} ({report.kwh:,.1f} kWh{how})")
+    return ", ".join(parts)
+
+
+def _costs(report: CostReport) -> Iterator[str]:
+    if not report.prompt_tokens + report.output_tokens:
+        yield "no tokens were served: there is no cost of a token"
+        return
+    rows = [(f"{report.currency} per million", "allocated", "used")]
+    for label, name in (
+        ("output tokens", "output"),
+        ("tokens in all", "total"),
+        ("prompt tokens, not cached", "input_part"),
+        ("output tokens, without prompts", "output_part"),
+    ):
+        rows.append((label, _of(report.allocated, name), _of(report.used, name)))
+    yield from table(rows)
+    if report.input_share is not None:
+        yield (
+            f"the last two rows split the bill by measured time: {_percent(report.input_share)} before the first token; "
+            "cached prompt tokens take no part of it"
+        )
+    yield "allocated: the whole bill over what was served; used: the bill of the busy time alone"
+
+
+def _of(costs: PerMillion | None, name: str) -> str:
+    value = None if costs is None else getattr(costs, name)
+    return _ABSENT if value is None else _money(value)
+
+
+def _comparison(rows: Sequence[Comparison], currency: str, note: str, head: str) -> Iterator[str]:
+    if rows and any(row.amount for row in rows):
+        yield from table(
+            [
+                (head, currency, f"{currency} per million in all", "this machine is cheaper from"),
+                *((row.name, _money(row.amount), _each(row), _break_even(row)) for row in rows),
+            ]
+        )
+        yield "compared with the allocated cost: the used cost leaves out hours that are paid for"
+    yield note
+
+
+def _each(row: Comparison) -> str:
+    return _ABSENT if row.per_million is None else _money(row.per_million)
+
+
+def _break_even(row: Comparison) -> str:
+    if row.break_even_tokens is None:
+        return "never"
+    return f"{_millions(row.break_even_tokens)} tokens a month"
+
+
+def _rate(report: CostReport) -> Iterator[str]:
+    if report.month_tokens:
+        yield (
+            f"served at a rate of {_millions(report.month_tokens)} tokens a month ({MONTH_HOURS} h), "
+            f"for {_money(report.month_bill, report.currency)}"
+        )
+
+
+def _overflow(overflow: OverflowCost | None, currency: str) -> Iterator[str]:
+    if overflow is None:
+        return
+    tokens = f"{overflow.prompt_tokens:,} prompt and {overflow.output_tokens:,} output tokens"
+    yield f"overflow     {counted(overflow.requests, 'request')}, {tokens}: {_money(overflow.amount, currency)}"
+    if not overflow.priced:
+        yield "             its endpoint has no prices: set them in [[proxy.overflow]]"
+        return
+    word = "saved" if overflow.saved >= 0 else "lost"
+    yield (
+        f"             {word} {_money(abs(overflow.saved), currency)} against the least that would have served them "
+        f"here: one more machine, {_money(overflow.second_machine, currency)}"
+    )
+
+
+def estimate_lines(estimate: Estimate, slo: Sequence[str]) -> list[str]:
+    """`slo`: what was measured, as launcher.cli.cost_slo says it."""
+    speed = f"{estimate.tokens_per_s:,.6g} output tokens/s"
+    each = f"{_money(estimate.per_million_output, estimate.currency)} per million output tokens"
+    price = f"{_money(estimate.hourly, estimate.currency)} an hour"
+    if estimate.month is None:
+        return [
+            f"{each}: {price}, {speed} without a pause",
+            "a machine that is idle half of the time costs twice that; give --requests, --input and --output",
+            *slo,
+        ]
+    return [*_month(estimate, estimate.month, speed, each, price), "", *slo, LEFT_OUT]
+
+
+def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) -> Iterator[str]:
+    demand, currency = month.demand, estimate.currency
+    yield (
+        f"{counted(demand.requests, 'request')} a month of {demand.input:,} input and {demand.output:,} output tokens: "
+        f"{_millions(month.prompt_tokens)} input and {_millions(month.output_tokens)} output tokens"
+    )
+    yield f"bill         {_money(month.bill, currency)} a month: {_machines(month)}{price}, {MONTH_HOURS} h"
+    yield f"utilization  {_percent(month.utilization)}: {month.busy_hours:,.1f} of {MONTH_HOURS} h at {speed}"
+    if not month.fits:
+        yield f"             does not fit: it takes {counted(month.machines, 'machine')}"
+    elif month.utilization > 0.5:
+        yield f"             {_percent(1 - month.utilization)} is left for peaks; requests in a peak above that wait"
+    if month.per_million_output is not None and month.per_million_total is not None:
+        yield (
+            f"allocated    {_money(month.per_million_output, currency)} per million output tokens, "
+            f"{_money(month.per_million_total, currency)} per million tokens in all"
+        )
+    yield f"never idle   {each}"
+    yield ""
+    yield from _comparison(month.references, currency, month.references_note, "the same tokens at")
+
+
+def _machines(month: Month) -> str:
+    return "" if month.fits else f"{month.machines} machines, each "
+
+
+def _money(value: float, currency: str = "") -> str:
+    """Two decimals, or as many as it takes to be not 0."""
+    return to_text(picos(f"{Decimal(repr(value)):.12f}"), currency).rstrip()
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _millions(tokens: int) -> str:
+    """Millions from one million on."""
+    return f"{tokens / 1e6:,.1f} million" if tokens >= 10**6 else f"{tokens:,}"
