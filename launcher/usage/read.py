@@ -20,10 +20,14 @@ BUSY_S: Final = 5.0
 _ENTRIES: Final = msgspec.msgpack.Decoder(list[Entry])
 
 
+class NoLedgerError(LauncherError):
+    """Nothing was entered yet."""
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection to a ledger, also while a daemon writes it. Raises LauncherError."""
     if not path.exists():
-        raise LauncherError(
+        raise NoLedgerError(
             f"cannot read the usage ledger '{path}': no such file",
             "start the daemon with [usage] enabled = true, or name the file with --file",
         )
@@ -66,7 +70,7 @@ def _opened(path: Path, mode: str) -> sqlite3.Connection:
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         if version_of(connection, path) == 0:
-            raise LauncherError(
+            raise NoLedgerError(
                 f"cannot read the usage ledger '{path}': nothing was entered yet",
                 "send the daemon a request first",
             )

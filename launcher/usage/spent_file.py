@@ -55,10 +55,11 @@ class SpentSlot:
 
 
 class SpentFile:
-    """Slots of fixed size. One that is damaged counts as absent; a file of another format is replaced."""
+    """Slots of fixed size. One that is damaged counts as absent; a file of another format is replaced.
+
+    It is opened, or made, for the first slot. Where it cannot be used, the ledger alone counts."""
 
     def __init__(self, path: Path) -> None:
-        """Open it, or make it. Never raises: where it cannot be used, the ledger alone counts."""
         self._path = path
         self._complained = False
         self._descriptor: int | None = None
@@ -67,11 +68,7 @@ class SpentFile:
         self._slots: dict[bytes, SpentSlot] = {}
         self._free: list[int] = []
         self._count = 0
-        try:
-            self._open()
-        except OSError as error:
-            self._complain(error)
-            self.close()
+        self._opened = False
 
     @property
     def usable(self) -> bool:
@@ -79,6 +76,13 @@ class SpentFile:
 
     def slot(self, kind: str, name: str, unit: str) -> SpentSlot:
         """The slot of a budget or cap, the same for the same words: ("key", "ann", "tokens/month")."""
+        if not self._opened:
+            self._opened = True
+            try:
+                self._open()
+            except OSError as error:
+                self._complain(error)
+                self.close()
         digest = blake2b(f"{kind}\0{name}\0{unit}".encode(), digest_size=16).digest()
         slot = self._slots.get(digest)
         if slot is None:

@@ -50,9 +50,9 @@ def test_a_sum_is_found_again_for_its_period_alone(path: Path) -> None:
     assert path.stat().st_size == 3 * SLOT_BYTES
 
 
-def test_names_are_told_apart_by_their_words() -> None:
-    with pytest.raises(TypeError):
-        SpentFile(Path("/nonexistent/x")).slot("key")  # type: ignore[call-arg]
+def test_without_a_slot_there_is_no_file(path: Path) -> None:
+    SpentFile(path).close()
+    assert not path.parent.exists()
 
 
 def test_the_slots_of_many_names(path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_path_that_cannot_be_used_is_said_once(
     else:
         path.symlink_to(tmp_path / "elsewhere")
     file = SpentFile(path)
-    assert not file.usable
     for n in range(3):
         file.slot(*KEY).store(BEGIN, n)
+        assert not file.usable
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert f"cannot store the sums of budgets in {path}" in caplog.text
     assert not (tmp_path / "elsewhere").exists()

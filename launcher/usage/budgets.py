@@ -1,0 +1,330 @@
+"""Budgets of API keys: what a key may spend in a period, what it has spent, and what its running requests may spend.
+
+A request is admitted while spent + reserved < limit. It reserves the most that it can spend, and settles what it did
+spend. So a key spends at most one request's worth more than its budget, and never less than it because of a request that
+could have been large. Spent is counted by the key's name: a renewed key continues its owner's budget.
+
+Pure: the clock and the file of sums come in as arguments. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Final, NamedTuple, Protocol
+from zoneinfo import ZoneInfo
+
+from launcher.budget import Budget, parse_budget
+from launcher.errors import LauncherError
+from launcher.money import TokenPrices, to_decimal, to_text
+from launcher.usage.entry import Entry
+from launcher.usage.spans import iso
+from launcher.usage.spending import NOTHING, Spending, Spent
+
+ALMOST: Final = 80
+"""Percent of a budget at which an event is logged."""
+SOON_S: Final = 5.0
+"""When to try again while only running requests are in the way."""
+UNKNOWN_S: Final = 60.0
+_SHARES: Final = (ALMOST, 100)
+
+_LOG = logging.getLogger(__name__)
+
+
+class StoredSum(Protocol):
+    """A slot of spent_file."""
+
+    def amount(self, begin: int) -> int | None: ...
+    def store(self, begin: int, amount: int) -> None: ...
+
+
+class Past(NamedTuple):
+    """What the ledger says of the time before the daemon's start."""
+
+    rows: Iterable[tuple[str, float, int, int]] = ()
+    """Name of a key, Unix time, tokens, picos."""
+    lost_at: float | None = None
+    """When an earlier ledger became unreadable, Unix seconds; None: it is whole."""
+    why: str = "an earlier ledger was unreadable and was moved aside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetState:
+    """One key's budget, as `key list` and the control socket show it. Amounts in money are decimal texts."""
+
+    key: str
+    budget: str
+    unit: str
+    limit: int | str
+    spent: int | str | None
+    reserved: int | str
+    left: int | str | None
+    begins: str
+    ends: str
+
+
+class Why(StrEnum):
+    """Why a request is not admitted."""
+
+    SPENT = "spent"
+    RESERVED = "reserved"
+    UNKNOWN = "unknown"
+
+
+class Refusal(NamedTuple):
+    why: Why
+    message: str
+    wait_s: float  # until it may be admitted; of UNKNOWN a guess
+
+
+class Rules(NamedTuple):
+    """What is configured for all keys."""
+
+    enabled: bool = True  # [usage] enabled: the ledger is kept
+    currency: str = "USD"
+    price: TokenPrices | None = None  # [cost.price]
+    allow_unknown: bool = False  # [usage] when_unknown = "allow"
+
+    def check(self, text: str) -> Budget:
+        """The budget of these words. Raises LauncherError where it cannot be held."""
+        why = f"cannot hold budget '{text}'"
+        try:
+            budget = parse_budget(text)
+        except ValueError as error:
+            raise LauncherError(f"cannot use a budget: {error}", "write it as NUMBER-UNIT/PERIOD") from None
+        if not self.enabled:
+            raise LauncherError(
+                f"{why}: no usage ledger is kept", "set enabled = true under [usage], or remove the budget"
+            )
+        if budget.is_money and budget.unit != self.currency.lower():
+            raise LauncherError(
+                f"{why}: amounts are in {self.currency}",
+                f"write the budget in {self.currency.lower()}, or set currency under [cost]",
+            )
+        if budget.is_money and self.price is None:
+            raise LauncherError(
+                f"{why}: a token that is served here has no price",
+                "set input and output under [cost.price]; 0 where only overflow counts",
+            )
+        return budget
+
+
+@dataclass(slots=True)
+class Account:
+    """The budget of one key's name in its current period, [begin, end) in Unix seconds."""
+
+    name: str
+    text: str
+    budget: Budget
+    slot: StoredSum
+    begin: int = 0
+    end: int = 0
+    spent: int = 0  # tokens or picos, as the budget
+    known: bool = True  # False: neither the ledger nor the file of sums says what was spent before
+    level: int = 0  # of _SHARES: how many of them were passed
+    reserved: Spent = NOTHING  # by running requests
+
+    def of(self, amount: Spent) -> int:
+        return amount.picos if self.budget.is_money else amount.tokens
+
+    @property
+    def ratio(self) -> float:
+        return self.spent / self.budget.amount
+
+    def passed(self) -> int:
+        """How many of the shares that are told of."""
+        return sum(self.spent * 100 >= self.budget.amount * share for share in _SHARES)
+
+
+class Reservation:
+    """The most that one running request can spend."""
+
+    __slots__ = ("_account", "_most")
+
+    def __init__(self, account: Account, most: Spent) -> None:
+        self._account = account
+        self._most = most
+        account.reserved = account.reserved.plus(most)
+
+    def release(self) -> None:
+        """The request has ended; a second call does nothing."""
+        self._account.reserved = self._account.reserved.minus(self._most)
+        self._most = NOTHING
+
+
+class Budgets:
+    """The budgets of all keys. `stored`: the slot of a kind, name and unit in the file of sums."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        zone: ZoneInfo,
+        clock: Callable[[], float],
+        stored: Callable[[str, str, str], StoredSum],
+    ) -> None:
+        self.rules = rules
+        self._zone = zone
+        self._clock = clock
+        self._stored = stored
+        self._spending = Spending(zone)
+        self._accounts: dict[str, Account] = {}
+        # What was entered before this time is not known.
+        self._lost_at: float | None = inf
+
+    def learn(self, past: Past) -> None:
+        """What the ledger says of the time before now. To be called before the first request; nothing is known until
+        then."""
+        self._spending.add_all(past.rows)
+        self._lost_at = past.lost_at
+        for account in self._accounts.values():
+            self._begin(account, self._clock())
+        unknown = [name for name, account in self._accounts.items() if not account.known]
+        if unknown:
+            _LOG.error(
+                "cannot tell what API keys spent of their budgets: %s; %s: %s; restore the usage ledger from a backup and "
+                "restart the daemon, or set [usage] when_unknown",
+                past.why, "requests are allowed" if self.rules.allow_unknown else "requests are refused", ", ".join(unknown),
+            )  # fmt: skip
+
+    def follow(self, budgets: Mapping[str, str]) -> None:
+        """The budgets of all keys that have one, by name; each was checked by `rules.check`. A changed budget counts what
+        was spent in its period before."""
+        accounts: dict[str, Account] = {}
+        for name, text in budgets.items():
+            account = self._accounts.get(name)
+            if account is None or account.text != text:
+                account = self._changed(name, text, account)
+            accounts[name] = account
+        self._accounts = accounts
+
+    def admit(self, name: str, most: Spent) -> Reservation | Refusal:
+        """A reservation of the most that a request can spend, or why it cannot be admitted now."""
+        account = self._accounts[name]
+        refusal = self.refusal(name)
+        return Reservation(account, most) if refusal is None else refusal
+
+    def refusal(self, name: str) -> Refusal | None:
+        """Why no request of this key can be admitted now."""
+        account = self._accounts[name]
+        now = self._clock()
+        self._roll(account, now)
+        if not account.known and not self.rules.allow_unknown:
+            why = "the server does not know what this API key has spent of its budget"
+            return Refusal(Why.UNKNOWN, f"{why}; ask its administrator", UNKNOWN_S)
+        limit = account.budget.amount
+        if account.spent >= limit:
+            message = (
+                f"you exceeded your current quota: the budget of this API key is {account.text}, "
+                f"{self.shown(account, account.spent)} are spent; the next period begins at {iso(account.end, self._zone)}"
+            )
+            return Refusal(Why.SPENT, message, account.end - now)
+        if account.spent + account.of(account.reserved) >= limit:
+            message = f"this API key's running requests may spend the rest of its budget, {account.text}"
+            return Refusal(Why.RESERVED, message, min(SOON_S, account.end - now))
+        return None
+
+    def spend(self, entry: Entry) -> None:
+        """A request has ended."""
+        if not entry.key:
+            return
+        amount = Spent(entry.prompt_tokens + entry.output_tokens, entry.picos)
+        self._spending.add(entry.key, entry.ended_at, *amount)
+        account = self._accounts.get(entry.key)
+        if account is None:
+            return
+        if account.begin <= entry.ended_at < account.end:
+            account.spent += account.of(amount)
+        else:
+            self._begin(account, entry.ended_at)
+        if account.known:
+            account.slot.store(account.begin, account.spent)
+        self._tell(account)
+
+    def ratios(self) -> dict[str, float]:
+        """Spent divided by the budget, by the name of the key; without the keys of which it is unknown."""
+        self._roll_all()
+        return {name: account.ratio for name, account in self._accounts.items() if account.known}
+
+    def states(self) -> list[BudgetState]:
+        """Of every key with a budget, by name."""
+        self._roll_all()
+        return [self._state(account) for _, account in sorted(self._accounts.items())]
+
+    def shown(self, account: Account, amount: int) -> str:
+        """An amount for people: "20,000,123 of 20,000,000 tokens", "50.12 of 50.00 USD"."""
+        limit, currency = account.budget.amount, self.rules.currency
+        if not account.budget.is_money:
+            return f"{amount:,} of {limit:,} tokens"
+        return f"{to_text(amount, currency).removesuffix(f' {currency}')} of {to_text(limit, currency)}"
+
+    def _changed(self, name: str, text: str, before: Account | None) -> Account:
+        budget = self.rules.check(text)
+        slot = self._stored("key", name, f"{budget.unit}/{budget.period}")
+        account = Account(name, text, budget, slot)
+        if before is not None:
+            account = before
+            account.text, account.budget, account.slot = text, budget, slot
+        self._begin(account, self._clock())
+        return account
+
+    def _roll_all(self) -> None:
+        now = self._clock()
+        for account in self._accounts.values():
+            self._roll(account, now)
+
+    def _roll(self, account: Account, now: float) -> None:
+        if not account.begin <= now < account.end:
+            self._begin(account, now)
+
+    def _begin(self, account: Account, now: float) -> None:
+        """The period around `now`."""
+        bounds = account.budget.period.bounds(dt.datetime.fromtimestamp(now, self._zone))
+        begin, end = (int(bound.timestamp()) for bound in bounds)
+        account.begin, account.end = begin, end
+        account.spent = account.of(self._spending.of(account.name, begin, end))
+        account.known = self._lost_at is None or self._lost_at < begin
+        stored = account.slot.amount(begin)
+        if stored is not None and self._lost_at != inf:
+            account.known = True
+            self._add_lost(account, max(0, stored - account.spent), now)
+        account.level = account.passed()
+
+    def _add_lost(self, account: Account, lost: int, now: float) -> None:
+        """What a killed daemon had served and not yet entered."""
+        account.spent += lost
+        self._spending.add(account.name, now, *((0, lost) if account.budget.is_money else (lost, 0)))
+
+    def _tell(self, account: Account) -> None:
+        """Once for each share in each period."""
+        level = account.passed()
+        if level > account.level:
+            what = "budget spent" if level == len(_SHARES) else f"{ALMOST} % of the budget spent"
+            _LOG.warning(
+                "API key %s: %s: %s, %s, until %s",
+                account.name, what, account.text, self.shown(account, account.spent), iso(account.end, self._zone),
+                extra={"key": account.name, "budget": account.text, "spent_ratio": round(account.ratio, 4)},
+            )  # fmt: skip
+        account.level = level
+
+    def _state(self, account: Account) -> BudgetState:
+        money = account.budget.is_money
+        reserved, limit = account.of(account.reserved), account.budget.amount
+
+        def plain(amount: int) -> str | int:
+            return f"{to_decimal(amount).normalize():f}" if money else amount
+
+        return BudgetState(
+            key=account.name,
+            budget=account.text,
+            unit=self.rules.currency if money else "tokens",
+            limit=plain(limit),
+            spent=plain(account.spent) if account.known else None,
+            reserved=plain(reserved),
+            left=plain(max(0, limit - account.spent)) if account.known else None,
+            begins=iso(account.begin, self._zone),
+            ends=iso(account.end, self._zone),
+        )
