@@ -103,7 +103,7 @@ PURE = {
     "intervals", "bench.compare", "bench.figures", "bench.setting", "bench.report", "bench.report_charts",
     "bench.report_published", "bench.report_tables", "bench.charts", "bench.axes", "bench.markup",
     "config.schema", "config.proxy_schema", "config.values", "topology.model", "money", "budget",
-    "usage.entry", "usage.latency", "usage.spans", "usage.question", "usage.figures",
+    "usage.budgets", "usage.entry", "usage.latency", "usage.spending", "usage.spans", "usage.question", "usage.figures",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes", "proxy.dispatch.occupancy",
