@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "budget": {"money"},
     "build": set(),
     "intervals": set(),
-    "config": {"cpuset", "sizes", "errors", "redaction"},
+    "config": {"cpuset", "sizes", "errors", "money", "redaction"},
     "config.schema": {"config.values", "config.proxy_schema", "config.usage_schema"},
     "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "text_table"},

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from ipaddress import ip_network
 from typing import Final
 
-from launcher.config.schema import Config, Overflow
+from launcher.config.schema import Config, Overflow, Usage
 from launcher.errors import LauncherError
+from launcher.money import picos, picos_per_token
 
 # As browsers send it: scheme, host and port only (RFC 6454 section 6.1).
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/,?#@]+/?")
@@ -36,8 +37,7 @@ def check_proxy(config: Config, origin_of: Callable[[str], str]) -> None:
             f"less than max_body_bytes = {proxy.max_body_bytes}",
             "raise upload_max_bytes to max_body_bytes or more",
         )
-    if proxy.overflow is not None:
-        _check_overflow(proxy.overflow, {model.name for model in config.models}, origin_of)
+    _check_endpoints(config, origin_of)
 
 
 def _check_names(config: Config, origin_of: Callable[[str], str]) -> None:
@@ -66,16 +66,70 @@ def _check_trusted(entries: tuple[str, ...], origin_of: Callable[[str], str]) ->
             ) from None
 
 
-def _check_overflow(overflow: Overflow, names: set[str], origin_of: Callable[[str], str]) -> None:
-    if _BASE_URL.fullmatch(overflow.url) is None:
+def _check_endpoints(config: Config, origin_of: Callable[[str], str]) -> None:
+    endpoints, models = config.proxy.overflow, {model.name for model in config.models}
+    names: set[str] = set()
+    for number, overflow in enumerate(endpoints):
+        at = "proxy.overflow" if len(endpoints) == 1 else f"proxy.overflow[{number}]"
+        _check_overflow(overflow, at, models, origin_of)
+        _check_prices(overflow, at, config.usage, origin_of)
+        name = overflow.endpoint
+        if name in names:
+            raise LauncherError(
+                f"cannot use {origin_of(at)}: two [[proxy.overflow]] have the name '{name}'",
+                "give each endpoint a different name; without one it has that of its host",
+            )
+        names.add(name)
+
+
+def _check_overflow(overflow: Overflow, at: str, models: set[str], origin_of: Callable[[str], str]) -> None:
+    try:
+        named = _BASE_URL.fullmatch(overflow.url) is not None and bool(overflow.endpoint)
+    except ValueError:
+        named = False
+    if not named:
         raise LauncherError(
-            f"cannot use {origin_of('proxy.overflow.url')}: proxy.overflow.url = '{overflow.url}' is not a base URL",
+            f"cannot use {origin_of(f'{at}.url')}: {at}.url = '{overflow.url}' is not a base URL",
             'write "https://host/v1", without user, query and fragment; put the API key into the file named by api_key_file',
         )
     for name in overflow.models:
-        if name not in names:
+        if name not in models:
             raise LauncherError(
-                f"cannot use {origin_of('proxy.overflow.models')}: proxy.overflow.models names '{name}', "
-                "which is not a configured model",
-                f"use the names of [[models]]: {', '.join(sorted(names))}",
+                f"cannot use {origin_of(f'{at}.models')}: {at}.models names '{name}', which is not a configured model",
+                f"use the names of [[models]]: {', '.join(sorted(models))}",
             )
+    try:
+        overflow.predicted_s  # noqa: B018
+    except ValueError:
+        raise LauncherError(
+            f"cannot use {origin_of(f'{at}.when')}: {at}.when = '{overflow.when}' is no condition",
+            'write "full", or "predicted_ttft > 4s" (s or ms)',
+        ) from None
+
+
+def _check_prices(overflow: Overflow, at: str, usage: Usage, origin_of: Callable[[str], str]) -> None:
+    prices = {"input": overflow.input, "output": overflow.output, "cached": overflow.cached}
+    for key, price in (*prices.items(), ("max_per_day", overflow.max_per_day)):
+        try:
+            if price is not None:
+                (picos if key == "max_per_day" else picos_per_token)(price)
+        except ValueError as error:
+            raise LauncherError(
+                f"cannot use {origin_of(f'{at}.{key}')}: {at}.{key}: {error}",
+                "write it with 12 decimals at most"
+                if key == "max_per_day"
+                else "write it with 6 decimals at most",
+            ) from None
+    given = [key for key, price in prices.items() if price is not None]
+    missing = [key for key in ("input", "output") if prices[key] is None]
+    if missing and (given or overflow.max_per_day is not None):
+        wanted = "max_per_day" if overflow.max_per_day is not None else given[0]
+        raise LauncherError(
+            f"cannot use {origin_of(f'{at}.{wanted}')}: {at}.{wanted} without the price {' and '.join(missing)}",
+            "set input and output, the endpoint's prices of a million prompt and output tokens",
+        )
+    if overflow.max_per_day is not None and not usage.enabled:
+        raise LauncherError(
+            f"cannot use {origin_of(f'{at}.max_per_day')}: {at}.max_per_day without the usage ledger",
+            "set usage.enabled = true: the ledger knows what was spent before a restart",
+        )

@@ -88,7 +88,7 @@ def _find(at: str, tree: Tree) -> _Place:
     for step in _STEP.finditer(at):
         inner, value = unwrap(place.kind), place.value
         if name := step["key"]:
-            field = next(its for its in msgspec.structs.fields(inner) if its.encode_name == name)
+            field = next(its for its in msgspec.structs.fields(_section_of(inner)) if its.encode_name == name)
             path = f"{place.at}.{name}".lstrip(".")
             place = _Place(path, name, field.type, value.get(name), _sample(field))
         elif step["index"] != "...":
@@ -100,6 +100,12 @@ def _find(at: str, tree: Tree) -> _Place:
             shown = name if _BARE_KEY.fullmatch(name) else json.dumps(name)
             place = _Place(f"{place.at}.{shown}", shown, kind, value[name], None, is_secret_name(name))
     return place
+
+
+def _section_of(kind: Any) -> Any:
+    """The keys of a table, also of one that stands for a list with it alone."""
+    inner = unwrap(kind)
+    return unwrap(get_args(inner)[0]) if get_origin(inner) is tuple else inner
 
 
 def _sample(field: msgspec.structs.FieldInfo) -> Any:
@@ -116,7 +122,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _unknown(key: str, table: _Place) -> tuple[str, str]:
-    known = [field.encode_name for field in msgspec.structs.fields(unwrap(table.kind))]
+    known = [field.encode_name for field in msgspec.structs.fields(_section_of(table.kind))]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     where = re.sub(r"^(.*)\[\d+\]$", r"[[\1]]", table.at) if table.at.endswith("]") else f"[{table.at}]"
     remedy = f"did you mean '{close[0]}'?" if close else f"remove it, or use one of {', '.join(known)}"
@@ -126,7 +132,8 @@ def _unknown(key: str, table: _Place) -> tuple[str, str]:
 def _missing(key: str, table: _Place) -> tuple[str, str]:
     if not table.at:
         return f"the file: there is no [[{key}]]", _another_table(key)
-    sample = next(_sample(f) for f in msgspec.structs.fields(unwrap(table.kind)) if f.encode_name == key)
+    fields = msgspec.structs.fields(_section_of(table.kind))
+    sample = next(_sample(field) for field in fields if field.encode_name == key)
     to = table.at if table.at.endswith("]") else f"[{table.at}]"
     return f"{table.at}: {key} is missing", f"add {key} = {_toml(sample or _SOME)} to {to}"
 

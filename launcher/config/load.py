@@ -26,6 +26,9 @@ from launcher.redaction import Redactor
 from launcher.sizes import parse_size
 
 ENV_PREFIX: Final = "NUMA_LAUNCHER_"
+# Where msgspec finds the one overflow endpoint, and where its operator wrote it.
+_LISTED: Final = "`$.proxy.overflow[0]"
+_SINGLE: Final = "`$.proxy.overflow"
 
 
 def load_config(
@@ -67,12 +70,22 @@ def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = Mappin
     """Check a tree of plain values against the schema.
 
     `origin` names the tree in errors; `origins` the sources of keys that were set elsewhere."""
+    single = _listed(tree)
     try:
-        config = msgspec.convert(tree, Config, strict=True)
+        config = msgspec.convert(tree if single is None else single, Config, strict=True)
     except msgspec.ValidationError as error:
-        raise explain(str(error), tree, origin, origins) from None
+        said = str(error) if single is None else str(error).replace(_LISTED, _SINGLE)
+        raise explain(said, tree, origin, origins) from None
     _check_values(config, lambda key: origin_of(key, origin, origins))
     return config
+
+
+def _listed(tree: Tree) -> Tree | None:
+    """The same with `[proxy.overflow]`, as one endpoint may be written, as a list; None where it is one already."""
+    proxy = tree.get("proxy")
+    if not isinstance(proxy, dict) or not isinstance(proxy.get("overflow"), dict):
+        return None
+    return {**tree, "proxy": {**proxy, "overflow": [proxy["overflow"]]}}
 
 
 def _key_of_variable(name: str) -> str:
@@ -117,20 +130,27 @@ def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
         if isinstance(table, list) and parent.isdigit() and int(parent) < len(table):
             table = table[int(parent)]
             continue
-        if parent.isdigit() and table is tree.get("models") and isinstance(table, list):
-            there = f"there {'is' if len(table) == 1 else 'are'} {len(table)}, numbered from 0"
-            raise LauncherError(
-                f"cannot use {origin}: there is no [[models]] entry {parent} ({there})",
-                "use the number of an existing entry, or add a [[models]] table to the file",
-            )
+        if isinstance(table, list) and parent.isdigit():
+            raise _no_entry(key.partition(f".{parent}")[0], parent, len(table), origin)
         table = table.setdefault(parent, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict | list):
             break
     if not parents or not isinstance(table, dict):
         raise LauncherError(
-            f"cannot use {origin}: '{key}' is not section.key", "name a key such as proxy.listen"
+            f"cannot use {origin}: '{key}' is not section.key",
+            f"name the table by its number: {'.'.join(parents)}.0.{last}"
+            if parents and isinstance(table, list)
+            else "name a key such as proxy.listen",
         )
     table[last] = value
+
+
+def _no_entry(path: str, number: str, count: int, origin: str) -> LauncherError:
+    there = f"there {'is' if count == 1 else 'are'} {count}, numbered from 0"
+    return LauncherError(
+        f"cannot use {origin}: there is no [[{path}]] entry {number} ({there})",
+        f"use the number of an existing entry, or add a [[{path}]] table to the file",
+    )
 
 
 def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:

@@ -1,8 +1,12 @@
-"""The tables `[proxy]` and `[proxy.overflow]` of the configuration."""
+"""The tables `[proxy]` and `[[proxy.overflow]]` of the configuration."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Meta
 
 from launcher.config.values import (
     REMOVED_POLICIES,
@@ -20,8 +24,14 @@ SLOW_START_S = 20.0
 SESSION_HEADER = "X-Session-Id"
 
 
+_WHEN: Final = re.compile(r"full|predicted_ttft\s*>\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)")
+Amount = Annotated[float, Meta(ge=0, lt=1e6)]
+EndpointName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
 class Overflow(Section, frozen=True):
-    """`[proxy.overflow]`: an external OpenAI-compatible endpoint for requests that the queue would reject."""
+    """`[[proxy.overflow]]`: external OpenAI-compatible endpoints for requests that the queue would reject, tried in
+    order. A single one may be written as `[proxy.overflow]`."""
 
     url: Annotated[
         str,
@@ -39,12 +49,64 @@ class Overflow(Section, frozen=True):
             examples=[{"our-name": "their-name"}],
         ),
     ]
+    name: Annotated[
+        EndpointName | None,
+        doc(
+            "Name in logs, metrics and `X-Served-By`. Default: the host of `url`.",
+            examples=["other-cloud"],
+        ),
+    ] = None
     api_key_file: Annotated[
         str | None, doc("File with the API key for that endpoint. The client's own key is never sent.")
     ] = None
     max_requests: Annotated[
         PositiveInt, doc("Concurrent requests to that endpoint. Further requests get 429.")
     ] = 64
+    when: Annotated[
+        str,
+        doc(
+            'When requests go there: "full", instead of 429 or 503; or also when their first token is predicted to come too '
+            'late, such as "predicted_ttft > 4s".',
+            examples=["predicted_ttft > 4s"],
+        ),
+    ] = "full"
+    input: Annotated[
+        Amount | None, doc("Its price of a million prompt tokens, in `cost.currency`.", examples=[0.15])
+    ] = None
+    output: Annotated[Amount | None, doc("Its price of a million output tokens.", examples=[0.6])] = None
+    cached: Annotated[
+        Amount | None,
+        doc("Its price of a million cached prompt tokens. Default: that of prompt tokens."),
+    ] = None
+    max_per_day: Annotated[
+        Amount | None,
+        doc(
+            "Most that it may cost from midnight to midnight in `usage.zone`. Needs prices and the usage ledger. "
+            "Default: no cap."
+        ),
+    ] = None
+    max_output_tokens: Annotated[
+        PositiveInt,
+        doc(
+            "Most output tokens of a response there whose request names no `max_tokens`. Their price is reserved from "
+            "`max_per_day` until the response has ended."
+        ),
+    ] = 16384
+
+    @property
+    def endpoint(self) -> str:
+        """Its name. Raises ValueError for a `url` whose host is none."""
+        return self.name or (urlsplit(self.url).hostname or "").encode("idna").decode()
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Seconds of `when = "predicted_ttft > ..."`; None: "full". Raises ValueError for other text."""
+        found = _WHEN.fullmatch(self.when.strip())
+        if found is None:
+            raise ValueError(f"{self.when!r} is no condition")
+        if found["number"] is None:
+            return None
+        return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
 
 
 class Proxy(Section, frozen=True):
@@ -186,7 +248,9 @@ class Proxy(Section, frozen=True):
     log_prompts: Annotated[
         bool, doc("Also log request bodies, at level debug. They contain users' texts.")
     ] = False
-    overflow: Annotated[Overflow | None, doc("External endpoint for overload. Default: none.")] = None
+    overflow: Annotated[
+        tuple[Overflow, ...], doc("External endpoints for overload, tried in order. Default: none.")
+    ] = ()
 
     @property
     def outdated(self) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str]
     variables = (*environ.items(), *config.engine.env.items())
     values = [part for name, value in variables for part in secret_parts(name, value)]
     values += secret_arguments((*config.engine.command, *config.engine.args))
-    if config.proxy.overflow is not None:
-        values += secret_parts("url", config.proxy.overflow.url)
+    for overflow in config.proxy.overflow:
+        values += secret_parts("url", overflow.url)
     unread = []
     for path in _files(config):
         try:
@@ -45,12 +45,12 @@ def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str]
 
 
 def _files(config: Config) -> Iterator[Path]:
-    overflow, proxy = config.proxy.overflow, config.proxy
+    proxy = config.proxy
     named = (
         config.engine.hf_token_file,
         proxy.tls_key,
         proxy.tls_certificate if proxy.tls_key is None else None,  # which then contains the key
-        None if overflow is None else overflow.api_key_file,
+        *(overflow.api_key_file for overflow in proxy.overflow),
     )
     for name in named:
         if name is not None:

@@ -53,9 +53,8 @@ class Deployment:
     @property
     def connections(self) -> int:
         """Connections that clients' requests may have at once beside the clients' own: one for each request
-        that an instance runs or that is at the overflow endpoint."""
-        overflow = self.config.proxy.overflow
-        away = 0 if overflow is None else overflow.max_requests
+        that an instance runs or that is at an overflow endpoint."""
+        away = sum(overflow.max_requests for overflow in self.config.proxy.overflow)
         return sum(slot.model.max_num_seqs for slot in self.plan.slots) + away
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
+from launcher.usage.daily_cap import DailyCap
 from launcher.usage.entry import Entry
 
 
@@ -21,6 +22,8 @@ class Accounting:
     """Who is told of ended requests. `record` returns at once and never raises."""
 
     record: Callable[[Entry], None] = _nothing
+    caps: Mapping[str, DailyCap] = field(default_factory=dict)
+    """Of overflow endpoints, by name."""
 
 
 class Tokens(NamedTuple):
@@ -73,4 +76,7 @@ def entry_of(request: Request, tokens: Tokens, now: float, ended_at: float) -> E
         exact=tokens.exact,
         attempts=request.attempts,
         continued=request.continued,
+        overflow=request.overflow,
+        overflow_reason=request.overflow_reason or "",
+        picos=request.picos,
     )

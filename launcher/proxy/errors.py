@@ -8,6 +8,7 @@ import msgspec
 
 # The lowest status of a request's own fault, and of the server's.
 CLIENT_ERROR: Final = 400
+TOO_MANY: Final = 429
 SERVER_ERROR: Final = 500
 
 

@@ -92,7 +92,10 @@ class ProxyServer:
         )
         self._timings = metrics.Timings()
         self._keys = ApiKeys(proxy.api_keys_file)
-        self._overflow = None if proxy.overflow is None else Overflow(proxy.overflow, proxy.connect_timeout_s)
+        accounting = accounting or Accounting()
+        self._overflow = (
+            Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps) if proxy.overflow else None
+        )
         self._traits = ModelTraits(_names_of(models))
         decisions = Decisions(RetryPolicy(proxy.park_timeout_s), balancer, self._traits, self._overflow)
         self._executor = Executor(decisions, self._loop.time)
@@ -102,7 +105,7 @@ class ProxyServer:
         )
         self._pages = PageRenderer(self._traits, self._sources(), post)
         self._registry = RequestRegistry(
-            proxy, self.counters, self._timings, balancer, accounting=accounting or Accounting(), post=post
+            proxy, self.counters, self._timings, balancer, accounting=accounting, post=post
         )
         self._authorizer = Authorizer(
             self._keys,
@@ -297,7 +300,7 @@ class ProxyServer:
         self._access_log.flush()
         self._instances.close()
         if self._overflow is not None:
-            self._overflow.pool.close()
+            self._overflow.close()
         await self._pages.close()
 
     def _sources(self) -> Sources:
@@ -339,7 +342,7 @@ class ProxyServer:
         self.slow_clients.tick(now, self._instances.models_waited_for)
         self._instances.tick(now)
         if self._overflow is not None:
-            self._overflow.pool.sweep(now)
+            self._overflow.tick(now)
 
 
 def _tick_interval(proxy: Proxy) -> float:

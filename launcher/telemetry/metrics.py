@@ -73,6 +73,11 @@ KEY_TOKENS = "numa_launcher_key_tokens"
 OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
 OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
 OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
+OVERFLOW_CAPPED = "numa_launcher_overflow_requests_capped"
+OVERFLOW_WITHOUT_USAGE = "numa_launcher_overflow_responses_without_usage"
+OVERFLOW_SPENT = "numa_launcher_overflow_spent_today"
+OVERFLOW_RESERVED = "numa_launcher_overflow_reserved"
+OVERFLOW_MAX_PER_DAY = "numa_launcher_overflow_max_per_day"
 UPLOAD_BYTES = "numa_launcher_upload_bytes"
 UPLOADS_WAITING = "numa_launcher_uploads_waiting"
 UPLOADS_REFUSED = "numa_launcher_uploads_refused"
@@ -141,15 +146,38 @@ TABLE: tuple[Spec, ...] = (
     ),
     _gauge(KEY_IN_FLIGHT, "Waiting and running requests by API key.", "key"),
     _counter(KEY_TOKENS, "Prompt and output tokens by API key.", "key"),
-    _counter(OVERFLOW_SENT, "Requests sent to the overflow endpoint.", "model"),
+    _counter(OVERFLOW_SENT, "Requests sent to an overflow endpoint.", "endpoint", "model"),
     _counter(
         OVERFLOW_ENDED,
-        "Requests for the overflow endpoint that ended, by outcome. rejected: not sent, because proxy.overflow.max_requests "
-        "were there already.",
+        "Requests for an overflow endpoint that ended, by outcome. rejected: not sent, because max_requests were there "
+        "already.",
+        "endpoint",
         "model",
         "outcome",
     ),
-    _gauge(OVERFLOW_IN_FLIGHT, "Requests at the overflow endpoint."),
+    _gauge(OVERFLOW_IN_FLIGHT, "Requests at an overflow endpoint.", "endpoint"),
+    _counter(
+        OVERFLOW_CAPPED,
+        "Requests that an overflow endpoint did not get because of its max_per_day.",
+        "endpoint",
+    ),
+    _counter(
+        OVERFLOW_WITHOUT_USAGE,
+        "Responses of an overflow endpoint that say no usage, or more than was asked for. They count at the most that they "
+        "may have cost.",
+        "endpoint",
+    ),
+    _gauge(
+        OVERFLOW_SPENT,
+        "Cost of the requests at an overflow endpoint that ended today, in cost.currency; with max_per_day only.",
+        "endpoint",
+    ),
+    _gauge(
+        OVERFLOW_RESERVED,
+        "The most that requests at an overflow endpoint may still cost; with max_per_day only.",
+        "endpoint",
+    ),
+    _gauge(OVERFLOW_MAX_PER_DAY, "The cap of an overflow endpoint's cost a day.", "endpoint"),
     _gauge(CONNECTIONS, "Client connections."),
     _gauge(UPLOAD_BYTES, "Memory for request bodies over 64 KiB that are being received."),
     _gauge(UPLOADS_WAITING, "Request bodies that wait for this memory."),

@@ -34,6 +34,9 @@ def test_settings_without_effect_are_read_with_a_warning(proxy: dict[str, Any], 
 OVERFLOW = {"url": "https://api.example.org/v1", "models": {"m": "big"}}
 
 
+PRICES = {"input": 0.15, "output": 0.6}
+
+
 @pytest.mark.parametrize(
     "proxy",
     [
@@ -43,6 +46,10 @@ OVERFLOW = {"url": "https://api.example.org/v1", "models": {"m": "big"}}
         {"cors_origins": ["https://chat.example.org", "http://localhost:3000/", "chrome-extension://abc"]},
         {"overflow": OVERFLOW},
         {"overflow": {**OVERFLOW, "url": "http://[::1]:8080"}},
+        {"overflow": [OVERFLOW, {**OVERFLOW, "name": "second"}]},
+        {"overflow": {**OVERFLOW, **PRICES, "max_per_day": 20}},
+        {"overflow": {**OVERFLOW, **PRICES, "cached": 0.075}},
+        {"overflow": {**OVERFLOW, "when": "predicted_ttft > 4s"}},
     ],
 )
 def test_good(proxy: dict[str, Any]) -> None:
@@ -60,6 +67,23 @@ def test_good(proxy: dict[str, Any]) -> None:
         ({"overflow": {**OVERFLOW, "models": {"x": "y"}}}, "names 'x', which is not a configured model"),
         ({"overflow": {**OVERFLOW, "url": "https://user:secret@host/v1"}}, "is not a base URL"),
         ({"overflow": {**OVERFLOW, "url": "https://host/v1?key=1"}}, "is not a base URL"),
+        ({"overflow": {**OVERFLOW, "url": "https://" + "a" * 64 + ".org/v1"}}, "is not a base URL"),
+        ({"overflow": [OVERFLOW, OVERFLOW]}, "two [[proxy.overflow]] have the name 'api.example.org'"),
+        (
+            {"overflow": {**OVERFLOW, "max_per_day": 20}},
+            "proxy.overflow.max_per_day without the price input and output",
+        ),
+        ({"overflow": {**OVERFLOW, "input": 1}}, "proxy.overflow.input without the price output"),
+        (
+            {"overflow": [OVERFLOW, {**OVERFLOW, "name": "b", "cached": 1}]},
+            "proxy.overflow[1].cached without the price",
+        ),
+        (
+            {"overflow": {**OVERFLOW, **PRICES, "input": 1e-7}},
+            "proxy.overflow.input: 1e-07 has too many decimals",
+        ),
+        ({"overflow": {**OVERFLOW, "when": "busy"}}, "proxy.overflow.when = 'busy' is no condition"),
+        ({"overflow": {**OVERFLOW, "when": "predicted_ttft > 4"}}, "is no condition"),
     ],
 )
 def test_bad(proxy: dict[str, Any], why: str) -> None:
@@ -79,3 +103,27 @@ def test_a_name_is_one_models(first: tuple[str, ...], second: tuple[str, ...]) -
 
 def test_aliases() -> None:
     parse({}, {"name": "m", "aliases": ["a", "b"]}, {"name": "n", "aliases": ["c"]})
+
+
+def test_a_cap_needs_the_ledger() -> None:
+    tree = {
+        "models": [{"name": "m", "path": "/m"}],
+        "proxy": {"overflow": {**OVERFLOW, **PRICES, "max_per_day": 1}},
+        "usage": {"enabled": False},
+    }
+    with pytest.raises(LauncherError, match="max_per_day without the usage ledger"):
+        parse_config(tree, origin="f")
+
+
+@pytest.mark.parametrize(
+    ("when", "limit"),
+    [
+        ("full", None),
+        ("predicted_ttft > 4s", 4.0),
+        ("predicted_ttft>250ms", 0.25),
+        (" predicted_ttft > 2.5 s ", 2.5),
+    ],
+)
+def test_when(when: str, limit: float | None) -> None:
+    tree = {"models": [{"name": "m", "path": "/m"}], "proxy": {"overflow": {**OVERFLOW, "when": when}}}
+    assert parse_config(tree, origin="f").proxy.overflow[0].predicted_s == limit

@@ -21,8 +21,8 @@ def test_every_key_says_what_it_means() -> None:
 
 def test_a_table_within_a_table_has_a_section() -> None:
     page = to_markdown()
-    assert "| `overflow` | `[proxy.overflow]` | - |" in page
-    section = page.partition("## `[proxy.overflow]`")[2].partition("\n## ")[0]
+    assert "| `overflow` | `[[proxy.overflow]]` | `[]` |" in page
+    section = page.partition("## `[[proxy.overflow]]`")[2].partition("\n## ")[0]
     for setting in ("url", "models", "api_key_file", "max_requests"):
         assert f"\n| `{setting}` |" in section
     assert "| `models` | table of text | required |" in section

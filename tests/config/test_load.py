@@ -17,6 +17,7 @@ from launcher.config.schema import Config, EngineKind, Model, Policy, Strategy
 from launcher.errors import LauncherError
 
 MODEL = '[[models]]\nname = "m"\npath = "/m"\n'
+ENDPOINT = '[[proxy.overflow]]\nurl = "https://x/v1"\nmodels = {m = "big"}\n'
 TREE: dict[str, Any] = {"models": [{"name": "m", "path": "/m"}]}
 
 
@@ -102,6 +103,32 @@ def test_override(file: Path, override: str, read: Any) -> None:
     assert read(load(file, override))
 
 
+def test_one_overflow_endpoint_may_be_a_table(file: Path) -> None:
+    file.write_text(MODEL + ENDPOINT)
+    listed = load(file, "proxy.overflow.0.max_requests=3")
+    file.write_text(MODEL + ENDPOINT.replace("[[", "[").replace("]]", "]"))
+    assert load(file, "proxy.overflow.max_requests=3").proxy == listed.proxy
+    environ = {"NUMA_LAUNCHER_PROXY__OVERFLOW__MAX_REQUESTS": "3"}
+    assert load(file, environ=environ).proxy == listed.proxy
+    file.write_text(MODEL)
+    environ |= {
+        "NUMA_LAUNCHER_PROXY__OVERFLOW__URL": "https://x/v1",
+        "NUMA_LAUNCHER_PROXY__OVERFLOW__MODELS": '{m = "big"}',
+    }
+    assert load(file, environ=environ).proxy == listed.proxy
+    (endpoint,) = listed.proxy.overflow
+    assert (endpoint.endpoint, endpoint.max_requests, endpoint.predicted_s) == ("x", 3, None)
+
+
+def test_an_endpoint_of_several_has_a_number(file: Path) -> None:
+    file.write_text(MODEL + ENDPOINT + ENDPOINT + 'name = "y"')
+    assert load(file, "proxy.overflow.1.max_requests=3").proxy.overflow[1].max_requests == 3
+    error = refused(file, "proxy.overflow.max_requests=3")
+    assert error.remedy == "name the table by its number: proxy.overflow.0.max_requests"
+    assert "no [[proxy.overflow]] entry 2" in refused(file, "proxy.overflow.2.max_requests=3").message
+    assert "names 'z'" in refused(file, 'proxy.overflow.1.models={z = "x"}').message
+
+
 def test_environment(file: Path) -> None:
     environ = {
         "NUMA_LAUNCHER_PROXY__LISTEN": '["[::1]:9"]',
@@ -182,8 +209,18 @@ def test_a_base_stands_in_for_the_file_and_is_not_changed() -> None:
         ),
         (
             MODEL + "[proxy]\noverflow = 3",
-            "proxy.overflow = 3: not a table",
-            "write a table: [proxy.overflow]",
+            "proxy.overflow = 3: not a list of tables",
+            'add a [[proxy.overflow]] table with url = "https://host/v1" and models = { "our-name" = "their-name" }',
+        ),
+        (
+            MODEL + ENDPOINT + ENDPOINT + "max_request = 3",
+            "unknown key 'max_request' in [[proxy.overflow]]",
+            "did you mean 'max_requests'?",
+        ),
+        (
+            MODEL + ENDPOINT + '[[proxy.overflow]]\nurl = "https://y/v1"',
+            "proxy.overflow[1]: models is missing",
+            'add models = { "our-name" = "their-name" } to proxy.overflow[1]',
         ),
         ("layout = 3\n" + MODEL, "layout = 3: not a table", "write a table: [layout]"),
         # lists

@@ -72,7 +72,7 @@ def test_the_configuration_is_the_users_with_the_layout_and_reaches_nothing_of_t
     assert config.proxy.listen == ("127.0.0.1:0",)
     assert config.proxy.policy.value == "round-robin"
     assert (config.proxy.overflow, config.proxy.api_keys_file, config.proxy.tls_certificate) == (
-        None,
+        (),
         None,
         None,
     )

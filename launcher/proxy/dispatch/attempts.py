@@ -1,4 +1,4 @@
-"""The actions of one attempt: a request goes to an instance or to the overflow endpoint, is read, and leaves it."""
+"""The actions of one attempt: a request goes to an instance or to an overflow endpoint, is read, and leaves it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.http1.requests import upstream_head
+from launcher.proxy.openai.token_bounds import SaidUsage
 from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Event
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.upstream import overflow as overflow_endpoint
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow import Overflow
+from launcher.proxy.upstream.overflow_endpoint import MAX_REASON, Left, OverflowCall
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,11 +68,14 @@ class Attempts:
         overflow = self._overflow
         if overflow is None or request.model is None:
             raise AssertionError("there is no overflow endpoint")
-        body = overflow.body(request.body, request.model)
-        request.attempt = attempt = Attempt(request, None, self._post, self._streaming, now)
-        overflow.begin(request.model)
-        head = overflow.head(request.head, request.request_id, request.path, len(body))
-        attempt.send(overflow.pool, "POST", head, body, now)
+        endpoint = overflow.endpoint(request.overflow)
+        body = endpoint.body(request.body, request.model)
+        head = endpoint.head(request.head, request.request_id, request.path, len(body))
+        call = overflow.begin(request)
+        request.overflow_tried += (request.overflow,)
+        request.usage = None
+        request.attempt = attempt = Attempt(request, call, self._post, self._streaming, now)
+        attempt.send(endpoint.pool, "POST", head, body, now)
 
     def read(self, request: Request, event: BytesArrived, now: float) -> None:
         if request.client.paused:
@@ -98,9 +102,28 @@ class Attempts:
             self._streaming.learn_whole(request, event.answer.body)
         if upstream is not None:
             self._instances.leave(request, attempt, upstream, event, now)
-        elif self._overflow is not None:
-            self._overflow.end(request.model or "", request.ending)
-            if isinstance(event, AttemptFailed):
-                what = "broke a response off" if request.committed else "failed"
-                reason = quoted(event.reason, overflow_endpoint.MAX_REASON)
-                _LOG.warning("overflow endpoint %s: %s", what, reason, extra={"reason": reason})
+        elif self._overflow is not None and attempt.overflow is not None:
+            self._leave_overflow(self._overflow, attempt.overflow, attempt, event, now)
+
+    def _leave_overflow(
+        self, overflow: Overflow, call: OverflowCall, attempt: Attempt, event: Event, now: float
+    ) -> None:
+        request, head = attempt.request, attempt.head
+        left = Left(
+            request.ending,
+            None if head is None else head.status,
+            attempt.reached,
+            None if head is None else head.get(b"retry-after"),
+            None if request.usage is None else SaidUsage(*request.usage[:2], request.usage[2] or 0),
+        )
+        picos, exact = overflow.end(call, left, now)
+        request.picos += picos
+        if not exact:
+            request.usage = None
+        if isinstance(event, AttemptFailed):
+            what = "broke a response off" if request.committed else "failed"
+            reason = quoted(event.reason, MAX_REASON)
+            _LOG.warning(
+                "overflow endpoint%s %s: %s", call.endpoint.label, what, reason,
+                extra={"reason": reason, "endpoint": call.endpoint.name},
+            )  # fmt: skip

@@ -11,10 +11,12 @@ from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.openai.answers import begins_response, response_id, usage_of
+from launcher.proxy.openai.token_bounds import said_usage
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
+from launcher.proxy.upstream.overflow_cost import has_output
 from launcher.telemetry.metrics import Timings
 
 RESPONSES = "/v1/responses"
@@ -66,7 +68,7 @@ class Streaming:
         request = attempt.request
         if request.splice is not None:
             events, clean = self._spliced(request, attempt, request.splice, events), False
-        elif b'"usage":{' in events:
+        elif b'"usage":{' in events or (request.overflowed and b'"usage"' in events):
             self.learn_usage(request, events)
         transcript = request.transcript  # it takes out token ids that the client did not ask for
         told = events if transcript is None else transcript.feed(events)
@@ -127,11 +129,20 @@ class Streaming:
 
     def learn_usage(self, request: Request, data: bytes) -> None:
         """An instance says how many tokens the request took: estimates get better."""
+        if request.overflowed:
+            self._learn_charged(request, data)
+            return
         usage = usage_of(data)
         if usage is not None:
             request.usage = usage
             if request.ticket is not None:
                 self._balancer.usage(request.ticket, request.prompt_bytes, *usage)
+
+    @staticmethod
+    def _learn_charged(request: Request, data: bytes) -> None:
+        """An overflow endpoint says what it charges for."""
+        if b'"usage":null' not in data:
+            request.usage = said_usage(data, output=has_output(request.path))
 
     def learn_whole(self, request: Request, body: bytes) -> None:
         """What a whole response says of itself."""

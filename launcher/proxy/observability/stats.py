@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from launcher.money import PICOS
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.downstream import slow_clients as slow
@@ -127,15 +128,26 @@ def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:
 
 
 def of_overflow(overflow: Overflow | None) -> metrics.Values:
-    """Per model that may go there; nothing where there is no overflow."""
+    """Per endpoint, and model that may go there; nothing where there is no overflow."""
     if overflow is None:
         return {}
+    endpoints = list(overflow)
+    caps = [(each.name, each.cost.cap) for each in endpoints]
+    capped = [(name, cap) for name, cap in caps if cap is not None]
     return {
-        metrics.OVERFLOW_SENT: {(model,): overflow.sent[model] for model in overflow.models},
+        metrics.OVERFLOW_SENT: {
+            (each.name, model): each.sent[model] for each in endpoints for model in each.models
+        },
         metrics.OVERFLOW_ENDED: {
-            (model, outcome): overflow.ended[model, outcome]
-            for model in overflow.models
+            (each.name, model, outcome): each.ended[model, outcome]
+            for each in endpoints
+            for model in each.models
             for outcome in Outcome
         },
-        metrics.OVERFLOW_IN_FLIGHT: {(): overflow.in_flight},
+        metrics.OVERFLOW_IN_FLIGHT: {(each.name,): each.in_flight for each in endpoints},
+        metrics.OVERFLOW_CAPPED: {(each.name,): each.cost.refused for each in endpoints},
+        metrics.OVERFLOW_WITHOUT_USAGE: {(each.name,): each.cost.odd for each in endpoints},
+        metrics.OVERFLOW_SPENT: {(name,): cap.settled / PICOS for name, cap in capped},
+        metrics.OVERFLOW_RESERVED: {(name,): cap.reserved / PICOS for name, cap in capped},
+        metrics.OVERFLOW_MAX_PER_DAY: {(name,): cap.cap / PICOS for name, cap in capped},
     }

@@ -25,6 +25,13 @@ class Outcome(StrEnum):
     FAILED = "failed"  # a 5xx, or a response that broke after its first byte
 
 
+class OverflowReason(StrEnum):
+    """Why a request goes to an overflow endpoint."""
+
+    FULL = "full"  # it would be refused
+    PREDICTED = "predicted"  # its first token is predicted to come too late
+
+
 class Action(IntEnum):
     """What the executor does."""
 

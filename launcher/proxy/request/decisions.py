@@ -14,9 +14,9 @@ from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.proxy.request import events
-from launcher.proxy.request.actions import Action, Outcome, State
+from launcher.proxy.request.actions import Action, Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
@@ -41,6 +41,7 @@ _ADMIT: Final = (Action.ADMIT,)
 _RENDER: Final = (Action.RENDER_PAGE,)
 _SEND: Final = (Action.SEND,)
 _OVERFLOW: Final = (Action.SEND_OVERFLOW,)
+_OVERFLOW_AGAIN: Final = (Action.LEAVE, Action.SEND_OVERFLOW)
 _ENQUEUE: Final = (Action.ENQUEUE,)
 _START: Final = (Action.START,)
 _START_AND_SETTLE: Final = (Action.START, Action.SETTLE)
@@ -69,8 +70,8 @@ class Capacity(Protocol):
 
 
 class Overflow(Protocol):
-    def takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
-        """Whether the overflow endpoint may get a request now."""
+    def takes(self, request: Request, reason: OverflowReason, now: float) -> str | None:
+        """Name of the overflow endpoint that a request may be sent to now; None: it stays here."""
 
 
 class Decisions:
@@ -104,21 +105,28 @@ class Decisions:
     def no_capacity(self, request: Request, event: events.NoCapacity, now: float) -> Actions:
         if request.committed:
             return self._fail(request, event.error.message, now, event.error.status)
-        if self._overflows(request):
-            request.ticket = None
-            request.overflowed = True
-            request.state = State.SENT
+        if self._overflows(request, OverflowReason.FULL, now):
             return _OVERFLOW
         return self._refuse(request, event.error)
 
-    def _overflows(self, request: Request) -> bool:
-        """Whether the overflow endpoint takes it. A head that went out was that of another response."""
+    def _overflows(self, request: Request, reason: OverflowReason, now: float) -> bool:
+        """Whether an overflow endpoint takes it. A head that went out was that of another response."""
         if self._overflow is None or request.head_sent or request.adapter is not None:
             return False
         if len(request.body) > MAX_REWRITTEN_BYTES:
             return False
-        local_only = request.key is not None and request.key.record.local_only
-        return self._overflow.takes(request.path, request.model, local_only=local_only)
+        endpoint = self._overflow.takes(request, reason, now)
+        if endpoint is None:
+            return False
+        request.ticket = None
+        request.overflow, request.overflow_reason = endpoint, reason
+        request.state = State.SENT
+        return True
+
+    def _overflows_again(self, request: Request, now: float) -> bool:
+        """Whether another overflow endpoint takes what one did not answer."""
+        reason = request.overflow_reason
+        return reason is not None and not request.committed and self._overflows(request, reason, now)
 
     def backoff_over(self, request: Request, _event: events.BackoffOver, _now: float) -> Actions:
         if request.ticket is not None:
@@ -141,6 +149,9 @@ class Decisions:
         status, upstream = answer.head.status, event.attempt.upstream
         if upstream is None:
             request.ending = Ending.WHOLE
+            busy = status == TOO_MANY or status >= SERVER_ERROR
+            if busy and self._overflows_again(request, now):
+                return _OVERFLOW_AGAIN
             return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
         well = status < CLIENT_ERROR
         request.ending = Ending.WHOLE if well else Ending.REFUSED
@@ -171,11 +182,7 @@ class Decisions:
         upstream = attempt.upstream
         request.ending = Ending.BROKEN
         if upstream is None:
-            if request.committed:
-                return self._fail(request, event.reason, now)
-            request.reason = _OVERFLOW_FAILED
-            error = HttpError(502, _OVERFLOW_FAILED, type_="upstream_error", code="overflow_failed")
-            return _end(request, Outcome.FAILED, error)
+            return self._overflow_failed(request, event, now)
         failures = _failures_of(request)
         failures.reached |= attempt.reached
         failures.unreached += not attempt.reached
@@ -191,6 +198,15 @@ class Decisions:
         if request.tracker is None or (attempt.tracker is not None and attempt.tracker.inside_event):
             return self._fail(request, event.reason, now)
         return self._continue(request, event.reason, now)
+
+    def _overflow_failed(self, request: Request, event: events.AttemptFailed, now: float) -> Actions:
+        if request.committed:
+            return self._fail(request, event.reason, now)
+        if self._overflows_again(request, now):
+            return _OVERFLOW_AGAIN
+        request.reason = _OVERFLOW_FAILED
+        error = HttpError(502, _OVERFLOW_FAILED, type_="upstream_error", code="overflow_failed")
+        return _end(request, Outcome.FAILED, error)
 
     def diverged(self, request: Request, event: events.Diverged, now: float) -> Actions:
         request.ending = Ending.LEFT

@@ -19,7 +19,7 @@ from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.body_schema import RequestBody
-from launcher.proxy.request.actions import Outcome, State
+from launcher.proxy.request.actions import Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import Event
 from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
@@ -45,8 +45,9 @@ class Request:
         "accepted", "adapter", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in", "bytes_out",
         "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending", "error",
         "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded", "grant", "head",
-        "head_sent", "keep_alive", "key", "lines", "looked", "match", "method", "model", "outcome", "overflowed", "path",
-        "pending", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
+        "head_sent", "keep_alive", "key", "lines", "looked", "match", "method", "model", "outcome", "overflow",
+        "overflow_reason", "overflow_tried", "path", "pending", "picos", "predicted_s",
+        "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
         "stored", "tail", "ticket", "tracker", "transcript", "unsent_head", "usage",
     )  # fmt: skip
 
@@ -84,7 +85,12 @@ class Request:
         self.ticket: Ticket | None = None  # None: no instance is asked
         self.prompt_bytes = 0
         self.first_byte_timeout_s = 0.0
-        self.overflowed = False  # it went to the overflow endpoint
+        self.predicted_s: float | None = None  # to its first token, when it arrived
+        # Overflow.
+        self.overflow = ""  # name of the endpoint that it went to
+        self.overflow_reason: OverflowReason | None = None
+        self.overflow_tried: tuple[str, ...] = ()  # endpoints that it was sent to
+        self.picos = 0  # what it cost there
         # Attempts.
         self.attempt: UpstreamCall | None = None  # the present one
         self.attempts = 0
@@ -124,6 +130,11 @@ class Request:
         self.reason: str | None = None  # why it failed
         self.counted = False
         self.faulted = False
+
+    @property
+    def overflowed(self) -> bool:
+        """It went to an overflow endpoint."""
+        return bool(self.overflow)
 
     @property
     def streamed(self) -> bool:
@@ -168,6 +179,8 @@ class Request:
             "continued": self.continued,
             "key": None if self.key is None else self.key.record.name,
             "overflowed": self.overflowed,
+            "overflow": self.overflow or None,
+            "overflow_reason": self.overflow_reason,
             "outcome": self.outcome,
             "reason": self.reason,
         }

@@ -27,8 +27,8 @@ from launcher.proxy.request.events import (
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind
 from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
-from launcher.proxy.upstream import overflow
 from launcher.proxy.upstream.connection import UpstreamConnection
+from launcher.proxy.upstream.overflow_endpoint import OverflowCall, unusable
 from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
@@ -50,14 +50,22 @@ class Attempt:
 
     __slots__ = (
         "_events", "_fast_bytes", "_held", "_hold", "_output", "_post", "_reads", "_seen", "asked_at",
-        "connection", "delivering", "has_output", "head", "moved_at", "reached", "request", "tracker", "upstream",
+        "connection", "delivering", "has_output", "head", "moved_at", "overflow", "reached", "request", "tracker",
+        "upstream",
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, upstream: Upstream | None, post: Post, output: Output, now: float
+        self,
+        request: Request,
+        upstream: Upstream | OverflowCall,
+        post: Post,
+        output: Output,
+        now: float,
     ) -> None:
         self.request = request
-        self.upstream = upstream  # None: the overflow endpoint
+        # One of the two.
+        self.upstream = None if isinstance(upstream, OverflowCall) else upstream
+        self.overflow = upstream if isinstance(upstream, OverflowCall) else None
         self._post = post
         self._output = output
         self.connection: UpstreamConnection | None = None  # None: it has not been sent, or is over
@@ -142,13 +150,13 @@ class Attempt:
         self._post(self.request, BytesArrived(self, data))
 
     def head_received(self, head: ResponseHead) -> None:
-        if self.upstream is None:
-            reason = overflow.unusable(head)
+        self.head = head
+        if self.overflow is not None:
+            reason = unusable(head)
             if reason is not None:
                 self.fail(reason)
                 return
-            head = overflow.passing(head)
-        self.head = head
+            self.head = head = self.overflow.endpoint.passing(head)
         if head.status == 200 and head.content_type == _STREAM:
             self.tracker = EventTracker()
         elif head.length is None:

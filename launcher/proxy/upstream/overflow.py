@@ -1,157 +1,158 @@
-"""The overflow endpoint: an external API that gets requests which the queue would reject.
-
-The client's key, cookies and other fields stay here; `model` is replaced by the endpoint's name for it, and the rest of
-the body passes as it is. Responses pass byte for byte, marked `X-Served-By: overflow`.
-"""
+"""The overflow endpoints in order, and which of them takes a request."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from collections import Counter
-from functools import partial
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
-from urllib.parse import SplitResult, quote, urlsplit
 
-import msgspec
-
-from launcher.address import TcpAddress
 from launcher.config import schema
-from launcher.errors import LauncherError, reason
-from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.errors import HttpError
-from launcher.proxy.http1.fields import lines_of
-from launcher.proxy.http1.requests import RequestHead, selected_head
-from launcher.proxy.http1.responses import ResponseHead
-from launcher.proxy.request.actions import Outcome
-from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.proxy.watched_file import WatchedFile
+from launcher.money import TokenPrices
+from launcher.proxy.auth.key_record import KeyRecord
+from launcher.proxy.request.actions import Outcome, OverflowReason
+from launcher.proxy.request.record import Request
+from launcher.proxy.upstream.overflow_cost import OverflowCost
+from launcher.proxy.upstream.overflow_endpoint import Health, Left, OverflowCall, OverflowEndpoint
+from launcher.usage.daily_cap import DailyCap
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""
-
-MAX_REASON: Final = 500  # characters of an error: some quote what the other side sent
-REFUSED: Final = frozenset({401, 402, 403, 407, *range(300, 400)})
-"""Statuses that say more of our credentials, or of the way there, than of the client's request."""
-_REQUEST_FIELDS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
-_RESPONSE_FIELDS: Final = frozenset({b"content-type", b"retry-after"})
-_ADDED: Final = b"X-Served-By: overflow\r\n"
-_LINES: Final = (
-    b"Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: numa-launcher\r\n"
-)
-
-
-_OUTCOMES: Final = {
-    Ending.WHOLE: Outcome.COMPLETED,  # all of the endpoint's response, its errors too
-    Ending.REFUSED: Outcome.COMPLETED,
-    Ending.LEFT: Outcome.CLIENT_ABORTED,
-    Ending.BROKEN: Outcome.FAILED,
-}
+# For keys made with `--overflow predicted`, at an endpoint whose `when` is "full".
+DEFAULT_LIMIT_S: Final = 4.0
 
 
 class Overflow:
-    """The overflow endpoint: what may go there, its connections and its sums."""
+    """All endpoints."""
 
-    def __init__(self, settings: schema.Overflow, connect_timeout_s: float) -> None:
-        """Raises LauncherError when the key's file can't be read or the URL has no port or host."""
-        self._settings = settings
-        self._key: WatchedFile[str] | None = None
-        if (path := settings.api_key_file) is not None:
-            self._key = WatchedFile("key of the overflow endpoint", partial(_read_key, path), path)
-        url = urlsplit(settings.url)
-        self._authority, endpoint = _endpoint(url)
-        self._base_path = quote(url.path.rstrip("/"), safe="/%!$&'()*+,;=:@~").encode()
-        self.pool = ConnectionPool(endpoint, connect_timeout_s)
-        self.in_flight = 0
-        self.sent: Counter[str] = Counter()
-        """Requests by model."""
-        self.ended: Counter[tuple[str, Outcome]] = Counter()
-        """The same by model and outcome; REJECTED: over the cap, never sent."""
+    def __init__(
+        self,
+        settings: Sequence[schema.Overflow],
+        connect_timeout_s: float,
+        caps: Mapping[str, DailyCap] = MappingProxyType({}),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`caps`: by the endpoint's name. Raises LauncherError when a key's file can't be read, or a URL has no port or
+        host."""
+        named = len(settings) > 1
+        self._endpoints = {
+            each.endpoint: OverflowEndpoint(
+                each,
+                connect_timeout_s,
+                OverflowCost(each, caps.get(each.endpoint)),
+                named=named or each.name is not None,
+            )
+            for each in settings
+        }
+        self._limits = {each.endpoint: each.predicted_s for each in settings}
+        self._wall = wall
+        models = dict.fromkeys(model for each in settings for model in each.models)
+        self._of = {
+            model: tuple(self._endpoints[each.endpoint] for each in settings if model in each.models)
+            for model in models
+        }
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Own names of the models that may go there."""
-        return tuple(self._settings.models)
+    def __iter__(self) -> Iterator[OverflowEndpoint]:
+        return iter(self._endpoints.values())
 
-    def takes(self, path: str, model: str | None, *, local_only: bool) -> bool:
-        """Whether a request may be sent there now; `model` is its own name. One over the cap is counted."""
-        if local_only or path not in OVERFLOW_PATHS or model not in self._settings.models:
-            return False
-        if self.in_flight < self._settings.max_requests:
-            return True
-        self.ended[model, Outcome.REJECTED] += 1
+    def prices_of(self, model: str | None) -> tuple[TokenPrices, ...]:
+        """Of the endpoints that a request for the model may go to, where they are known."""
+        found = self._of.get(model or "", ())
+        return tuple(endpoint.cost.prices for endpoint in found if endpoint.cost.prices is not None)
+
+    def limit_s(self, path: str, model: str | None, record: KeyRecord | None) -> float | None:
+        """The least predicted time to the first token beyond which an endpoint takes such a request; None: none does."""
+        if path not in OVERFLOW_PATHS or not _allows(record, OverflowReason.PREDICTED):
+            return None
+        limits = [self._limit_s(endpoint, record) for endpoint in self._of.get(model or "", ())]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _limit_s(self, endpoint: OverflowEndpoint, record: KeyRecord | None) -> float | None:
+        limit = self._limits[endpoint.name]
+        if limit is None and record is not None and record.overflow == "predicted":
+            return DEFAULT_LIMIT_S
+        return limit
+
+    def takes(self, request: Request, reason: OverflowReason, now: float) -> str | None:
+        """Name of the endpoint that a request may be sent to now: the first that serves its model, has not had it, is below
+        its limits and has not just failed; else, of a request that would be refused, the first that has just failed.
+        Limits that keep a request here are counted."""
+        record = None if request.key is None else request.key.record
+        if request.path not in OVERFLOW_PATHS or not _allows(record, reason):
+            return None
+        full: list[OverflowEndpoint] = []
+        chosen = self._choose(request, self._asked(request, record, reason), reason, now, full)
+        if chosen is not None:
+            return chosen.name
+        if reason is OverflowReason.FULL:
+            for endpoint in full:
+                endpoint.ended[request.model or "", Outcome.REJECTED] += 1
+        return None
+
+    def _choose(
+        self,
+        request: Request,
+        candidates: Iterable[OverflowEndpoint],
+        reason: OverflowReason,
+        now: float,
+        full: list[OverflowEndpoint],
+    ) -> OverflowEndpoint | None:
+        """The endpoint; those that have `max_requests` are added to `full`."""
+        failed: list[OverflowEndpoint] = []
+        for endpoint in candidates:
+            health = endpoint.health(now)
+            if endpoint.full:
+                full.append(endpoint)
+            elif health is Health.FAILED:
+                failed.append(endpoint)
+            elif health is Health.GOOD and endpoint.affords(request.path, request.body):
+                return endpoint
+        if reason is OverflowReason.FULL:
+            return next(
+                (endpoint for endpoint in failed if endpoint.affords(request.path, request.body)), None
+            )
+        return None
+
+    def _asked(
+        self, request: Request, record: KeyRecord | None, reason: OverflowReason
+    ) -> Iterator[OverflowEndpoint]:
+        for endpoint in self._of.get(request.model or "", ()):
+            if endpoint.name in request.overflow_tried:
+                continue
+            limit = self._limit_s(endpoint, record)
+            predicted = request.predicted_s
+            if reason is OverflowReason.FULL or (
+                limit is not None and predicted is not None and predicted > limit
+            ):
+                yield endpoint
+
+    def begin(self, request: Request) -> OverflowCall:
+        """A request goes to the endpoint that `takes` named."""
+        return self._endpoints[request.overflow].begin(request.model or "", request.path, request.body)
+
+    def endpoint(self, name: str) -> OverflowEndpoint:
+        return self._endpoints[name]
+
+    def end(self, call: OverflowCall, left: Left, now: float) -> tuple[int, bool]:
+        """A request has left its endpoint: picos that it cost, and whether they are by the usage that the endpoint says."""
+        return call.endpoint.end(call, left, now, self._wall())
+
+    def tick(self, now: float) -> None:
+        """`now`: the event loop's time."""
+        wall = self._wall()
+        for endpoint in self._endpoints.values():
+            endpoint.pool.sweep(now)
+            endpoint.cost.tick(wall)
+
+    def close(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.pool.close()
+
+
+def _allows(record: KeyRecord | None, reason: OverflowReason) -> bool:
+    """Whether a key's requests may leave this host for a reason."""
+    if record is None:
+        return True
+    if record.local_only or record.overflow == "never":
         return False
-
-    def body(self, body: bytes | bytearray, model: str) -> bytes:
-        """The body with the endpoint's name for `model`. Raises HttpError."""
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise HttpError(400, f"cannot read the request: {error}", code="invalid_json") from None
-        fields["model"] = msgspec.Raw(msgspec.json.encode(self._settings.models[model]))
-        return msgspec.json.encode(fields)
-
-    def head(self, head: RequestHead, request_id: str, path: str, length: int) -> bytes:
-        """The head of a request for `path` with a body of `length` bytes."""
-        lines = _LINES
-        if self._key is not None:
-            key = self._key.latest(asyncio.get_running_loop().time())
-            lines = b"%bAuthorization: Bearer %b\r\n" % (_LINES, key.encode())
-        target = self._base_path + path.removeprefix("/v1").encode()
-        return selected_head(
-            head, request_id, length, target=target, host=self._authority, names=_REQUEST_FIELDS, extra=lines
-        )
-
-    def begin(self, model: str) -> None:
-        self.in_flight += 1
-        self.sent[model] += 1
-
-    def end(self, model: str, ending: Ending) -> None:
-        self.in_flight -= 1
-        self.ended[model, _OUTCOMES[ending]] += 1
-
-
-def unusable(head: ResponseHead) -> str | None:
-    """Why the client can't have this response; None: it can."""
-    if head.status in REFUSED:
-        return f"it answered {head.status}"
-    coding = head.get(b"content-encoding")
-    if coding is not None and coding.lower() != "identity":  # not asked for; the client may not read it
-        return f"it answered with Content-Encoding {coding}"
-    return None
-
-
-def passing(head: ResponseHead) -> ResponseHead:
-    """The head that the client gets."""
-    kept = b"".join(head.lines[start:end] for start, end in lines_of(head.lowered, _RESPONSE_FIELDS))
-    return head.with_lines(b"%b\r\n%b" % (kept, _ADDED))
-
-
-def _endpoint(url: SplitResult) -> tuple[bytes, Endpoint]:
-    """`Host`, and where to connect."""
-    tls = None
-    if url.scheme.lower() == "https":
-        tls = ssl.create_default_context()
-        tls.set_alpn_protocols(["http/1.1"])
-    try:
-        port = url.port or (80 if tls is None else 443)
-        host = (url.hostname or "").encode("idna").decode()
-        return url.netloc.encode("idna"), Endpoint(TcpAddress(host, port), external=True, tls=tls)
-    except ValueError as error:
-        why = f"cannot use [proxy.overflow] url '{url.geturl()}': {error}"
-        raise LauncherError(why, 'write "https://host/v1"') from None
-
-
-def _read_key(path: str) -> str:
-    remedy = "put the key, and nothing else, into the file of [proxy.overflow] api_key_file"
-    try:
-        key = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise LauncherError(f"cannot read the overflow endpoint's key '{path}': {why}", remedy) from None
-    if not key or not key.isprintable() or " " in key:
-        why = "it is empty or more than one word"
-        raise LauncherError(f"cannot use the overflow endpoint's key '{path}': {why}", remedy)
-    return key
+    return reason is OverflowReason.FULL or record.overflow != "full"

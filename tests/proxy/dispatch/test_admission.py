@@ -125,7 +125,7 @@ async def test_an_adapter_is_a_model_of_its_own_for_a_key(build: Build, tmp_path
 async def test_an_adapters_requests_do_not_leave_the_host(build: Build) -> None:
     """The endpoint that takes what overflows has the model, not the adapter."""
     proxy = await build(
-        overflow=Overflow(url="http://127.0.0.1:9/v1", models={"m": "there"}), queue_timeout_s=0.1
+        overflow=(Overflow(url="http://127.0.0.1:9/v1", models={"m": "there"}),), queue_timeout_s=0.1
     )
     engine = await proxy.engine(0, Call.until_left)
     proxy.server.add_upstream(0, 1, "m", engine.address, 1, adapters=("sql",))

@@ -296,7 +296,7 @@ async def test_overflow_takes_what_has_no_room(
     proxy = await build(
         queue_max_requests=0,
         api_keys_file=str(keys),
-        overflow=Overflow(url=url, models={"m": "gpt-outside"}, api_key_file=str(secret)),
+        overflow=(Overflow(url=url, models={"m": "gpt-outside"}, api_key_file=str(secret)),),
     )
     go = asyncio.Event()
 

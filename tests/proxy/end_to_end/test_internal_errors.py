@@ -104,7 +104,7 @@ SCENES: dict[Action, list[Scene]] = {
     Action.SET_TIMER: [Scene(breaks)],
     Action.COUNT_RETRY: [Scene(breaks)],
     Action.SEND: [Scene(), Scene(streams, STREAM)],
-    Action.SEND_OVERFLOW: [Scene(settings={"overflow": CLOUD}, engines=False)],
+    Action.SEND_OVERFLOW: [Scene(settings={"overflow": (CLOUD,)}, engines=False)],
     Action.READ: [Scene(), Scene(streams, STREAM), Scene(tears, STREAM)],
     Action.START: [Scene(streams, STREAM), Scene(tears, STREAM)],
     Action.FIRST_TOKEN: [Scene(streams, STREAM)],

@@ -8,12 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.auth.test_api_keys import make, put
 
 from launcher.config import schema
+from launcher.money import PICOS
 from launcher.proxy.auth.api_keys import ApiKeys
 from launcher.proxy.auth.rate_limits import Limit
 from launcher.proxy.observability import stats
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
+from launcher.usage.daily_cap import DailyCap, Day
 
 
 def rows(found: metrics.Values) -> dict[str, dict[tuple[str, ...], float]]:
@@ -50,17 +52,21 @@ def test_keys(tmp_path: Path) -> None:
 
 
 async def test_overflow() -> None:
-    overflow = Overflow(schema.Overflow(url="http://x/v1", models={"m": "big"}), 1.0)
-    overflow.sent["m"], overflow.in_flight = 4, 1
-    overflow.ended["m", Outcome.COMPLETED] = 3
+    settings = schema.Overflow(
+        url="http://x/v1", models={"m": "big"}, input=1.0, output=2.0, max_per_day=20.0
+    )
+    cap = DailyCap(20 * PICOS, lambda now: Day(now, now + 86400), 0.0, spent=5 * PICOS)
+    overflow = Overflow([settings], 1.0, {"x": cap})
+    endpoint = overflow.endpoint("x")
+    endpoint.sent["m"], endpoint.in_flight = 4, 1
+    endpoint.ended["m", Outcome.COMPLETED] = 3
+    cap.reserve(PICOS // 2)
     found = rows(stats.of_overflow(overflow))
-    assert found[metrics.OVERFLOW_SENT] == {("m",): 4}
-    assert found[metrics.OVERFLOW_IN_FLIGHT] == {(): 1}
+    assert found[metrics.OVERFLOW_SENT] == {("x", "m"): 4}
+    assert found[metrics.OVERFLOW_IN_FLIGHT] == {("x",): 1}
     assert found[metrics.OVERFLOW_ENDED] == {
-        ("m", "completed"): 3, ("m", "client_aborted"): 0, ("m", "rejected"): 0, ("m", "failed"): 0,
-    }  # fmt: skip
-
-
-def test_no_values_for_what_is_off() -> None:
-    assert stats.of_keys(ApiKeys(None), ["completed"]) == {}
+        ("x", "m", outcome): 3 if outcome is Outcome.COMPLETED else 0 for outcome in Outcome
+    }
+    money = (metrics.OVERFLOW_SPENT, metrics.OVERFLOW_RESERVED, metrics.OVERFLOW_MAX_PER_DAY)
+    assert [found[name] for name in money] == [{("x",): 5.0}, {("x",): 0.5}, {("x",): 20.0}]
     assert stats.of_overflow(None) == {}

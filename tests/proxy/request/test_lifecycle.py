@@ -21,7 +21,7 @@ from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.http1.responses import parse_response
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.request import events
-from launcher.proxy.request.actions import Action, Outcome, State
+from launcher.proxy.request.actions import Action, Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.decisions import MAX_DEATHS, Decisions, fault
 from launcher.proxy.request.events import Event
@@ -78,8 +78,10 @@ class World:
     def retry_after_s(self, _now: float) -> int:
         return 1
 
-    def takes(self, _path: str, _model: str | None, *, local_only: bool) -> bool:
-        return self.overflow and not local_only
+    def takes(self, request: Request, _reason: OverflowReason, _now: float) -> str | None:
+        """Two endpoints, one after the other."""
+        left = [name for name in ("first", "second") if name not in request.overflow_tried]
+        return left[0] if self.overflow and left else None
 
 
 def executor_of(world: World, performed: Mapping[Action, Perform]) -> Executor:
