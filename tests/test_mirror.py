@@ -113,6 +113,7 @@ COVERED_BY = {
     "tuning.record": "tuning/test_search.py",
     "tuning.stages": "tuning/test_search.py",
     "tuning.verdict": "tuning/test_search.py",
+    "usage.audit_folder": "usage/test_audit_writer.py",
     "usage.figures": "usage/test_report.py",
 }
 

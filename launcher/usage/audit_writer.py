@@ -1,0 +1,268 @@
+"""Writes an audit trail: lines into a buffer, the buffer to the disk, files by day and size. Blocking; of one thread."""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from launcher.config.schema import Audit
+from launcher.errors import reason
+from launcher.usage import audit_folder as folder_io
+from launcher.usage.audit_chain import (
+    FORMAT,
+    ControlEntry,
+    FileBegan,
+    FileName,
+    Head,
+    Line,
+    Link,
+    Lost,
+    Pruned,
+    Started,
+    Stopped,
+    Torn,
+    moment,
+    of_control,
+    of_request,
+    sealed,
+)
+from launcher.usage.entry import Entry
+
+log = logging.getLogger("launcher.audit")
+
+_FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Writer:
+    """`open` first; then `turn`, entries, `store`, again and again. What raises OSError can be called again."""
+
+    def __init__(self, folder: Path, settings: Audit, version: str, clock: Callable[[], float]) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._version = version
+        self._clock = clock
+        self._lock: folder_io.Lock | None = None
+        self._fd = -1
+        self._name: FileName | None = None
+        self._last: Link | None = None
+        """The last line in the buffer, or else in the file. None: never opened."""
+        self._end = 0
+        """Bytes of the file that are on the disk; the buffer follows."""
+        self._buffer = bytearray()
+        self._head_due = False
+        self.lines = 0
+        """Entries on the disk."""
+        self.unsaved = 0
+        """Entries in the buffer."""
+        self.unfit = 0
+        """Entries that could not be encoded."""
+
+    @property
+    def last(self) -> Link | None:
+        return self._last
+
+    def open(self) -> None:
+        """Lock the folder and continue its trail. Raises OSError."""
+        self._folder.mkdir(folder_io.FOLDER_MODE, parents=True, exist_ok=True)
+        _check_owner(self._folder)
+        lock = folder_io.Lock(self._folder)
+        try:
+            if self._last is None:
+                self._continue(lock)
+            else:  # the folder was removed below this process
+                self._begin_file()
+        except BaseException:
+            lock.close()
+            raise
+        self._lock = lock
+        self.store()
+
+    def _continue(self, lock: folder_io.Lock) -> None:
+        raw = lock.content()
+        found = folder_io.recover(self._folder, raw)
+        if found.why:
+            log.error(
+                "audit trail '%s' is damaged: %s; see `numa-launcher audit verify`", self._folder, found.why
+            )
+        self._last = found.last
+        try:
+            if found.file is None:
+                if not raw:
+                    self._write_head(lock)
+                self._begin_file(found.number)
+            else:
+                self._reopen(found.file, found.end)
+        except BaseException:
+            self._last, self._buffer = None, bytearray()
+            raise
+        self._add(Started(*self._next(), self._version, os.getpid(), found.head))
+
+    def _reopen(self, name: FileName, end: int) -> None:
+        path = self._folder / str(name)
+        fd = os.open(path, _FLAGS)
+        size = os.fstat(fd).st_size
+        self._use(fd, name, size)
+        if size > end:
+            digest = folder_io.hash_of(path, end, size)
+            log.warning(
+                "audit trail: %d bytes of an incomplete write at the end of %s are marked", size - end, name
+            )
+            self._buffer += b"\n"
+            self._add(Torn(*self._next(), size - end, digest))
+        if end == 0:
+            self._add(FileBegan(*self._next(), FORMAT, name.day, name.number))
+
+    def _use(self, fd: int, name: FileName, end: int) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._name, self._end = fd, name, end
+
+    def _begin_file(self, after: int = 0) -> None:
+        """`after`: the least number that came before. Raises OSError; nothing has changed then."""
+        self.store()
+        numbers = [after, *(name.number for name in folder_io.files(self._folder))]
+        if self._name is not None:
+            numbers.append(self._name.number)
+        name = FileName(max(numbers) + 1, self._today())
+        fd = os.open(self._folder / str(name), _FLAGS | os.O_CREAT | os.O_EXCL, folder_io.FILE_MODE)
+        _sync_folder(self._folder)
+        self._use(fd, name, 0)
+        self._add(FileBegan(*self._next(), FORMAT, name.day, name.number))
+
+    def _today(self) -> str:
+        return moment(self._clock()).date().isoformat()
+
+    def turn(self) -> None:
+        """Write what an earlier turn could not; then, if it is due, begin a new file and remove old ones. Raises OSError."""
+        if self._lock is not None and self._lock.lost():
+            log.error("audit trail '%s': %s was removed by another program", self._folder, folder_io.HEAD)
+            self._lock.close()
+            self._lock = None
+        if self._lock is None:
+            self.open()
+        self.store()
+        name = self._name
+        assert name is not None  # noqa: S101  open
+        facts = os.fstat(self._fd)
+        if facts.st_nlink == 0 or facts.st_size < self._end:
+            log.error("audit trail: %s was removed or cut by another program; continuing in a new file", name)
+            self._begin_file()
+        elif self._today() > name.day or self._end >= self._settings.max_bytes:
+            self._begin_file()
+            self._prune()
+        self.store()
+
+    def _prune(self) -> None:
+        """Record the removal of files past keep_days, then remove them."""
+        keep = self._settings.keep_days
+        if not keep:
+            return
+        oldest = (moment(self._clock()).date() - dt.timedelta(days=keep)).isoformat()
+        names = folder_io.files(self._folder)
+        gone = [name for name in names[:-1] if name.day < oldest]
+        if not gone:
+            return
+        kept = names[len(gone)]
+        header = folder_io.begun(self._folder / str(kept))
+        if header is None:
+            log.error("audit trail: old files are kept: the first line of %s is damaged", kept)
+            return
+        self._add(Pruned(*self._next(), gone[-1].number, header.n - 1, header.prev))
+        self.store()
+        for name in gone:
+            try:
+                (self._folder / str(name)).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("audit trail: cannot remove %s: %s", name, reason(error))
+        _sync_folder(self._folder)
+
+    # --- lines ---------------------------------------------------------------------------------------
+
+    def add(self, entries: Iterable[Entry | ControlEntry]) -> None:
+        """Into the buffer."""
+        last, buffer = self._last, self._buffer
+        assert last is not None  # noqa: S101  open
+        for entry in entries:
+            try:
+                line = of_request(last, entry) if isinstance(entry, Entry) else of_control(last, entry)
+                raw, digest = sealed(line)
+            except Exception:  # one entry must not keep the others from being recorded
+                log.exception("audit trail: an entry cannot be recorded")
+                self.unfit += 1
+                continue
+            buffer += raw
+            self._last = last = Link(line.n, digest)
+            self.unsaved += 1
+
+    def lost(self, count: int, since: float, why: str) -> None:
+        self._add(Lost(*self._next(), count, moment(since), why))
+
+    def stopped(self) -> None:
+        self._add(Stopped(*self._next()))
+
+    def _next(self) -> tuple[int, str, dt.datetime]:
+        assert self._last is not None  # noqa: S101  open
+        return self._last.n + 1, self._last.hash, moment(self._clock())
+
+    def _add(self, line: Line) -> None:
+        raw, digest = sealed(line)
+        self._buffer += raw
+        self._last = Link(line.n, digest)
+
+    # --- the disk ------------------------------------------------------------------------------------
+
+    def store(self) -> None:
+        """Buffer to the file and the disk, then the head. Raises OSError; the buffer stays then and is written again at the
+        same place, whole: after a failed fsync the kernel may have dropped what was written (fsync(2))."""
+        if self._buffer:
+            _write_at(self._fd, self._buffer, self._end)
+            os.fdatasync(self._fd)
+            self._end += len(self._buffer)
+            self._buffer = bytearray()
+            self.lines, self.unsaved = self.lines + self.unsaved, 0
+            self._head_due = True
+        if self._head_due and self._lock is not None:
+            self._write_head(self._lock)
+            self._head_due = False
+
+    def _write_head(self, lock: folder_io.Lock) -> None:
+        assert self._last is not None  # noqa: S101  open
+        name = self._name or FileName(1, self._today())
+        lock.write(Head(self._last.n, self._last.hash, moment(self._clock()), str(name), self._end))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _write_at(fd: int, data: bytearray, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        if done == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view, at = view[done:], at + done
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_owner(folder: Path) -> None:
+    facts = folder.stat()
+    if facts.st_uid not in {os.geteuid(), 0} or facts.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, "other users may write there", str(folder))
