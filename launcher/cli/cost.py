@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import time
@@ -87,12 +86,10 @@ def _of_file(args: argparse.Namespace) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415  heavy
 
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
-    from launcher.usage.read import open_reader  # noqa: PLC0415  heavy
     from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
     from launcher.usage.spent import spent  # noqa: PLC0415  heavy
 
     config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
     path = args.file or ledger_path(config.usage, state_folder(None, os.environ, os.geteuid()))
-    with contextlib.closing(open_reader(path)) as reader:
-        report: dict[str, Any] = msgspec.to_builtins(spent(reader, config.cost, args.since, time.time()))
-        return report
+    report: dict[str, Any] = msgspec.to_builtins(spent(path, config.cost, args.since, time.time()))
+    return report

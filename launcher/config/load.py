@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from launcher.config.check_cost import check_cost
 from launcher.config.check_proxy import check_proxy
 from launcher.config.check_runtime import check_runtime
 from launcher.config.explain import Tree, explain, origin_of
@@ -182,6 +183,7 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
             )
     check_proxy(config, origin_of)
     check_runtime(config, origin_of)
+    check_cost(config.cost, origin_of)
     for listen in config.proxy.listen:
         parse_listen(listen, origin_of("proxy.listen"))
     least, most = config.supervision.backoff_initial_s, config.supervision.backoff_max_s

@@ -86,6 +86,9 @@ CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 SLOW_CLIENTS = "numa_launcher_slow_clients"
 SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
 SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
+COST = "numa_launcher_cost"
+COST_PER_MILLION = "numa_launcher_cost_per_million_output_tokens"
+ENERGY = "numa_launcher_energy_joules"
 
 TABLE: tuple[Spec, ...] = (
     _counter(
@@ -190,6 +193,18 @@ TABLE: tuple[Spec, ...] = (
         "Clients disconnected for reading below client_min_bytes_per_s, by reason: waiting (requests waited for the "
         "instance), memory (slow_client_buffer_bytes was full), timeout (client_stall_timeout_s).",
         "reason",
+    ),
+    _counter(
+        COST, "Bill of the machine by [cost] since the daemon's start, in units of the currency.", "currency"
+    ),
+    _gauge(
+        COST_PER_MILLION,
+        "Allocated cost of a million output tokens in the last hour, or since the daemon's start: the whole bill over what "
+        "was served here. No sample while nothing was served.",
+        "currency",
+    ),
+    _counter(
+        ENERGY, 'Energy of a processor package since the daemon\'s start, with watts = "measured".', "package"
     ),
 )
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from launcher.errors import LauncherError
+from launcher.printable import quoted
 from launcher.usage.compare import Tokens
 from launcher.usage.cost import Observed, Sums
-from launcher.usage.spans import hour_begin, parse_time, zone_of
+from launcher.usage.spans import WANTED, hour_begin, parse_time
 
 # In hours of the window. The dimension's name is "" for requests that were served here.
 _SUMS: Final = """
@@ -24,6 +25,9 @@ SELECT max(slots), total(busy / slots) FROM (
     FROM metered WHERE what IN ('busy_s', 'ready_s') AND hour >= ? AND hour < ? GROUP BY hour)
 """
 _METERED: Final = "SELECT count(*), total(amount) FROM metered WHERE what = ? AND hour >= ? AND hour < ?"
+_OUTPUT: Final = (
+    "SELECT sum(output_tokens) FROM hourly WHERE dimension = 'overflow' AND hour >= ? AND name = ''"
+)
 _NONE: Final = (0, 0, 0, 0, 0, 0.0, 0.0)
 
 JOULES: Final = "joules"
@@ -32,28 +36,20 @@ JOULES_S: Final = "joules_s"
 """Of metered: seconds in which energy was measured; its name is ""."""
 
 
-class Meta:
-    """Zone and begin of a ledger."""
-
-    def __init__(self, reader: sqlite3.Connection) -> None:
-        row = reader.execute("SELECT zone, began FROM meta").fetchone()
-        if row is None:
-            raise _nothing()
-        self.zone: ZoneInfo = zone_of(row[0])
-        self.began = int(row[1])
-
-
-def _nothing() -> LauncherError:
-    return LauncherError(
-        "cannot say what was spent: the usage ledger has just begun", "try again when requests were served"
-    )
-
-
-def window(meta: Meta, since: str, now: float) -> tuple[int, int]:
+def window(began: float, zone: ZoneInfo, since: str, now: float) -> tuple[int, int]:
     """From the begin of the hour of `since`, or from the ledger's begin, until now. Raises LauncherError."""
-    begin = max(hour_begin(parse_time(since, now, meta.zone), meta.zone), meta.began)
+    try:
+        asked = parse_time(since, now, zone)
+    except ValueError:
+        raise LauncherError(
+            f"cannot count since '{quoted(since)}': it is not a time", f"give {WANTED}"
+        ) from None
+    begin = max(hour_begin(asked, zone), int(began))
     if begin >= int(now):
-        raise _nothing()
+        raise LauncherError(
+            "cannot say what was spent: the time asked for has just begun",
+            "ask for a longer time with --since, or try again when requests were served",
+        )
     return begin, int(now)
 
 
@@ -81,3 +77,8 @@ def observe(reader: sqlite3.Connection, begin: int, end: int, zone: ZoneInfo) ->
 def _sums(requests: int, row: tuple[Any, ...], picos: int = 0) -> Sums:
     tokens = Tokens(row[2], row[3], row[4])
     return Sums(requests=requests, tokens=tokens, prefill_s=row[5], decode_s=row[6], picos=picos)
+
+
+def output_since(reader: sqlite3.Connection, hour: int) -> int:
+    """Output tokens served here in the hours that began at `hour` or later."""
+    return reader.execute(_OUTPUT, (hour,)).fetchone()[0] or 0

@@ -16,7 +16,6 @@ from launcher.money import PICOS
 from launcher.usage.bill import MONTH_S, bill
 from launcher.usage.compare import Tokens
 from launcher.usage.cost import CostReport, Observed, Sums, cost_report
-from launcher.usage.read import open_reader
 from launcher.usage.references import References
 from launcher.usage.spent import spent
 
@@ -170,11 +169,7 @@ def test_overflow_without_prices_is_not_free() -> None:
 
 
 def of(ledger: PlantedLedger, now: float, since: str = "30d", cost: Cost = RENT) -> CostReport:
-    reader = open_reader(ledger.path)
-    try:
-        return spent(reader, cost, since, now)
-    finally:
-        reader.close()
+    return spent(ledger.path, cost, since, now)
 
 
 @pytest.fixture
