@@ -25,11 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "budget": {"money"},
     "build": set(),
     "intervals": set(),
-<<<<<<< Updated upstream
     "config": {"cpuset", "sizes", "errors", "money", "redaction"},
-=======
-    "config": {"cpuset", "sizes", "errors", "redaction", "money"},
->>>>>>> Stashed changes
     "config.schema": {"config.values", "config.proxy_schema", "config.usage_schema"},
     "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "text_table"},
