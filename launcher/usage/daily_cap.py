@@ -47,6 +47,8 @@ class DailyCap:
         self._day_of = day_of
         self._day = day_of(now)
         self._record = record
+        if self.known:
+            self._store()
 
     @property
     def ends(self) -> float:

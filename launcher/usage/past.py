@@ -28,9 +28,9 @@ def read_past(path: Path, zone: ZoneInfo, now: float) -> Past:
     Never raises: what cannot be read is lost."""
     try:
         with contextlib.closing(open_reader(path)) as reader:
-            return Past(_rows(reader, zone, now), _lost_at(path))
+            return Past(_rows(reader, zone, now), lost_at(path))
     except NoLedgerError:
-        return Past(lost_at=_lost_at(path))
+        return Past(lost_at=lost_at(path))
     except (LauncherError, sqlite3.Error, OSError) as error:
         return Past(lost_at=now, why=str(error))
 
@@ -45,7 +45,7 @@ def _rows(reader: sqlite3.Connection, zone: ZoneInfo, now: float) -> list[tuple[
     ]
 
 
-def _lost_at(path: Path) -> float | None:
+def lost_at(path: Path) -> float | None:
     """When the last ledger that was moved aside was written last."""
     times = []
     for broken in path.parent.glob(f"{path.name}{BROKEN}*"):
