@@ -57,9 +57,17 @@ class Ours:
         ticket = Ticket(demand, now, now + 1e9)
         self._tickets[request.id] = ticket
         self._requests[ticket] = request
+        self.offer(request, ticket, now)
+
+    def offer(self, request: Request, ticket: Ticket, now: float) -> None:
+        """Give it to the balancer."""
         upstream = self.scheduler.offer(ticket, now)
         if upstream is not None:
             self._start(request, upstream.slot)
+
+    def forget(self, request: Request) -> None:
+        """It went elsewhere."""
+        del self._requests[self._tickets.pop(request.id)]
 
     def first(self, request: Request, engine: int, now: float) -> None:
         """See sim.Balancer."""

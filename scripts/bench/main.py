@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Final
 
-COMMANDS: Final = frozenset({"proxies", "soak", "balance", "sim_balance", "ablation"})
+COMMANDS: Final = frozenset({"proxies", "soak", "balance", "sim_balance", "ablation", "predictions"})
 
 
 def main() -> int:

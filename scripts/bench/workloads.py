@@ -183,6 +183,60 @@ def workload(name: str, seed: int, mix: Mix, shape: Shape) -> list[Request]:
     return WORKLOADS[name](Random(f"{name}/{seed}"), mix, shape)
 
 
+def long_prompts(random: Random, mix: Mix, shape: Shape) -> list[Request]:
+    """Documents with a question each, nothing shared."""
+    text = Text(random)
+    drafts = []
+    for number in range(mix.requests):
+        prompt = lognormal(random, 1500, 0.6, 6000) * mix.prompt_scale
+        drafts.append(
+            draft(number, ({"role": "user", "content": text.of(prompt)},), random.uniform(30, 120), mix)
+        )
+    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+
+
+def long_answers(random: Random, mix: Mix, shape: Shape) -> list[Request]:
+    """Short prompts, long answers: places among the running requests are what is short."""
+    text = Text(random)
+    drafts = []
+    for number in range(mix.requests):
+        answer = lognormal(random, 250, 0.7, 1500) * mix.output_scale
+        drafts.append(
+            draft(number, ({"role": "user", "content": text.of(random.uniform(50, 200))},), answer, mix)
+        )
+    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+
+
+def bursts(random: Random, mix: Mix, shape: Shape) -> list[Request]:
+    """As `heavy`, but half of the requests come in bursts of 10 to 60 within a second."""
+    drafts = heavy(random, mix, shape)
+    last = max(d.at_s or 0.0 for d in drafts)
+    drafted = iter(drafts[: len(drafts) // 2])
+    times: list[float] = []
+    while one := next(drafted, None):
+        start = random.uniform(0, last)
+        burst = [one, *(d for _, d in zip(range(random.randint(9, 59)), drafted, strict=False))]
+        times += [start + random.random() for _ in burst]
+    times += [d.at_s or 0.0 for d in drafts[len(drafts) // 2 :]]
+    return [replace(d, at_s=at) for d, at in zip(drafts, times, strict=True)]
+
+
+# Those that predictions of first tokens are measured with.
+PREDICTED: dict[str, Callable[[Random, Mix, Shape], list[Request]]] = {
+    "chat": chat,
+    "long prompts": long_prompts,
+    "mixed": heavy,
+    "prefix-heavy": shared(12, 2500),
+    "bursts": bursts,
+    "long answers": long_answers,
+}
+
+
+def predicted_workload(name: str, seed: int, mix: Mix, shape: Shape) -> list[Request]:
+    """The requests of one run, ordered by id."""
+    return PREDICTED[name](Random(f"{name}/{seed}"), mix, shape)
+
+
 def draft(number: int, messages: tuple[Message, ...], output: float, mix: Mix) -> Request:
     """A request without a time."""
     produced = max(1, int(output))

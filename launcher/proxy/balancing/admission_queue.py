@@ -13,6 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
+from launcher.proxy.balancing.demand import Demand
+from launcher.proxy.balancing.queued_work import QueuedPrompts, QueuedWork
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
@@ -27,6 +29,8 @@ class KeyQueue:
         self.waiting: list[Entry] = []
         # The virtual time at which its share of what was started is used up.
         self.finish: float = 0.0
+        self.cost: float = 0.0  # of all that wait
+        self.work: QueuedWork = QueuedWork()
 
 
 class PriorityClass:
@@ -37,6 +41,8 @@ class PriorityClass:
         # Virtual time.
         self.virtual: float = 0.0
         self.count: int = 0
+        self.work: QueuedWork = QueuedWork()
+        self.prompts: QueuedPrompts = QueuedPrompts()
 
 
 class AdmissionQueue:
@@ -72,6 +78,10 @@ class AdmissionQueue:
         if queue is None:
             queue = among.keys[demand.key] = KeyQueue()
         among.count += 1
+        among.work.add(ticket)
+        among.prompts.add(demand.prefix)
+        queue.work.add(ticket)
+        queue.cost += ticket.cost
         insort(queue.waiting, (ticket.rank, ticket.number, ticket))
         heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
         ticket.queued = True
@@ -120,6 +130,44 @@ class AdmissionQueue:
             else:
                 yield from self._merged(among)
 
+    def ahead(self, ticket: Ticket, nearest: int) -> tuple[QueuedWork, list[Ticket]]:
+        """What would start before a ticket that has its rank and is not queued: the last of its own key, and the others."""
+        demand, ahead = ticket.demand, QueuedWork()
+        last: list[Ticket] = []
+        for priority, among in self._models.get(demand.model, {}).items():
+            if priority < demand.priority:
+                ahead.plus(among.work)
+            elif priority == demand.priority:
+                last = self._ahead_among(ticket, among, ahead, nearest)
+        return ahead, last
+
+    def shared_blocks(self, demand: Demand) -> int:
+        """How many leading blocks of its prompt another one has that waits."""
+        among = self._models.get(demand.model, {}).get(demand.priority)
+        return 0 if among is None else among.prompts.match(demand.prefix)
+
+    @staticmethod
+    def _ahead_among(ticket: Ticket, among: PriorityClass, ahead: QueuedWork, nearest: int) -> list[Ticket]:
+        """In its own class: all of its own key but those it passes, and of the other keys their fair share till then."""
+        own = among.keys.get(ticket.demand.key)
+        tag, last = among.virtual, []
+        if own is not None:
+            tag = max(own.finish, among.virtual) + own.cost
+            ahead.plus(own.work)
+            end = bisect_left(own.waiting, (ticket.rank, ticket.number))
+            for _, _, passed in own.waiting[end:]:
+                ahead.add(passed, -1)
+                tag -= passed.cost
+            last = [entry[2] for entry in own.waiting[max(0, end - nearest) : end]]
+            for other in last:
+                ahead.add(other, -1)
+        if len(among.keys) > 1 or own is None:
+            for queue in among.keys.values():
+                share = tag - max(queue.finish, among.virtual)
+                if queue is not own and queue.cost > 0.0 and share > 0.0:
+                    ahead.plus(queue.work, min(1.0, share / queue.cost))
+        return last
+
     def expired(self, now: float) -> list[Ticket]:
         """Remove those whose deadline has come, the earliest first."""
         late: list[Ticket] = []
@@ -156,8 +204,13 @@ class AdmissionQueue:
 
     def _leave(self, ticket: Ticket, among: PriorityClass) -> None:
         demand = ticket.demand
-        waiting = among.keys[demand.key].waiting
+        queue = among.keys[demand.key]
+        waiting = queue.waiting
         del waiting[bisect_left(waiting, (ticket.rank, ticket.number))]
+        among.work.add(ticket, -1)
+        among.prompts.remove(demand.prefix)
+        queue.work.add(ticket, -1)
+        queue.cost = queue.cost - ticket.cost if waiting else 0.0
         ticket.queued = False
         self.wait_for(ticket, None)
         self.count -= 1

@@ -11,11 +11,13 @@ from typing import Final
 
 from launcher.config.schema import Policy as PolicyName
 from launcher.proxy.balancing.admission_queue import AdmissionQueue
+from launcher.proxy.balancing.availability import least_busy, open_upstreams
 from launcher.proxy.balancing.cost_model import CostModel
-from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
+from launcher.proxy.balancing.demand import Demand, Ending, FullError, InstanceId, LateError
 from launcher.proxy.balancing.estimators import Arrivals
 from launcher.proxy.balancing.load import Load
 from launcher.proxy.balancing.policies import Pick, Policy, Upstreams, make_policy
+from launcher.proxy.balancing.prediction import Prediction
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream, UpstreamTable
 
@@ -42,6 +44,7 @@ class Balancer:
         self.table: UpstreamTable = UpstreamTable()
         self.costs: CostModel = CostModel()
         self.queue: AdmissionQueue = AdmissionQueue(max_requests, max_bytes)
+        self._prediction: Prediction = Prediction(self.costs, self.queue)
         self._policy: Policy = make_policy(policy, pick, self.costs, self.queue.sharing)
         self._drained: Arrivals = Arrivals(DRAIN_WINDOW_S)
         self._number: int = 0
@@ -64,7 +67,7 @@ class Balancer:
         return bool(self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried))
 
     def offer(self, ticket: Ticket, now: float) -> Upstream | None:
-        """Bind it now and return its upstream, or queue it (None). Raises FullError, but not for a retry."""
+        """Bind it now and return its upstream, or queue it (None). Raises FullError and LateError, but not for a retry."""
         queue = self.queue
         new = ticket.number == 0
         if new:
@@ -73,19 +76,41 @@ class Balancer:
         if self._passed and not queue.count:
             self._begin_pass()
         candidates = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
-        opened = self._open(candidates, now)
+        opened = open_upstreams(candidates, self.costs, now)
         chosen = self._choose(ticket, candidates, opened, now) if opened else None
         if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
-            chosen = self._least_busy(candidates)  # late on a busy instance is better than refused
+            chosen = least_busy(candidates)  # late on a busy instance is better than refused
             if chosen is None:
                 raise FullError(refusal, self.retry_after_s(now))
         if chosen is not None:
+            self._measure(ticket, chosen, now)
+            if new:
+                self._predicted(ticket, self._prediction.at_once(ticket, chosen), now)
             self._bind(ticket, chosen, now)
             return chosen
         upstream = self._rank(ticket, candidates)
+        predicted_s = self._prediction.queued(ticket, candidates, now)
+        if new:
+            self._predicted(ticket, predicted_s, now)
         queue.add(ticket)
         queue.wait_for(ticket, upstream)
         return None
+
+    def predicted_ttft(self, demand: Demand, now: float) -> float | None:
+        """Seconds to the first token of such a request if it came now; None: nothing is learned yet. Queues nothing."""
+        ticket = Ticket(demand, now, now)
+        ticket.number = self._number + 1
+        candidates = self.table.candidates(demand.model, demand.pinned, ticket.tried)
+        soonest: float | None = None
+        for upstream in open_upstreams(candidates, self.costs, now):
+            self._measure(ticket, upstream, now)
+            first_s = self._prediction.at_once(ticket, upstream)
+            if first_s is not None and (soonest is None or first_s < soonest):
+                soonest = first_s
+        if soonest is None:
+            self._rank(ticket, candidates)
+            soonest = self._prediction.queued(ticket, candidates, now)
+        return soonest
 
     def pump(self, now: float) -> list[Ticket]:
         """Bind what can start now; the owner sends it, in this order."""
@@ -100,7 +125,7 @@ class Balancer:
     def _pump_model(self, model: str | None, now: float) -> list[Ticket]:
         started: list[Ticket] = []
         candidates = self.table.of(model)
-        opened = self._open(candidates, now)
+        opened = open_upstreams(candidates, self.costs, now)
         closed: set[InstanceId | None] = set()  # pinned instances that are not open
         looked = 0
         for ticket in self.queue.ordered(model):
@@ -120,9 +145,10 @@ class Balancer:
             looked += 1
             chosen = self._choose(ticket, own, own_opened, now)
             if chosen is not None:
+                self._measure(ticket, chosen, now)
                 self._bind(ticket, chosen, now)
                 started.append(ticket)
-                opened = self._open(candidates, now)
+                opened = open_upstreams(candidates, self.costs, now)
         for ticket in started:
             self.queue.take(ticket)
         return started
@@ -152,7 +178,10 @@ class Balancer:
             return
         ticket.first_token_at = now
         upstream.outliers.responded()
-        if upstream.load.first_token(ticket.number, now) and ticket.demand.stream:
+        load = upstream.load
+        began, outstanding = load.head_since, load.prefill
+        if load.first_token(ticket.number, now) and ticket.demand.stream:
+            self._prediction.seen_first_token(ticket, upstream, began, outstanding - load.prefill, now)
             self.costs.seen_first_token(ticket, upstream, now)
             self._judge_straggler(upstream)
 
@@ -199,6 +228,7 @@ class Balancer:
         if ending is Ending.WHOLE:
             outliers.succeeded()
             self.costs.seen_end(ticket, upstream, now)
+            self._prediction.seen_end(ticket, upstream, now)
         else:
             if ending is Ending.REFUSED:
                 outliers.responded()
@@ -258,32 +288,7 @@ class Balancer:
         notes, self._notes = self._notes, []
         return notes
 
-    # --- which instances ---------------------------------------------------------------------------
-
-    def _open(self, candidates: Upstreams, now: float) -> list[Upstream]:
-        opened: list[Upstream] = []
-        for upstream in candidates:
-            load, outliers = upstream.load, upstream.outliers
-            if load.full or upstream.in_flight + load.surplus >= upstream.max_num_seqs:
-                continue
-            if load.pending and self.costs.prefills_enough(upstream, now):
-                continue
-            if outliers.ejected_until is not None:
-                outliers.end_pause(now)
-            if outliers.ejected_until is None and (not outliers.half_open or outliers.admits):
-                opened.append(upstream)
-        return opened
-
-    @staticmethod
-    def _least_busy(candidates: Upstreams) -> Upstream | None:
-        """The instance with the fewest requests that runs fewer than it can, whatever it prefills."""
-        best: Upstream | None = None
-        for upstream in candidates:
-            load = upstream.load
-            below = not load.full and upstream.in_flight + load.surplus < upstream.max_num_seqs
-            if below and not upstream.outliers.out and (best is None or upstream.in_flight < best.in_flight):
-                best = upstream
-        return best
+    # --- choice ------------------------------------------------------------------------------------
 
     def _judge_straggler(self, upstream: Upstream) -> None:
         outliers = upstream.outliers
@@ -298,8 +303,6 @@ class Balancer:
             else:
                 what = "as fast as its siblings again"
             self._notes.append(f"slot {upstream.slot}: {what}")
-
-    # --- choice ------------------------------------------------------------------------------------
 
     def _begin_pass(self) -> None:
         """No ticket is ahead of another: the pass over the queue that follows counts them again."""
@@ -345,24 +348,39 @@ class Balancer:
         ticket.cost = demand.prompt_tokens + 4.0 * demand.output_tokens
         return best
 
-    def _bind(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
-        demand, load, number, costs = ticket.demand, upstream.load, ticket.number, self.costs
+    def _predicted(self, ticket: Ticket, predicted_s: float | None, now: float) -> None:
+        """Note the prediction, from its arrival on. Raises LateError when it is likely to miss the ticket's limit."""
+        if predicted_s is None:
+            return
+        ticket.predicted_s = predicted_s + now - ticket.arrived
+        if ticket.limit_s is not None and self._prediction.at_worst(ticket, predicted_s) > ticket.limit_s:
+            ticket.number = 0
+            raise LateError
+
+    def _measure(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+        """What there is to compute for it on that instance."""
+        demand, load, costs = ticket.demand, upstream.load, self.costs
         uncached = float(demand.prompt_tokens)
         if demand.prefix:
             ticket.cached_blocks = upstream.prefixes.match(demand.prefix)
             uncached = max(1.0, uncached - ticket.cached_blocks * costs.block_tokens)
-            upstream.prefixes.use(demand.prefix, number)
-        ticket.work = uncached
+        ticket.uncached = ticket.work = uncached
         if load.pending:
             token_s = costs.token_s(upstream)
             before = load.remaining_s(now, token_s)
             ticket.work += before / token_s if token_s > 0.0 else 0.0
+
+    def _bind(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
+        """After `_measure`."""
+        demand, number, uncached = ticket.demand, ticket.number, ticket.uncached
+        if demand.prefix:
+            upstream.prefixes.use(demand.prefix, number)
         ticket.upstream = upstream
         ticket.bound_at = now
-        ticket.uncached = uncached
-        load.bind(number, uncached, now, stream=demand.stream)
+        upstream.load.bind(number, uncached, now, demand.output_tokens, stream=demand.stream)
         if demand.prompt_tokens:
             # Requests without a prompt are no typical prefill, and no prefill delays them.
-            costs.seen_bound(upstream, uncached, now)
+            self.costs.seen_bound(upstream, uncached, now)
+            self._prediction.seen_bound(ticket, upstream)
         upstream.in_flight += 1
         upstream.outliers.bound(number)

@@ -54,6 +54,10 @@ class Demand:
         self.stream = stream
 
 
+class LateError(Exception):
+    """Its first token is predicted to come later than the ticket allows; nothing was queued or bound."""
+
+
 class FullError(Exception):
     """The queue is full. `reason` is for a person; `retry_after_s` is at least 1."""
 

@@ -11,6 +11,7 @@ PREFILL_TOKEN_S: Final = 0.001
 TYPICAL_PROMPT: Final = 500.0  # tokens; these are meant for prompts up to about this size
 PRIOR_FADES: Final = 0.8  # what one more sample leaves of the prior's weight
 LEAST_SLOPE: Final = 1e-7  # more work is never as fast as less
+LEAST_Y: Final = 1e-4  # smaller ones count as this, where errors are relative
 REACH: Final = 2.0  # times the largest x of late: beyond, a sample weighs as if it were there
 WINDOW_S: Final = 30.0  # of the rates at which work comes and goes
 
@@ -93,6 +94,58 @@ class LinearFit:
 
     def at(self, x: float) -> float:
         return self.base + self.slope * x
+
+
+class RelativeFit:
+    """y = base + slope * x with the least relative errors: small x count as much as large ones."""
+
+    def __init__(self, memory: int = 100) -> None:
+        self.count: int = 0
+        self.base: float = 0.0
+        self.slope: float = 0.0
+        self._keep: float = 1.0 - 1.0 / memory
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        keep = self._keep
+        self.count += 1
+        # A single sample that is far too small must not outweigh all others.
+        expected = max(self.at(x), y / 2, LEAST_Y)
+        weight = 1.0 / (expected * expected)
+        self._n = self._n * keep + weight
+        self._x = self._x * keep + weight * x
+        self._y = self._y * keep + weight * y
+        self._xx = self._xx * keep + weight * x * x
+        self._xy = self._xy * keep + weight * x * y
+        spread = self._n * self._xx - self._x * self._x
+        slope = 0.0
+        if spread > 1e-9 * self._n * self._xx:
+            slope = (self._n * self._xy - self._x * self._y) / spread
+        base = (self._y - slope * self._x) / self._n
+        if slope < LEAST_SLOPE:
+            base, slope = self._y / self._n, LEAST_SLOPE
+        elif base < 0.0:
+            # Through the origin.
+            base, slope = 0.0, self._xy / self._xx
+        self.base, self.slope = base, slope
+
+    def at(self, x: float) -> float:
+        return self.base + self.slope * x
+
+
+class Quantile:
+    """The value that `part` of the samples of late do not exceed, followed in steps; samples are positive."""
+
+    def __init__(self, part: float, prior: float, step: float, least: float, most: float) -> None:
+        self.value: float = prior
+        self._up: float = 1.0 + step * part
+        self._down: float = 1.0 - step * (1.0 - part)
+        self._least: float = least
+        self._most: float = most
+
+    def add(self, sample: float) -> None:
+        value = self.value * (self._up if sample > self.value else self._down)
+        self.value = min(self._most, max(self._least, value))
 
 
 class Arrivals:

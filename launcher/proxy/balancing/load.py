@@ -12,6 +12,9 @@ class Load:
         # The sum of their uncached tokens, and when the prefill of the first of them began.
         self.prefill: float = 0.0
         self.head_since: float = 0.0
+        self.last_first: float | None = None  # when its last first token came
+        # Ticket number -> when it was bound, or had its first token, and the tokens that its response is expected to have.
+        self.running: dict[int, tuple[float, int]] = {}
         # Queued requests that wait for just this instance, and how many of them this pass over the queue has left waiting.
         self.waiting: int = 0
         self.waiting_s: float = 0.0
@@ -22,7 +25,8 @@ class Load:
         self._beyond: int = 0
         self.full: bool = False  # the instance reports that its KV cache is too small for the requests it has
 
-    def bind(self, number: int, uncached: float, now: float, *, stream: bool) -> None:
+    def bind(self, number: int, uncached: float, now: float, output_tokens: int = 0, *, stream: bool) -> None:
+        self.running[number] = (now, output_tokens)
         if not self.pending:
             self.head_since = now
         self.pending[number] = (uncached, stream)
@@ -30,6 +34,8 @@ class Load:
 
     def first_token(self, number: int, now: float) -> bool:
         """Its prefill is done, and so is that of all bound before it. False: that was known."""
+        if (found := self.running.get(number)) is not None:
+            self.running[number] = (now, found[1])
         if number not in self.pending:
             return False
         while number in self.pending:
@@ -38,6 +44,7 @@ class Load:
         return True
 
     def leave(self, number: int, now: float) -> None:
+        self.running.pop(number, None)
         if number in self.pending:
             if next(iter(self.pending)) == number:
                 self.head_since = now

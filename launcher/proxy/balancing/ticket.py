@@ -11,8 +11,8 @@ class Ticket:
 
     __slots__ = (
         "arrived", "awaited", "bound_at", "cached_blocks", "computed_tokens", "cost", "deadline", "demand",
-        "first_token_at", "number", "prefill_s", "queued", "rank", "shared_block", "tokens", "tried", "uncached",
-        "upstream", "work",
+        "expected_at", "first_token_at", "limit_s", "number", "predicted_s", "prefill_s", "prefill_tokens", "queued",
+        "rank", "shared_block", "tokens", "tried", "uncached", "unscaled_s", "upstream", "work",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, arrived: float, deadline: float) -> None:
@@ -22,6 +22,11 @@ class Ticket:
         self.number: int = 0  # order of arrival; 0: never offered
         self.tried: set[InstanceId] = set()  # instances that failed it, since the last pause before a retry
 
+        # Seconds to its first token as predicted when it was first offered (None: nothing to predict from), and the
+        # longest that its first token may take before another endpoint shall have it (None: it stays here).
+        self.predicted_s: float | None = None
+        self.limit_s: float | None = None
+
         # While it is queued: its place within the queue of its API key (smaller first), what it is charged in the fair
         # share of its key, seconds of prefill it adds to the queue, the instance it waits for (None: whichever is free
         # first), and the last block of its prompt that some instance has cached.
@@ -30,6 +35,11 @@ class Ticket:
         self.cost: float = 0.0
         self.prefill_s: float = 0.0
         self.awaited: Upstream | None = None
+        # The prediction's view: tokens of its prompt to compute and where (None: on whichever is free first), and what
+        # it said before its correction (0: it was bound at once).
+        self.prefill_tokens: float = 0.0
+        self.unscaled_s: float = 0.0
+        self.expected_at: Upstream | None = None
         self.shared_block: int | None = None
 
         # While it is bound: prompt tokens believed to be uncached (and the same as its usage reports it), blocks of

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.proxy.balancing.estimators import Arrivals, LinearFit, Mean
+from launcher.proxy.balancing.estimators import Arrivals, LinearFit, Mean, Quantile, RelativeFit
 
 seconds = st.floats(0.0, 100.0)
 
@@ -102,3 +104,37 @@ def test_the_fit_follows_longer_prompts() -> None:
     for n in range(60):
         line.add(20_000.0 + n, 0.05 + 0.002 * (20_000.0 + n))
     assert line.at(20_000.0) == pytest.approx(40.05, rel=0.02)
+
+
+def test_relative_errors_are_least() -> None:
+    line = RelativeFit()
+    for n in range(200):
+        # Large ones are noisy by a fifth: least squares would give small ones a base that is far off.
+        line.add(10, 0.11)
+        line.add(5000, 50.1 * (1.2 if n % 2 else 0.8))
+    assert line.at(10) == pytest.approx(0.11, rel=0.05)
+    assert line.at(5000) == pytest.approx(50.1, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e5), seconds), min_size=1, max_size=40))
+def test_a_relative_fit_is_never_negative(samples: list[tuple[float, float]]) -> None:
+    line = RelativeFit()
+    for x, y in samples:
+        line.add(x, y)
+    assert line.base >= 0.0
+    assert line.slope >= 0.0
+
+
+@pytest.mark.parametrize("part", [0.5, 0.98])
+def test_a_quantile_is_followed(part: float) -> None:
+    random = Random(1)  # noqa: S311
+    quantile = Quantile(part, 1.0, 0.05, 0.1, 10.0)
+    below = 0
+    for n in range(20_000):
+        sample = 1.0 + random.random()
+        below += n >= 10_000 and sample <= quantile.value
+        quantile.add(sample)
+    assert below / 10_000 == pytest.approx(part, abs=0.02)
+    for _ in range(5000):
+        quantile.add(100.0)
+    assert quantile.value == 10.0
