@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 from launcher.control.messages import Request, SlotCommand
 from launcher.control.server import ControlServer
 from launcher.daemon.status import SlotStatus, Status, Zentorch
-from launcher.errors import NotFoundError, RefusedError
+from launcher.daemon.usage_reports import question_of
+from launcher.errors import LauncherError, NotFoundError, RefusedError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
 from launcher.redaction import Redactor
+from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
+from launcher.usage.latest import latest_requests
+from launcher.usage.report import report
 
 
 def slot_status(slot: int = 0, **more: Any) -> SlotStatus:
@@ -60,6 +65,10 @@ class FakeOperations:
     following: int = 0
     printed_at: float = 0.0
     """Of every line."""
+
+    ledger: Path | None = None
+    now: float = 0.0
+    today: UsageToday | None = None
 
     def status(self) -> Status:
         if self.after and self.asked:
@@ -109,6 +118,20 @@ class FakeOperations:
 
     async def metrics(self) -> str:
         return "# HELP a_total x\na_total 1\n"
+
+    async def usage_today(self) -> UsageToday | None:
+        return self.today
+
+    async def usage(self, asked: Mapping[str, str]) -> UsageReport:
+        return report(self._ledger(), question_of(asked), self.now, "USD")
+
+    async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
+        return latest_requests(self._ledger(), question_of(asked), limit, self.now, "USD")
+
+    def _ledger(self) -> Path:
+        if self.ledger is None:
+            raise LauncherError("cannot report usage: the ledger is off", "set enabled = true")
+        return self.ledger
 
     async def redactor(self) -> Redactor:
         return Redactor(["three"])

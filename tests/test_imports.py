@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     **{
         f"cli.{verb}": {"usage", "money", "budget", "host.state_folder", "bench.result", *OFFLINE}
-        for verb in ("usage", "cost", "audit")
+        for verb in ("usage", "usage_table", "cost", "audit")
     },
     **{
         f"cli.{part}": {"bench", "usage", "money", "host.state_folder", *OFFLINE}

@@ -57,6 +57,7 @@ COVERED_BY = {
     "cli.slot_verbs": "cli/test_command_line.py",
     "cli.status_table": "cli/test_status.py",
     "cli.tune": "integration/test_tune.py",
+    "cli.usage_table": "cli/test_usage.py",
     "cli.tune_plan": "integration/test_tune.py",
     "config.explain": "config/test_load.py",
     "config.proxy_schema": "config/test_schema.py",

@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --budget --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key-file --kv-cache --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' bundle doctor quickstart
+set -g _shtab_numa_launcher_opts_with_value --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -229,6 +229,21 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -l socket -xka 
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using verify; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'check only this slot (default: all slots)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a usage -d 'Print what was served: requests, tokens, latencies, by key, model, instance, day or hour.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l since -x -d 'begin here: a time such as "12h", "30d", "4w", "today", "yesterday", a day such as 2026-11-01, or 2026-11-01T14:00 (default: 30d; with --requests 1h). Days count from midnight in [usage] zone'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l until -x -d 'end before this time (default: now)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l by -xka "key model instance overflow day hour" -d 'print a row for each of these (default: only the total)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l key -x -d 'count only the requests of this API key'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l model -x -d 'count only the requests for this model'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l requests -d 'list the latest single requests and what was decided for each'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l limit -x -d 'list at most N requests (default: 50)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l csv -d 'print comma-separated values; docs/usage.md describes them'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l json -d 'print JSON; docs/control-protocol.md describes every field'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l wide -d 'print every column, regardless of the terminal'"'"'s width'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'read this ledger instead of asking the daemon'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using usage' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a bench -d 'Measure an endpoint: throughput, latencies and goodput.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bench' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'measure the endpoint of this configuration file (default: /etc/numa-launcher/config.toml)'

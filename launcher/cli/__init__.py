@@ -29,6 +29,10 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "events": ("events", "print recent actions of the daemon and commands of operators"),
     "logs": ("logs", "print the latest log lines of a slot's instance"),
     "verify": ("verify", "compare the actual cpus and memory of running instances with the plan"),
+    "usage": (
+        "usage",
+        "print what was served: requests, tokens, latencies, by key, model, instance, day or hour",
+    ),
     "bench": ("bench", "measure an endpoint: throughput, latencies and goodput"),
     "tune": ("tune", "find the layout that makes this machine fastest, by measuring it"),
     "cost": ("cost", "print what a token costs on this machine, and compare with APIs"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from launcher.sizes import GIB, MIB
-from launcher.text_table import fitted, table
+from launcher.text_table import counted, fitted, table
 
 Slot = dict[str, Any]
 Status = dict[str, Any]
@@ -74,7 +74,14 @@ def head(status: Status, now: float) -> list[str]:
     requests = status["requests"]
     names = ("accepted", "completed", "client_aborted", "rejected", "failed", "retried", "continued")
     counts = [f"{name.replace('_', ' ')} {requests[name]}" for name in names if name in requests]
-    return [summary(status, now), " · ".join(about), f"requests: {' · '.join(counts)}"]
+    lines = [summary(status, now), " · ".join(about), f"requests: {' · '.join(counts)}"]
+    if usage := status.get("usage"):
+        figures = (
+            counted(usage["requests"], "request"),
+            f"{usage['prompt_tokens']:,} prompt and {usage['output_tokens']:,} output tokens",
+        )
+        lines.append(f"today: {', '.join(figures)}")
+    return lines
 
 
 def rows(status: Status, now: float, width: int | None = WIDTH) -> list[str]:

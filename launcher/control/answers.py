@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -19,9 +20,9 @@ from launcher.redaction import Redactor
 
 READS_ONLY: Final = ContextVar("reads_only", default=True)
 """Of the request that is being answered: whether its peer may read, and nothing else."""
-# Shown to operators unmasked: the instances' output and counters. The rest
+# Shown to operators unmasked: the instances' output, counters, and usage by names of keys and models. The rest
 # is masked for everybody: it is pasted into tickets.
-_AS_IT_IS: Final = frozenset({"status", "logs", "metrics"})
+_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests"})
 MAX_OVERRIDES: Final = 64
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
@@ -43,7 +44,7 @@ class Answers:
         return {
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
-            "verify": self._verify, "act": self.act,
+            "verify": self._verify, "act": self.act, "usage": self._usage, "usage_requests": self._usage_requests,
         }  # fmt: skip
 
     async def redacted(
@@ -63,7 +64,15 @@ class Answers:
         return response
 
     async def _status(self, _request: web.Request) -> web.Response:
-        return json_answer(self._operations.status())
+        usage = await self._operations.usage_today()
+        return json_answer(replace(self._operations.status(), usage=usage))
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        return json_answer(await self._operations.usage(dict(request.query)))
+
+    async def _usage_requests(self, request: web.Request) -> web.Response:
+        limit = number(request, "limit", "50")
+        return json_answer(await self._operations.usage_requests(dict(request.query), limit))
 
     async def _plan(self, _request: web.Request) -> web.Response:
         return json_answer(self._operations.plan())

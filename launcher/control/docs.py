@@ -134,7 +134,9 @@ def _said(node: ast.stmt | None) -> str:
 _IN_JSON: Final = {
     "str": "text", "int": "integer", "float": "number", "bool": "true or false", "Cause": "object",
     "Verification": "object", "Zentorch": "object", "EngineMetrics": "object", "Quantiles": "object", "Resident": "object",
-    "MeasuredLayout": "object", "tuple[float, float]": "two numbers",
+    "MeasuredLayout": "object", "UsageToday": "object", "UsageRow": "`UsageRow`",
+    "tuple[UsageRow, ...]": "list of `UsageRow`", "tuple[UsageRequest, ...]": "list of `UsageRequest`",
+    "tuple[float, float]": "two numbers",
     "tuple[SlotStatus, ...]": "list of `SlotStatus`", "tuple[str, ...]": "list of text",
     "dict[str, str | None]": "object", "dict[str, Any]": "object",
 }  # fmt: skip

@@ -110,10 +110,20 @@ _TAIL: Final = Option("tail", "100", "number of last lines or events; at most 10
 REDACT: Final = Option(
     "redact",
     "1",
-    "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`",
+    "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`, `usage`",
 )
 """Of every GET whose answer ends."""
 _SLOT: Final = "the slot, as in `status`"
+_USAGE: Final = (
+    Option(
+        "since",
+        "30d",
+        "begin: `12h`, `30d`, `4w`, `today`, `2026-11-01`, `2026-11-01T14:00`; days count from midnight",
+    ),
+    Option("until", "now", "end, likewise"),
+    Option("key", "NAME", "only requests of this API key"),
+    Option("model", "NAME", "only requests for this model"),
+)
 
 
 def _endpoint(command: SlotCommand) -> Endpoint:
@@ -149,6 +159,18 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "metrics", "GET", "/metrics", "the endpoint's `/metrics`",
         "Prometheus' text format", options=(REDACT,), text=True,
+    ),
+    Endpoint(
+        "usage", "GET", "/usage", "what was served, from the usage ledger's hourly sums",
+        "`UsageReport`, below", "usage",
+        (*_USAGE, Option("by", "key", "a row for each `key`, `model`, `instance`, `overflow`, `day` or `hour`"), REDACT),
+        ("since=30d&by=key",),
+    ),
+    Endpoint(
+        "usage_requests", "GET", "/usage/requests", "the latest single requests of the usage ledger",
+        "`UsageRequests`, below", "usage --requests",
+        (*_USAGE, Option("limit", "50", "number of requests; at most 10,000"), REDACT),
+        ("since=1h&limit=5",),
     ),
     Endpoint(
         "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from launcher.control.messages import Request
@@ -37,6 +37,15 @@ class Operations(Protocol):
 
     async def metrics(self) -> str:
         """The metrics page. Raises LauncherError."""
+
+    async def usage_today(self) -> Any:
+        """What was served since midnight; None without a ledger that can be read at once."""
+
+    async def usage(self, asked: Mapping[str, str]) -> Any:
+        """A report of the usage ledger. `asked`: the options of the request. Raises LauncherError."""
+
+    async def usage_requests(self, asked: Mapping[str, str], limit: int) -> Any:
+        """The latest single requests of the usage ledger. Raises LauncherError."""
 
     async def redactor(self) -> Redactor:
         """What masks every secret that the daemon knows."""

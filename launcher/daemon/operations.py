@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import launcher
@@ -16,6 +16,7 @@ from launcher.control.messages import Request
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.slot_commands import check_request, event_of
 from launcher.daemon.status import Status, slot_status
+from launcher.daemon.usage_reports import UsageReports, question_of
 from launcher.errors import RefusedError
 from launcher.host.events import EventRing
 from launcher.instances.health import HttpProber
@@ -25,6 +26,7 @@ from launcher.instances.supervisor import Supervisor
 from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
 from launcher.rollout.reload import Reloader, Reread
+from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 
 # Secrets of the configuration in force and of earlier ones, the latest first.
 MAX_SECRETS: Final = 256
@@ -45,6 +47,7 @@ class Operations:
         stopping: Callable[[], bool],
         drift: Callable[[], tuple[str, ...]],
     ) -> None:
+        self._usage = UsageReports(deployment.config)
         self.deployment = deployment
         """In force: the last that a reload has applied."""
         self._supervisor = supervisor
@@ -142,6 +145,15 @@ class Operations:
 
     async def metrics(self) -> str:
         return await self._proxy.metrics_page()
+
+    async def usage_today(self) -> UsageToday | None:
+        return await self._usage.today()
+
+    async def usage(self, asked: Mapping[str, str]) -> UsageReport:
+        return await self._usage.report(question_of(asked))
+
+    async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
+        return await self._usage.requests(question_of(asked), limit)
 
     async def redactor(self) -> Redactor:
         values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)

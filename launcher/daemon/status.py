@@ -16,6 +16,7 @@ from launcher.instances.verify import Verification
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
 from launcher.tuning.remembered import MeasuredLayout
+from launcher.usage.figures import UsageToday
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,9 @@ class Status:
     """Warnings about the plan and the machine."""
     measured_layout: MeasuredLayout | None = None
     """Layout that `tune` measured on this machine; null without one."""
+    usage: UsageToday | None = None
+    """Requests and tokens since midnight: `since`, `requests`, `prompt_tokens`, `output_tokens`; null without a usage
+    ledger that can be read at once."""
 
 
 def slot_status(

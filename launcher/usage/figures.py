@@ -1,4 +1,5 @@
-"""What a report of the usage ledger holds: the types of `GET /v1/usage` and `GET /v1/usage/requests`. Pure.
+"""What a report of the usage ledger holds: the types of `GET /v1/usage`, `GET /v1/usage/requests` and
+`usage` in `GET /v1/status`. Pure.
 
 Amounts of money are decimal numbers as text, exact to a pico: a sum of floats would not be.
 """
@@ -84,6 +85,20 @@ class UsageReport:
     """Days and hours in order, others by tokens, the most first."""
     total: UsageRow
     """All requests of the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageToday:
+    """Requests that ended since the last midnight in [usage] zone."""
+
+    since: int
+    """That midnight, Unix seconds."""
+    requests: int
+    """Requests, whatever their outcome."""
+    prompt_tokens: int
+    """Tokens of prompts, the cached ones included."""
+    output_tokens: int
+    """Generated tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

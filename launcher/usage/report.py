@@ -22,7 +22,7 @@ from launcher.errors import LauncherError
 from launcher.money import to_decimal
 from launcher.printable import quoted
 from launcher.usage import latency, spans
-from launcher.usage.figures import UsageReport, UsageRow
+from launcher.usage.figures import UsageReport, UsageRow, UsageToday
 from launcher.usage.question import Question, Times
 from launcher.usage.read import open_reader
 from launcher.usage.schema import INTEGERS
@@ -59,6 +59,21 @@ def report(path: Path, question: Question, now: float, currency: str) -> UsageRe
     with reading(path) as (reader, zone, began):
         times = Times.of(question.since, question.until, now, zone)
         return _Reading(reader, question, times, zone, began).report(currency)
+
+
+def today(path: Path, now: float) -> UsageToday:
+    """The sums since midnight. Raises LauncherError."""
+    with reading(path) as (reader, zone, _):
+        since = spans.day_begin(now, zone)
+        sums = reader.execute(
+            "SELECT total(requests), total(prompt_tokens), total(output_tokens) FROM hourly"
+            " WHERE dimension = 'all' AND hour >= ? AND name = ''",
+            (since,),
+        ).fetchone()
+        requests, prompt_tokens, output_tokens = map(int, sums)
+    return UsageToday(
+        since=since, requests=requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+    )
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from launcher.errors import LauncherError
 from launcher.printable import quoted
 
 HOUR_S: Final = 3600
-WANTED: Final = '"12h", "30d", "4w", "today", "yesterday", a day such as 2026-11-01, or 2026-11-01T14:00'
+WANTED: Final = (
+    'a time such as "12h", "30d", "4w", "today", "yesterday", a day such as 2026-11-01, or 2026-11-01T14:00'
+)
 _AGO: Final = re.compile(r"(\d{1,5})([mhdw])", re.ASCII)
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d)?", re.ASCII)
 _SECONDS: Final = {"m": 60, "h": HOUR_S}

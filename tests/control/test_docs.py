@@ -12,14 +12,16 @@ from launcher.control.docs import examples, fields_of, to_markdown
 from launcher.control.messages import ENDPOINTS, PREFIX, Role, SlotCommand
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
 from launcher.tuning.remembered import MeasuredLayout
+from launcher.usage.figures import UsageReport, UsageRequest, UsageRequests, UsageRow
 
+TYPES = (
+    Status, SlotStatus, Zentorch, Resident, MeasuredLayout, UsageReport, UsageRow, UsageRequests, UsageRequest,
+)  # fmt: skip
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
 
 
 def test_the_page_is_fresh() -> None:
-    assert PAGE.read_text() == to_markdown((Status, SlotStatus, Zentorch, Resident, MeasuredLayout)), (
-        "run scripts/docs"
-    )
+    assert PAGE.read_text() == to_markdown(TYPES), "run scripts/docs"
 
 
 def test_every_verb_is_an_endpoint_and_every_endpoint_has_an_example() -> None:

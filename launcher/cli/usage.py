@@ -1,0 +1,181 @@
+"""`numa-launcher usage`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
+
+from launcher.cli import options
+from launcher.cli.usage_table import requests_to_lines, to_lines
+from launcher.control.client import UnreachableError
+from launcher.errors import LauncherError
+from launcher.printable import printable_tree
+from launcher.usage.figures import UsageRequest, UsageRow
+from launcher.usage.question import BY, Question
+from launcher.usage.spans import WANTED, parse_time
+
+WIDTH: Final = 100
+DEFAULT_LIMIT: Final = 50
+# Of the daemon's answer: as long as it may take for one.
+ANSWER_S: Final = 60.0
+# What a spreadsheet takes for a formula at the begin of a cell, the full-width forms included (OWASP, "CSV Injection").
+_FORMULA: Final = tuple("=+-@\t\r＝＋－＠")
+
+
+def _checked(text: str) -> str:
+    parse_time(text, 0.0, ZoneInfo("UTC"))
+    return text
+
+
+_TIME: Final = options.Value(WANTED, _checked)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--since", type=_TIME, metavar="TIME",
+        help=f"begin here: {WANTED} (default: 30d; with --requests 1h). Days count from midnight in [usage] zone",
+    )  # fmt: skip
+    add("--until", type=_TIME, metavar="TIME", default="now", help="end before this time (default: now)")
+    add("--by", choices=BY, help="print a row for each of these (default: only the total)")
+    add("--key", metavar="NAME", help="count only the requests of this API key")
+    add("--model", metavar="NAME", help="count only the requests for this model")
+    add(
+        "--requests",
+        action="store_true",
+        help="list the latest single requests and what was decided for each",
+    )
+    add(
+        "--limit", type=options.Value("a number from 1 to 10000", options.whole(1, 10_000)), metavar="N",
+        help=f"list at most N requests (default: {DEFAULT_LIMIT})",
+    )  # fmt: skip
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--csv", action="store_true", help="print comma-separated values; docs/usage.md describes them"
+    )
+    form.add_argument(
+        "--json", action="store_true", help="print JSON; docs/control-protocol.md describes every field"
+    )
+    form.add_argument(
+        "--wide", action="store_true", help="print every column, regardless of the terminal's width"
+    )
+    add("--file", type=Path, metavar="FILE", help="read this ledger instead of asking the daemon")
+    options.add_socket(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a report: the daemon's, or of the ledger's file when no daemon answers."""
+    question = _question(args)
+    report = _from_file(args, question) if args.file is not None else _from_daemon(args, question)
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return 0
+    report = printable_tree(report)
+    if args.csv:
+        _print_csv(report["requests"], UsageRequest) if args.requests else _print_csv(_rows(report), UsageRow)
+        return 0
+    width = None if args.wide else shutil.get_terminal_size((WIDTH, 24)).columns
+    print("\n".join((requests_to_lines if args.requests else to_lines)(report, width)))
+    return 0
+
+
+def _question(args: argparse.Namespace) -> Question:
+    if args.limit is not None and not args.requests:
+        raise LauncherError(
+            "cannot limit a report: --limit is for single requests", "add --requests, or remove --limit"
+        )
+    if args.requests and args.by is not None:
+        raise LauncherError(
+            f"cannot list single requests by {args.by}: they are listed in order of time",
+            "remove --by, or --requests; --key and --model select requests",
+        )
+    question = Question(
+        since=args.since or ("1h" if args.requests else "30d"),
+        until=args.until, by=args.by, key=args.key, model=args.model,
+    )  # fmt: skip
+    if not args.requests:
+        question.check()
+    return question
+
+
+def _from_daemon(args: argparse.Namespace, question: Question) -> dict[str, Any]:
+    given = {name: value for name, value in dataclasses.asdict(question).items() if value is not None}
+    path = "/usage"
+    if args.requests:
+        path, given["limit"] = "/usage/requests", str(args.limit or DEFAULT_LIMIT)
+    try:
+        return options.client_of(args).get(f"{path}?{urlencode(given)}", ANSWER_S)
+    except UnreachableError as unreachable:
+        try:
+            report = _from_file(args, question)
+        except LauncherError as error:
+            raise LauncherError(
+                f"{unreachable.message}; and without the daemon: {error.message}", error.remedy
+            ) from None
+        print(unreachable.message, file=sys.stderr)
+        return report
+
+
+def _from_file(args: argparse.Namespace, question: Question) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415  heavy
+
+    from launcher.usage.latest import latest_requests  # noqa: PLC0415  heavy
+    from launcher.usage.report import report  # noqa: PLC0415  heavy
+
+    path, currency = _ledger(args)
+    found = (
+        latest_requests(path, question, args.limit or DEFAULT_LIMIT, time.time(), currency)
+        if args.requests
+        else report(path, question, time.time(), currency)
+    )
+    if args.file is None:
+        print(f"the figures are from '{path}'", file=sys.stderr)
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    return shown
+
+
+def _ledger(args: argparse.Namespace) -> tuple[Path, str]:
+    """The ledger's file, and the currency of its amounts."""
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.usage_schema import Cost, Usage  # noqa: PLC0415  heavy
+    from launcher.host.state_folder import SYSTEM, state_folder  # noqa: PLC0415  heavy
+    from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
+
+    usage, cost = Usage(), Cost()
+    if args.config is not None or options.DEFAULT_CONFIG.exists():
+        config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+        usage, cost = config.usage, config.cost
+    if args.file is not None:
+        return args.file, cost.currency
+    own, service = (
+        ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.getuid()), SYSTEM)
+    )
+    return own if own.exists() or not service.exists() else service, cost.currency
+
+
+def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Without --by the total, as one row; else no total, so that a column's sum is the total."""
+    return [report["total"]] if report["by"] is None else list(report["rows"])
+
+
+def _print_csv(rows: Iterable[dict[str, Any]], kind: type[UsageRow | UsageRequest]) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_cell(row[name]) for name in names] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """Names come from clients: one that a spreadsheet would take for a formula gets an apostrophe in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

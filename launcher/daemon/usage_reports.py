@@ -1,0 +1,76 @@
+"""Reports of the usage ledger for the control socket, read in a thread: the event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from launcher.config.schema import Config
+from launcher.errors import LauncherError
+from launcher.host.state_folder import state_folder
+from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
+from launcher.usage.latest import latest_requests
+from launcher.usage.question import Question
+from launcher.usage.report import report, today
+from launcher.usage.schema import ledger_path
+
+# `status` does not wait longer for a slow disk.
+TODAY_S: Final = 0.5
+
+_T = TypeVar("_T")
+
+
+class UsageReports:
+    def __init__(self, config: Config) -> None:
+        self._currency = config.cost.currency
+        self._path: Path | None = None
+        if config.usage.enabled:
+            self._path = ledger_path(config.usage, state_folder(None, os.environ, os.geteuid()))
+        # One at a time: each such thread takes CPU time from the event loop.
+        self._reading = asyncio.Lock()
+        self._today: asyncio.Task[UsageToday | None] | None = None
+
+    async def report(self, question: Question) -> UsageReport:
+        """Raises LauncherError."""
+        return await self._read(lambda path: report(path, question, time.time(), self._currency))
+
+    async def requests(self, question: Question, limit: int) -> UsageRequests:
+        """Raises LauncherError."""
+        return await self._read(
+            lambda path: latest_requests(path, question, limit, time.time(), self._currency)
+        )
+
+    async def today(self) -> UsageToday | None:
+        """None without a ledger that can be read at once."""
+        if self._path is None:
+            return None
+        # While the disk hangs there is one thread that waits for it, and not one for each `status`.
+        if self._today is None or self._today.done():
+            self._today = asyncio.create_task(_today(self._path), name="usage of today")
+        await asyncio.wait({self._today}, timeout=TODAY_S)
+        return self._today.result() if self._today.done() else None
+
+    async def _read(self, read: Callable[[Path], _T]) -> _T:
+        if self._path is None:
+            raise LauncherError(
+                "cannot report usage: the ledger is off",
+                "set enabled = true in [usage] and restart the daemon",
+            )
+        async with self._reading:
+            return await asyncio.to_thread(read, self._path)
+
+
+async def _today(path: Path) -> UsageToday | None:
+    try:
+        return await asyncio.to_thread(today, path, time.time())
+    except LauncherError:
+        return None
+
+
+def question_of(asked: Mapping[str, str]) -> Question:
+    """From the options of a request on the control socket."""
+    return Question(**{name: value for name, value in asked.items() if name in Question.__slots__})
