@@ -9,6 +9,7 @@ from typing import NamedTuple
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
+from launcher.usage.budgets import Budgets
 from launcher.usage.daily_cap import DailyCap
 from launcher.usage.entry import Entry
 
@@ -24,6 +25,8 @@ class Accounting:
     record: Callable[[Entry], None] = _nothing
     caps: Mapping[str, DailyCap] = field(default_factory=dict)
     """Of overflow endpoints, by name."""
+    budgets: Budgets | None = None
+    """Of API keys; `record` tells them what was spent."""
 
 
 class Tokens(NamedTuple):

@@ -91,8 +91,9 @@ class ProxyServer:
             eject_s=proxy.eject_s,
         )
         self._timings = metrics.Timings()
-        self._keys = ApiKeys(proxy.api_keys_file)
         accounting = accounting or Accounting()
+        budgets = accounting.budgets
+        self._keys = ApiKeys(proxy.api_keys_file, budgets)
         self._overflow = (
             Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps) if proxy.overflow else None
         )
@@ -113,11 +114,20 @@ class ProxyServer:
             self._registry,
             proxy.max_body_bytes,
             self._instances.retry_after_s,
+            budgets=budgets,
             post=post,
         )
         responder = Responder(self.slow_clients, proxy.keepalive_comment_s)
         streaming = Streaming(balancer, self._traits, self._timings, post)
-        admission = Admission(proxy, self._traits, self._instances, responder, post)
+        admission = Admission(
+            proxy,
+            self._traits,
+            self._instances,
+            responder,
+            budgets=budgets,
+            overflow=self._overflow,
+            post=post,
+        )
         attempts = Attempts(self._instances, self._overflow, streaming, responder, post)
         self._access_log = AccessLog(proxy.access_log, self._loop.call_soon)
         self._executor.start(
@@ -219,17 +229,23 @@ class ProxyServer:
         ask_template: bool = False,
         token_ids: bool = False,
         sampling_defaults: Mapping[str, float] | None = None,
+        context_tokens: int | None = None,
     ) -> None:
         """The instance may get requests; a drain of this very generation is taken back.
 
         `numa_node`: the list of nodes that its memory is on, a label of its metrics. `adapters`: names of the LoRA
         adapters that it serves. `ask_template`: find out what its chat template is good for (template_probe.py).
         `token_ids`: it tells the ids of its tokens where it is asked to, as vLLM does; without them an event counts
-        as one token. `sampling_defaults`: what it applies to requests that name none, by vLLM's names.
+        as one token. `sampling_defaults`: what it applies to requests that name none, by vLLM's names. `context_tokens`:
+        the longest prompt and response together, where that is known.
         """
         self._nodes[slot] = numa_node
         self._traits.learn(
-            model, adapters=adapters, token_ids=token_ids, sampling_defaults=sampling_defaults or {}
+            model,
+            adapters=adapters,
+            token_ids=token_ids,
+            sampling_defaults=sampling_defaults or {},
+            context_tokens=context_tokens,
         )
         self._instances.add(Upstream(slot, generation, model, address, max_num_seqs))
         if ask_template and not self._clients.closing:

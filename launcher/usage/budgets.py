@@ -201,15 +201,20 @@ class Budgets:
             accounts[name] = account
         self._accounts = accounts
 
-    def admit(self, name: str, most: Spent) -> Reservation | Refusal:
-        """A reservation of the most that a request can spend, or why it cannot be admitted now."""
-        account = self._accounts[name]
-        refusal = self.refusal(name)
+    def admit(self, name: str, most: Spent) -> Reservation | Refusal | None:
+        """A reservation of the most that a request can spend, or why it cannot be admitted now. None: no budget."""
+        account = self._accounts.get(name)
+        if account is None:
+            return None
+        refusal = self._refusal(account)
         return Reservation(account, most) if refusal is None else refusal
 
     def refusal(self, name: str) -> Refusal | None:
         """Why no request of this key can be admitted now."""
-        account = self._accounts[name]
+        account = self._accounts.get(name)
+        return None if account is None else self._refusal(account)
+
+    def _refusal(self, account: Account) -> Refusal | None:
         now = self._clock()
         self._roll(account, now)
         if not account.known and not self.rules.allow_unknown:

@@ -15,6 +15,7 @@ from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import KeyLimits, KeySums
 from launcher.proxy.errors import HttpError
 from launcher.proxy.watched_file import WatchedFile
+from launcher.usage.budgets import Budgets
 
 OPEN_PATHS: Final = frozenset({"/health", "/metrics"})
 """Paths without authentication, as in vLLM, for probes and scrapers. They show key names, but no secrets."""
@@ -38,8 +39,9 @@ class ApiKeys:
     A check costs one SHA-256; results are not cached, so a revoked key is refused within a second.
     """
 
-    def __init__(self, path: str | None) -> None:
-        """Raises LauncherError for a file that is missing or invalid."""
+    def __init__(self, path: str | None, budgets: Budgets | None = None) -> None:
+        """`budgets` is told of the keys' budgets. Raises LauncherError for a file that is missing or invalid."""
+        self._budgets = budgets
         self._entries: dict[str, KeyEntry] = {}
         self.unauthorized = 0  # requests that were refused with 401
         self.sums: dict[str, KeySums] = {}
@@ -90,10 +92,30 @@ class ApiKeys:
         if self._entries and not records:
             remedy = "revoke the last key with `numa-launcher key revoke`"
             raise LauncherError(f"cannot use API keys '{path}': the file is empty", remedy)
+        for record in records:
+            self._check_budget(record, path)
         return records
+
+    def _check_budget(self, record: KeyRecord, path: str) -> None:
+        if self._budgets is None or record.budget is None or record.revoked is not None:
+            return
+        try:
+            self._budgets.rules.check(record.budget)
+        except LauncherError as error:
+            raise LauncherError(
+                f"cannot use API keys '{path}': key '{record.name}': {error.message}", error.remedy
+            ) from None
 
     def _follow(self, records: tuple[KeyRecord, ...], now: float) -> None:
         """Replace the keys; what a key has spent of its limits stays spent."""
+        if self._budgets is not None:
+            self._budgets.follow(
+                {
+                    each.name: each.budget
+                    for each in records
+                    if each.budget is not None and each.revoked is None
+                }
+            )
         entries: dict[str, KeyEntry] = {}
         for record in records:
             if record.revoked is not None:

@@ -20,6 +20,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from launcher.budget import parse_budget
 from launcher.errors import LauncherError
 
 ID_BYTES: Final = 5
@@ -86,12 +87,14 @@ def proves(key: str, salt: bytes, expected: bytes) -> bool:
 def make(fields: Mapping[str, object]) -> KeyRecord:
     """A record of these fields. Raises LauncherError for invalid ones."""
     try:
-        return msgspec.convert(fields, KeyRecord)
-    except msgspec.ValidationError as error:
+        record = msgspec.convert(fields, KeyRecord)
+        _check_budget(record)
+    except ValueError as error:  # msgspec's, too
         raise LauncherError(
             f"cannot make key '{fields.get('name')}': {error}",
             "give it a name of 1 to 64 characters on one line, and limits above 0",
         ) from None
+    return record
 
 
 def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
@@ -107,7 +110,8 @@ def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
             continue
         try:
             record = msgspec.json.decode(line, type=KeyRecord)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            _check_budget(record)
+        except (ValueError, RecursionError) as error:  # those of msgspec and of UTF-8 are ValueErrors
             raise _bad(origin, number, str(error)) from None
         if record.id in records:
             raise _bad(origin, number, f"duplicate id '{record.id}'")
@@ -117,6 +121,12 @@ def parse(text: str, origin: str) -> tuple[KeyRecord, ...]:
             names.add(record.name)
         records[record.id] = record
     return tuple(records.values())
+
+
+def _check_budget(record: KeyRecord) -> None:
+    """Raises ValueError."""
+    if record.budget is not None:
+        parse_budget(record.budget)
 
 
 def to_text(records: Iterable[KeyRecord]) -> str:

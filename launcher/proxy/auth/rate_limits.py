@@ -1,4 +1,4 @@
-"""The limits of one API key: concurrent requests, requests and tokens per minute, models.
+"""The limits of one API key: concurrent requests, requests and tokens per minute, models, its budget.
 
 Pure: `now` is the event loop's time in seconds. A limit per minute is a token bucket that holds one minute's amount and
 refills evenly. Tokens are charged by estimate when a request is admitted, and corrected when it has ended: a bucket may
@@ -14,6 +14,8 @@ from enum import StrEnum
 
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.errors import HttpError
+from launcher.usage.budgets import Budgets, Refusal, Reservation, Why
+from launcher.usage.spending import Spent
 
 MINUTE_S = 60.0
 FIRST_GUESS_S = 1.0  # duration of a key's request, before one has ended
@@ -29,6 +31,7 @@ class Limit(StrEnum):
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
     MODEL = "model"
+    BUDGET = "budget"
 
 
 @dataclass(slots=True)
@@ -138,6 +141,7 @@ class Grant:
     sums: KeySums  # of the key's name at that time
     started: float
     charged: int = 0  # tokens
+    reservation: Reservation | None = None  # of the key's budget
     admitted: bool = False  # by `charge`, too
     ended: bool = False
 
@@ -160,11 +164,45 @@ class Grant:
         self.charged = tokens
         self.admitted = True
 
+    def reserve(self, budgets: Budgets, name: str, most: Spent, now: float) -> None:
+        """Reserve the most that the request can spend of the budget of its key's name. Raises HttpError as
+        `check_budget`. The request does not count for the minute then."""
+        found = budgets.admit(name, most)
+        if isinstance(found, Refusal):
+            self.admitted = False
+            raise self._over_budget(found, now)
+        self.reservation = found
+
+    def check_budget(self, budgets: Budgets, name: str, now: float) -> None:
+        """Raises HttpError: 429 where the budget is spent, or reserved by running requests; 503 where nobody knows."""
+        refusal = budgets.refusal(name)
+        if refusal is not None:
+            raise self._over_budget(refusal, now)
+
+    def _over_budget(self, refusal: Refusal, now: float) -> HttpError:
+        self.limits.requests.take(-1, now)
+        self.limits.sums.refused[Limit.BUDGET] += 1
+        headers = {"Retry-After": str(max(1, math.ceil(refusal.wait_s)))}
+        if refusal.why is Why.RESERVED:
+            return HttpError(
+                429, refusal.message, type_="rate_limit_error", code="rate_limit_exceeded", headers=headers
+            )
+        # OpenAI's clients retry every 429 and 503 that does not forbid it (openai-python, _base_client.py).
+        headers["X-Should-Retry"] = "false"
+        if refusal.why is Why.SPENT:
+            kind = "insufficient_quota"
+            return HttpError(429, refusal.message, type_=kind, code=kind, headers=headers)
+        return HttpError(
+            503, refusal.message, type_="service_unavailable", code="budget_unknown", headers=headers
+        )
+
     def finish(self, tokens: int, now: float) -> None:
         """The request has ended and took this many tokens; a second call does nothing."""
         if self.ended:
             return
         self.ended = True
+        if self.reservation is not None:
+            self.reservation.release()
         limits = self.limits
         limits.in_flight -= 1
         limits.tokens.take(tokens - self.charged, now)

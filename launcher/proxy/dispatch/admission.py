@@ -24,8 +24,12 @@ from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
 from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.most_tokens import most_tokens
 from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match
+from launcher.proxy.upstream.overflow import Overflow
+from launcher.usage.budgets import Budgets
+from launcher.usage.spending import Spent
 
 TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
 LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
@@ -52,6 +56,9 @@ class Admission:
         traits: ModelTraits,
         instances: Instances,
         responder: Responder,
+        *,
+        budgets: Budgets | None,
+        overflow: Overflow | None,
         post: Post,
     ) -> None:
         self._proxy = proxy
@@ -59,6 +66,8 @@ class Admission:
         self._balancer = instances.balancer
         self._instances = instances
         self._responder = responder
+        self._budgets = budgets
+        self._overflow = overflow
         self._post = post
         self._loop = asyncio.get_running_loop()
 
@@ -202,6 +211,25 @@ class Admission:
             names = self._traits.names.all_of(request.model)
         if request.grant is not None:
             request.grant.charge(names, now, tokens)
+        if size and self._budgets is not None and request.key is not None and request.key.record.budget:
+            self._reserve(request, request.key.record.name, said, self._budgets, now)
+
+    def _reserve(self, request: Request, name: str, said: RequestBody, budgets: Budgets, now: float) -> None:
+        """The most that it can spend of its key's budget. Raises HttpError."""
+        traits, model = self._traits, request.model
+        most = most_tokens(
+            request.path,
+            request.body,
+            said,
+            context=traits.context_tokens(model),
+            defaults=traits.sampling_defaults(model),
+        )
+        prices = [] if self._overflow is None else [*self._overflow.prices_of(model)]
+        if budgets.rules.price is not None:
+            prices.append(budgets.rules.price)
+        picos = max((price.amount(most.prompt, 0, most.output) for price in prices), default=0)
+        if request.grant is not None:
+            request.grant.reserve(budgets, name, Spent(most.prompt + most.output, picos), now)
 
 
 def _log_prompt(request: Request) -> None:

@@ -15,6 +15,7 @@ from launcher.proxy.request.answer import Answer, own_head
 from launcher.proxy.request.events import Event, PageReady
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
+from launcher.usage.budgets import Budgets
 
 _TEXT = "text/plain"
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
@@ -31,9 +32,11 @@ class Authorizer:
         max_body_bytes: int,
         retry_after_s: Callable[[], int],
         *,
+        budgets: Budgets | None,
         post: Post,
     ) -> None:
         self._keys = keys
+        self._budgets = budgets
         self._by_key = keys.required
         self._cors = cors
         self._by_origin = bool(cors.origins)
@@ -70,6 +73,8 @@ class Authorizer:
         if request.key is not None and not page:
             large = head.chunked or (head.length or 0) > FREE_BYTES
             request.grant = request.key.limits.begin(now, large=large)
+            if large and self._budgets is not None:
+                request.grant.check_budget(self._budgets, request.key.record.name, now)
 
     def _allow_origin(self, request: Request) -> Answer | None:
         """Note what a browser's page is told; a preflight's answer."""

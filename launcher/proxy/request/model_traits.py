@@ -18,14 +18,22 @@ class ModelTraits:
         self._tells_ids: set[str] = set()  # models whose engines are asked for token ids
         self._ignores_ids: set[str] = set()  # those whose engines ignore ids that are given as a prompt
         self._sampling_defaults: dict[str, Mapping[str, float]] = {}
+        self._context_tokens: dict[str, int | None] = {}
 
     def learn(
-        self, model: str, *, adapters: Iterable[str], token_ids: bool, sampling_defaults: Mapping[str, float]
+        self,
+        model: str,
+        *,
+        adapters: Iterable[str],
+        token_ids: bool,
+        sampling_defaults: Mapping[str, float],
+        context_tokens: int | None,
     ) -> None:
         """An instance has become ready; see ProxyServer.add_upstream. Configured names come before adapters'."""
         taken = {*self.names.names, *self.names.aliases}
         self._adapters.update((adapter, model) for adapter in adapters if adapter not in taken)
         self._sampling_defaults[model] = sampling_defaults
+        self._context_tokens[model] = context_tokens
         self._ignores_ids.discard(model)  # it may be another version
         if token_ids:
             self._tells_ids.add(model)
@@ -47,6 +55,14 @@ class ModelTraits:
     def adapters_of(self, model: str) -> Iterator[str]:
         """The names of a model's LoRA adapters."""
         return (adapter for adapter, base in self._adapters.items() if base == model)
+
+    def context_tokens(self, model: str | None) -> int | None:
+        """The most tokens of prompt and response together; None: not known."""
+        return self._context_tokens.get(model or "")
+
+    def sampling_defaults(self, model: str | None) -> Mapping[str, float]:
+        """What its instances apply to requests that name none; see EngineTraits."""
+        return self._sampling_defaults.get(model or "", {})
 
     def asks_ids(self, model: str | None) -> bool:
         """Whether its streams' instances are asked for token ids."""
@@ -72,5 +88,5 @@ class ModelTraits:
             template_fits=model not in self._unfit_templates,
             one_token_events=model not in self._tells_ids,
             takes_ids=model not in self._ignores_ids,
-            sampling_defaults=self._sampling_defaults.get(model or "", {}),
+            sampling_defaults=self.sampling_defaults(model),
         )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Barrier, Thread
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -16,6 +17,8 @@ from launcher.proxy.auth import key_record, key_store
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.errors import HttpError
+from launcher.usage.budgets import Budgets, Past, Rules
+from launcher.usage.spent_file import SpentFile
 
 
 def make(name: str, **fields: object) -> tuple[str, KeyRecord]:
@@ -252,3 +255,40 @@ def test_writers_wait_for_each_other(path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"cannot write API keys .*no such file"):
         key_store.update(str(tmp_path / "no" / "keys"), lambda old: old)
+
+
+def holding(tmp_path: Path, **rules: object) -> Budgets:
+    held = Budgets(
+        Rules(**rules),  # type: ignore[arg-type]
+        ZoneInfo("UTC"),
+        lambda: 1_795_168_800.0,
+        SpentFile(tmp_path / "spent").slot,
+    )
+    held.learn(Past())
+    return held
+
+
+def test_budgets_follow_the_file(path: Path, tmp_path: Path) -> None:
+    ann, record = make("ann", budget="100-tokens/day")
+    revoked = make("bob", budget="1-gbp/day", revoked="2026-11-21T10:00:00Z")[1]
+    put(path, record, revoked, make("cid")[1])
+    held = holding(tmp_path)
+    keys = ApiKeys(str(path), held)
+    assert [(state.key, state.budget) for state in held.states()] == [("ann", "100-tokens/day")]
+    put(path, msgspec.structs.replace(record, budget="2k-tokens/day"))
+    entry(keys, f"Bearer {ann}", now=2.0)
+    assert [(state.key, state.limit) for state in held.states()] == [("ann", 2000)]
+
+
+def test_a_budget_that_cannot_be_held(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ann, record = make("ann")
+    put(path, record)
+    held = holding(tmp_path, currency="EUR")
+    keys = ApiKeys(str(path), held)
+    put(path, msgspec.structs.replace(record, budget="1-usd/day"))
+    entry(keys, f"Bearer {ann}", now=2.0)
+    why = f"cannot use API keys '{path}': key 'ann': cannot hold budget '1-usd/day': amounts are in EUR"
+    assert why in caplog.text
+    assert not held.states()  # the keys read before stay
+    with pytest.raises(LauncherError, match="amounts are in EUR"):
+        ApiKeys(str(path), held)

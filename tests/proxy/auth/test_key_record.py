@@ -98,6 +98,8 @@ def test_a_revoked_keys_name_may_be_used_again() -> None:
         (line(created="today"), "created"),
         (line(colour="red"), "colour"),
         (line(models="m"), "models"),
+        (line(budget="much"), "'much' is no budget such as"),
+        (line(overflow="often"), "overflow"),
         ("[" * 100_000, "line 1"),
     ],
 )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.money import token_prices
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import Bucket, Grant, KeyLimits, Limit
 from launcher.proxy.errors import HttpError
+from launcher.usage.budgets import Budgets, Past, Rules
+from launcher.usage.entry import Entry
+from launcher.usage.spending import Spent
+from launcher.usage.spent_file import SpentFile
 
 M = ("m",)
 
@@ -198,3 +206,65 @@ def test_a_request_counts_before_its_body_is_here() -> None:
     last = of.begin(60.0)
     with pytest.raises(HttpError):
         last.charge(("other",), 60.0, 10**6)
+
+
+def budgets(tmp_path: Path, past: Past, **texts: str) -> Budgets:
+    """On 20 November 2026, 10:00."""
+    rules = Rules(price=token_prices(1, 2))
+    made = Budgets(rules, ZoneInfo("UTC"), lambda: 1_795_168_800.0, SpentFile(tmp_path / "spent").slot)
+    made.follow(texts)
+    made.learn(past)
+    return made
+
+
+def reserved(of: KeyLimits, held: Budgets, tokens: int) -> Grant:
+    grant = of.begin(0.0)
+    try:
+        grant.charge(M, 0.0, tokens)
+        grant.reserve(held, "n", Spent(tokens, 0), 0.0)
+    except HttpError:
+        grant.finish(0, 0.0)
+        raise
+    return grant
+
+
+def test_a_budget_that_is_spent(tmp_path: Path) -> None:
+    of, held = limits(requests_per_minute=10), budgets(tmp_path, Past(), n="100-tokens/day")
+    first = reserved(of, held, 60)
+    second = reserved(of, held, 60)
+    with pytest.raises(HttpError) as caught:
+        reserved(of, held, 1)
+    refused = caught.value
+    assert (refused.status, refused.type, refused.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert refused.headers == {"Retry-After": "5"}
+    first.finish(0, 1.0)
+    first.finish(0, 1.0)  # a fault ends a request twice
+    reserved(of, held, 30).finish(30, 1.0)
+    second.finish(60, 1.0)
+    held.spend(Entry(ended_at=1_795_168_800.0, request_id="r", key="n", prompt_tokens=100))
+    with pytest.raises(HttpError) as caught:
+        reserved(of, held, 1)
+    refused = caught.value
+    assert (refused.status, refused.type, refused.code) == (429, "insufficient_quota", "insufficient_quota")
+    assert refused.headers == {"Retry-After": "50400", "X-Should-Retry": "false"}
+    with pytest.raises(HttpError, match="you exceeded your current quota"):
+        of.begin(0.0, large=True).check_budget(held, "n", 0.0)
+    assert of.sums.refused == {Limit.BUDGET: 3}
+    assert of.requests.spent == 3  # the refused ones do not count for the minute
+    assert of.in_flight == 1  # of the last one nothing was finished
+    assert held._accounts["n"].reserved == (0, 0)
+
+
+def test_a_budget_of_which_nobody_knows(tmp_path: Path) -> None:
+    of, held = limits(), budgets(tmp_path, Past(lost_at=1_795_168_800.0), n="100-tokens/day")
+    with pytest.raises(HttpError) as caught:
+        reserved(of, held, 1)
+    refused = caught.value
+    assert (refused.status, refused.code) == (503, "budget_unknown")
+    assert refused.headers == {"Retry-After": "60", "X-Should-Retry": "false"}
+
+
+def test_a_key_without_a_budget_reserves_nothing(tmp_path: Path) -> None:
+    held = budgets(tmp_path, Past(lost_at=1_795_168_800.0), other="1-tokens/day")
+    assert reserved(limits(), held, 10**9).reservation is None
+    limits().begin(0.0).check_budget(held, "n", 0.0)
