@@ -6,6 +6,7 @@ merged by numpy, because a month has hundreds of thousands.
 
 from __future__ import annotations
 
+import datetime as dt
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +30,9 @@ from launcher.usage.schema import INTEGERS
 
 # What a report of so many days or hours shows, nobody reads; and the histograms of each take 3 KiB.
 MAX_ROWS: Final = 10_000
-# Rows whose histograms are merged at once: a few MiB.
-_CHUNK: Final = 8192
+# Rows whose histograms are merged at once. numpy keeps the interpreter's lock meanwhile, and the event loop of a daemon
+# waits for it: below 4 ms with 256 rows, up to 36 ms with 8192.
+_CHUNK: Final = 256
 
 
 class _Sums:
@@ -259,7 +261,8 @@ def _quantile(counts: latency.Counts, share: float) -> float | None:
 def _ordered(rows: list[UsageRow], by: str | None) -> list[UsageRow]:
     match by:
         case "day" | "hour":
-            return rows
+            # Hours entered before usage.zone was changed may begin at other minutes.
+            return sorted(rows, key=lambda row: dt.datetime.fromisoformat(row.name))
         case "instance":
             return sorted(rows, key=lambda row: (not row.name, len(row.name), row.name))
         case _:

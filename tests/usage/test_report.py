@@ -188,6 +188,15 @@ def test_days_where_clocks_change(tmp_path: Path, zone: str, day: str, hours: in
         assert [row.name for row in rows[2:4]] == [f"{day}T02:00:00+02:00", f"{day}T02:00:00+01:00"]
 
 
+def test_hours_from_before_a_change_of_the_zone(tmp_path: Path) -> None:
+    ledger = LedgerFile(tmp_path / "usage.db", "Asia/Kolkata")
+    ledger.hour(unix("2026-11-22T10:00", "UTC"), requests=1)
+    ledger.hour("2026-11-22T15:00", requests=1)
+    rows = asked(ledger, by="hour", since="2026-11-22T15:00", until="2026-11-22T16:00").rows
+    assert [(row.name[11:16], row.requests) for row in rows] == [("15:00", 1), ("15:30", 1)]
+    assert [row.requests for row in asked(ledger, by="day", since="yesterday").rows] == [2, 0]
+
+
 def test_days_from_before_the_ledger_have_no_row(tmp_path: Path) -> None:
     ledger = LedgerFile(tmp_path / "usage.db", began="2026-11-22T14:20")
     found = asked(ledger, by="day")
