@@ -7,6 +7,7 @@ import time
 
 from launcher.config.schema import Config
 from launcher.host.state_folder import state_folder
+from launcher.money import TokenPrices, token_prices
 from launcher.proxy.accounting import Accounting
 from launcher.usage.caps import make_caps
 from launcher.usage.daily_cap import DailyCap
@@ -20,7 +21,7 @@ class Accounts:
         """Raises LauncherError for a time zone that this machine does not know."""
         self._settings = config.usage
         self._sums: SpentFile | None = None
-        self.accounting = Accounting(caps=self._caps(config))
+        self.accounting = Accounting(caps=self._caps(config), prices=_prices(config))
         """What the proxy tells of, and asks."""
 
     def _caps(self, config: Config) -> dict[str, DailyCap]:
@@ -43,3 +44,8 @@ class Accounts:
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
         return ()
+
+
+def _prices(config: Config) -> TokenPrices | None:
+    price = config.cost.price
+    return None if price is None else token_prices(price.input, price.output, price.cached)

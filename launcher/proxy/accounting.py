@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from launcher.money import TokenPrices
+from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
+from launcher.proxy.routes import Kind, Route
 from launcher.usage.budgets import Budgets
 from launcher.usage.daily_cap import DailyCap
 from launcher.usage.entry import Entry
@@ -27,6 +30,8 @@ class Accounting:
     """Of overflow endpoints, by name."""
     budgets: Budgets | None = None
     """Of API keys; `record` tells them what was spent."""
+    prices: TokenPrices | None = None
+    """What a token served here takes from a budget in money."""
 
 
 class Tokens(NamedTuple):
@@ -36,29 +41,69 @@ class Tokens(NamedTuple):
     exact: bool  # as an upstream counted them; False: estimated
 
 
-_NONE = Tokens(0, 0, 0, exact=True)
+_NONE: Final = Tokens(0, 0, 0, exact=True)
+_BYTES_PER_TOKEN: Final = 4  # of text that nobody counted
+_GENERATE: Final = frozenset({
+    CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/cohere/v2/chat",
+    "/inference/v1/generate",
+})  # fmt: skip
+_OPENING: Final = {CHAT: 1, "/v1/messages": 2, "/v1/responses": 4}
+"""Events of a stream before the first that brings a token (vLLM 0.32)."""
 
 
 def tokens_of(request: Request) -> Tokens:
     """What an ended request took: of what was served all, of what its client did not wait for the prompt."""
-    outcome, usage, ticket = request.outcome, request.usage, request.ticket
-    demand = None if ticket is None else ticket.demand
-    if request.committed or (outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
-        if usage is not None:
-            return Tokens(usage[0], usage[2] or 0, usage[1], exact=True)
-        if request.overflowed and request.grant is not None:
-            return Tokens(request.grant.charged, 0, 0, exact=False)
-        if demand is None:
-            return Tokens(0, 0, request.events, exact=False)
-        output = request.events if demand.stream else demand.output_tokens
-        return Tokens(demand.prompt_tokens, 0, output, exact=False)
-    if outcome is Outcome.CLIENT_ABORTED and request.bound is not None and demand is not None:
-        return Tokens(demand.prompt_tokens, 0, 0, exact=False)
+    if request.match is None or not _computes(request.match.route):
+        return _NONE
+    if request.committed or (request.outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
+        return _served(request)
+    asked = request.bound is not None or request.overflowed
+    if asked and request.outcome is Outcome.CLIENT_ABORTED:
+        return Tokens(_prompt(request), 0, 0, exact=False)
     return _NONE
 
 
-def entry_of(request: Request, tokens: Tokens, now: float, ended_at: float) -> Entry:
-    """The entry of a request that has ended. `now`: the event loop's time; `ended_at`: Unix time."""
+def _served(request: Request) -> Tokens:
+    usage, said = request.usage, request.transcript
+    if usage is not None and request.outcome is Outcome.COMPLETED:
+        return Tokens(usage[0], usage[2] or 0, usage[1], request.usage_is_exact)
+    counted = None if said is None else said.counted()
+    if counted is not None:
+        return Tokens(counted[0], 0, counted[1], exact=True)
+    if usage is None:
+        return Tokens(_prompt(request), 0, _output(request), exact=False)
+    return Tokens(usage[0], usage[2] or 0, max(usage[1], _output(request)), exact=False)
+
+
+def _computes(route: Route) -> bool:
+    return bool(route.prompt) or route.kind is Kind.FORM
+
+
+def _prompt(request: Request) -> int:
+    if request.ticket is None:
+        return request.prompt_bytes // _BYTES_PER_TOKEN
+    return request.ticket.demand.prompt_tokens
+
+
+def _output(request: Request) -> int:
+    """About how many tokens were delivered, where no upstream counted them."""
+    said = request.transcript
+    if said is not None and said.odd is None:
+        return len(said.pieces())
+    if request.tracker is not None:  # vLLM writes one event for a token, seldom for several
+        return max(0, request.events - _OPENING.get(request.path, 0))
+    if request.match is not None and request.match.route.kind is Kind.FORM:  # it is the text and little else
+        return request.bytes_out // _BYTES_PER_TOKEN
+    return (
+        0 if request.ticket is None or request.path not in _GENERATE else request.ticket.demand.output_tokens
+    )
+
+
+def entry_of(
+    request: Request, tokens: Tokens, prices: TokenPrices | None, now: float, ended_at: float
+) -> Entry:
+    """The entry of a request that has ended. `now`: the event loop's time; `ended_at`: Unix time. `prices`: of local
+    tokens."""
     started = request.started
     return Entry(
         ended_at=ended_at,
@@ -81,5 +126,5 @@ def entry_of(request: Request, tokens: Tokens, now: float, ended_at: float) -> E
         continued=request.continued,
         overflow=request.overflow,
         overflow_reason=request.overflow_reason or "",
-        picos=request.picos,
+        picos=request.picos if prices is None or request.overflow else prices.amount(*tokens[:3]),
     )

@@ -70,6 +70,9 @@ KEY_ENDED = "numa_launcher_key_requests_ended"
 KEY_REFUSED = "numa_launcher_key_requests_refused"
 KEY_IN_FLIGHT = "numa_launcher_key_requests_in_flight"
 KEY_TOKENS = "numa_launcher_key_tokens"
+PROMPT_TOKENS = "numa_launcher_prompt_tokens"
+CACHED_TOKENS = "numa_launcher_cached_prompt_tokens"
+OUTPUT_TOKENS = "numa_launcher_output_tokens"
 OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
 OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
 OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
@@ -149,6 +152,14 @@ TABLE: tuple[Spec, ...] = (
     ),
     _gauge(KEY_IN_FLIGHT, "Waiting and running requests by API key.", "key"),
     _counter(KEY_TOKENS, "Prompt and output tokens by API key.", "key"),
+    _counter(PROMPT_TOKENS, "Prompt tokens of ended requests, as the usage ledger enters them.", "model"),
+    _counter(CACHED_TOKENS, "Of these, tokens that an instance had in its prefix cache.", "model"),
+    _counter(
+        OUTPUT_TOKENS,
+        "Output tokens of ended requests, as the usage ledger enters them: those that were generated for clients, also "
+        "for streams that were continued or aborted.",
+        "model",
+    ),
     _counter(OVERFLOW_SENT, "Requests sent to an overflow endpoint.", "endpoint", "model"),
     _counter(
         OVERFLOW_ENDED,

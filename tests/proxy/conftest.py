@@ -15,7 +15,10 @@ from fakes import SOON_S
 from proxy.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.config.schema import Model, Proxy
+from launcher.money import TokenPrices
+from launcher.proxy.accounting import Accounting
 from launcher.proxy.server import ProxyServer
+from launcher.usage.entry import Entry
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -31,10 +34,13 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
         async def make(*names: str, **settings: object) -> ProxyUnderTest:
             idle: list[tuple[int, int]] = []
             suspects: list[tuple[int, int, str]] = []
+            entries: list[Entry] = []
+            prices = settings.pop("prices", None)
             aliases = settings.pop("aliases", {})
             most_clients = settings.pop("most_clients", None)
             assert isinstance(aliases, dict)
             assert most_clients is None or isinstance(most_clients, int)
+            assert prices is None or isinstance(prices, TokenPrices)
             server = ProxyServer(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
                 models=[
@@ -44,12 +50,13 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
                 on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
                 chance=Random(7),  # noqa: S311
                 most_clients=most_clients,
+                accounting=Accounting(record=entries.append, prices=prices),
             )
             await server.start()
             stack.push_async_callback(server.stop, 0.0)
             base = server.endpoint if server.endpoint.startswith("http") else None
             client = await stack.enter_async_context(aiohttp.ClientSession(base))
-            return ProxyUnderTest(tmp_path, stack, server, client, idle, suspects)
+            return ProxyUnderTest(tmp_path, stack, server, client, idle, suspects, entries)
 
         yield make
     leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

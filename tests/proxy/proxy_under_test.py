@@ -15,6 +15,7 @@ from fakes import SOON_S
 from proxy.scripted_engine import FakeEngine, Script, answer_chat, no_tokenizer
 
 from launcher.proxy.server import ProxyServer
+from launcher.usage.entry import Entry
 
 
 @dataclass
@@ -27,6 +28,7 @@ class ProxyUnderTest:
     client: aiohttp.ClientSession
     idle: list[tuple[int, int]]
     suspects: list[tuple[int, int, str]]
+    entries: list[Entry]
 
     async def engine(
         self,

@@ -61,8 +61,8 @@ _JUDGED: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 _ASKS_IDS: Final = b'"return_token_ids"'
-ASK_IDS: Final = b'{"return_token_ids":true,'
-"""What a request's `{` becomes where its instance is asked for token ids."""
+ASK_IDS: Final = b'"return_token_ids":true,'
+"""Behind the `{` of a request whose instance is asked for token ids."""
 MOST_ASKING_BYTES: Final = 256 * 1024
 """Instances are not asked for the ids of larger requests: the first event would bring hundreds of thousands."""
 

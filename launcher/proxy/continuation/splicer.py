@@ -32,6 +32,8 @@ class Splicer:
     def __init__(self, plan: Continuation, transcript: Transcript) -> None:
         self.body = plan.body  # of the next instance's request
         self.from_start = plan.base_tokens == 0  # the next instance generates the whole answer again
+        # The tokens of what the client has already are known: a text does not tell how many it was.
+        self.counts_exactly = self.from_start or plan.prompt_tokens is not None
         self._plan = plan
         self._transcript = transcript
         self._theirs = EventPattern()  # of the next instance's events

@@ -125,6 +125,12 @@ class Transcript:
             return None
         return Tokens(_numbers(self._prompt), [_numbers(ids) for _, ids in self._records()])
 
+    def counted(self) -> tuple[int, int] | None:
+        """How many tokens the prompt and the answer so far are, where all are known."""
+        if not self._keeps_ids or self._prompt is None or self.odd is not None:
+            return None
+        return _count(self._prompt), sum(_count(ids) for _, ids in self._records())
+
     def forget_silent(self) -> None:
         """Forget the last events as far as they brought no text: their tokens will come again."""
         records = self._records()
@@ -255,6 +261,10 @@ def part_of(piece: bytes) -> str:
 
 def text_of(pieces: list[bytes]) -> str:
     return str(msgspec.json.decode(b'"' + b"".join(pieces) + b'"'))
+
+
+def _count(ids: bytes) -> int:
+    return ids.count(b",") + 1 if ids else 0
 
 
 def _numbers(ids: bytes) -> list[int]:

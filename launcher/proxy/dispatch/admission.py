@@ -22,6 +22,8 @@ from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
+from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
+from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.most_tokens import most_tokens
@@ -91,6 +93,8 @@ class Admission:
         stored = found.item if found.route.kind is Kind.STORED else said.previous_response_id
         pinned = None if stored is None else self._instances.holder(stored)
         demand = self._demand(request, found, said, pinned, now)
+        if demand.stream:
+            request.usage_ask = self._usage_ask(request, said)
         ready = bool(self._balancer.table.of(request.model))
         if not ready and not self._instances.was_ready(request.model):
             message = f"no instance of {request.model or 'any model'} is ready"
@@ -197,6 +201,14 @@ class Admission:
             return None
         asks_ids = self._traits.asks_ids(request.model) and said.n == 1 and not said.tools
         return Transcript(token_ids=asks_ids and may_ask_ids(request.body))
+
+    def _usage_ask(self, request: Request, said: RequestBody) -> UsageAsk:
+        """How the usage of a stream is asked for, whether its client wants it or not."""
+        if request.path not in {CHAT, COMPLETIONS} or not self._traits.asks_usage(request.model):
+            return UsageAsk.NO
+        ask = usage_ask(said.stream_options)
+        too_large = ask is UsageAsk.CHANGED and len(request.body) > MAX_REWRITTEN_BYTES
+        return UsageAsk.NO if too_large else ask
 
     def _charge(self, request: Request, said: RequestBody, size: int, now: float) -> None:
         """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed."""

@@ -11,12 +11,15 @@ from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.errors import CLIENT_ERROR
 from launcher.proxy.http1.requests import upstream_head
+from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, with_usage
 from launcher.proxy.openai.token_bounds import SaidUsage
 from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Event
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.overflow_endpoint import MAX_REASON, Left, OverflowCall
+
+Body = bytes | bytearray | memoryview
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,19 +52,15 @@ class Attempts:
             request.bound = now
         if ticket.demand.stream:
             self._responder.plan_comment(request, now)
-        splice, transcript, head = request.splice, request.transcript, request.head
-        body = request.body
-        if splice is not None:
-            body = splice.body
-        elif transcript is not None and transcript.asks_ids:  # its client does not get them
-            body = ASK_IDS + body[body.find(b"{") + 1 :]
+        head = request.head
+        begin, body = _body(request)
         method = "GET" if head.method == "HEAD" else head.method
         wire_head = upstream_head(
-            head, request.request_id, len(body), host=b"localhost", method=method,
+            head, request.request_id, len(begin) + len(body), host=b"localhost", method=method,
             keys=request.key is None,  # else the client's key was for the proxy
             extra=request.forwarded,
         )  # fmt: skip
-        attempt.send(pool, method, wire_head, body, now)
+        attempt.send(pool, method, wire_head + begin, body, now)
 
     def send_overflow(self, request: Request, _event: Event, now: float) -> None:
         """Raises HttpError."""
@@ -69,13 +68,13 @@ class Attempts:
         if overflow is None or request.model is None:
             raise AssertionError("there is no overflow endpoint")
         endpoint = overflow.endpoint(request.overflow)
-        body = endpoint.body(request.body, request.model)
-        head = endpoint.head(request.head, request.request_id, request.path, len(body))
+        begin, body = _asking(endpoint.body(request.body, request.model), request.usage_ask, ids=False)
+        head = endpoint.head(request.head, request.request_id, request.path, len(begin) + len(body))
         call = overflow.begin(request)
         request.overflow_tried += (request.overflow,)
         request.usage = None
         request.attempt = attempt = Attempt(request, call, self._post, self._streaming, now)
-        attempt.send(endpoint.pool, "POST", head, body, now)
+        attempt.send(endpoint.pool, "POST", head + begin, body, now)
 
     def read(self, request: Request, event: BytesArrived, now: float) -> None:
         if request.client.paused:
@@ -99,7 +98,7 @@ class Attempts:
         if event.__class__ is AnswerReceived and (
             upstream is None or event.answer.head.status < CLIENT_ERROR
         ):
-            self._streaming.learn_whole(request, event.answer.body)
+            self._streaming.learn_whole(request, event.answer)
         if upstream is not None:
             self._instances.leave(request, attempt, upstream, event, now)
         elif self._overflow is not None and attempt.overflow is not None:
@@ -127,3 +126,22 @@ class Attempts:
                 "overflow endpoint%s %s: %s", call.endpoint.label, what, reason,
                 extra={"reason": reason, "endpoint": call.endpoint.name},
             )  # fmt: skip
+
+
+def _body(request: Request) -> tuple[bytes, Body]:
+    """What an instance is sent, in two parts: what its client does not get of the response is asked for in the first."""
+    splice, transcript = request.splice, request.transcript
+    if splice is not None:
+        return _asking(splice.body, request.usage_ask, ids=False)
+    ids = transcript is not None and transcript.asks_ids
+    return _asking(request.body, request.usage_ask, ids=ids)
+
+
+def _asking(body: bytes | bytearray, usage: UsageAsk, *, ids: bool) -> tuple[bytes, Body]:
+    """A large body is not copied."""
+    if usage is UsageAsk.CHANGED:
+        body = with_usage(body)
+    asked = (ASK_USAGE if usage is UsageAsk.ADDED else b"") + (ASK_IDS if ids else b"")
+    if not asked:
+        return b"", body
+    return b"{" + asked, memoryview(body)[body.find(b"{") + 1 :]

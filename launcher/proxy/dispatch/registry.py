@@ -61,6 +61,8 @@ class RequestRegistry:
             request.counted = True
             return
         self._counters.end(request, outcome)
+        if request.model is not None:
+            self._counters.count_tokens(request.model, tokens.prompt, tokens.cached, tokens.output)
         if request.continued or request.cut is not None:
             self._count_cut(request, outcome)
         if request.key is not None:
@@ -71,7 +73,8 @@ class RequestRegistry:
             timings.queued.observe(request.bound - started)
         if request.first_byte is not None:
             timings.first_byte.observe(request.first_byte - started)
-        self._accounting.record(entry_of(request, tokens, now, time.time()))
+        accounting = self._accounting
+        accounting.record(entry_of(request, tokens, accounting.prices, now, time.time()))
         if self._awaited and not self._counters.in_flight:
             self._idle.set()
 

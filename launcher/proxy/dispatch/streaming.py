@@ -10,11 +10,15 @@ from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
-from launcher.proxy.openai.answers import begins_response, response_id, usage_of
+from launcher.proxy.openai.answers import USAGE_BYTES, begins_response, response_id, usage_of
+from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.openai.token_bounds import said_usage
+from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
+from launcher.proxy.sse.fast_path import NO_USAGE
+from launcher.proxy.sse.usage_event import USAGE_KEY, without_usage
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow_cost import has_output
 from launcher.telemetry.metrics import Timings
@@ -68,8 +72,10 @@ class Streaming:
         request = attempt.request
         if request.splice is not None:
             events, clean = self._spliced(request, attempt, request.splice, events), False
-        elif b'"usage":{' in events or (request.overflowed and b'"usage"' in events):
+        if USAGE_KEY in events:
             self.learn_usage(request, events)
+            if request.usage_ask is not UsageAsk.NO and (told := without_usage(events)) is not events:
+                events, raw = told, None
         transcript = request.transcript  # it takes out token ids that the client did not ask for
         told = events if transcript is None else transcript.feed(events)
         if not told:
@@ -81,6 +87,10 @@ class Streaming:
         self._pass(request, attempt, told, chunk, clean=clean)
 
     def part(self, attempt: Attempt, data: bytes, raw: bytes | None) -> None:
+        request = attempt.request
+        before, request.unread_tail = request.unread_tail, data[-USAGE_BYTES:]
+        if USAGE_KEY in data or USAGE_KEY in before + data[: len(USAGE_KEY)]:
+            self.learn_usage(request, before + data)
         self._pass(attempt.request, attempt, data, None if raw is data else raw, clean=False)
 
     def _pass(
@@ -132,20 +142,26 @@ class Streaming:
         if request.overflowed:
             self._learn_charged(request, data)
             return
-        usage = usage_of(data)
-        if usage is not None:
-            request.usage = usage
-            if request.ticket is not None:
-                self._balancer.usage(request.ticket, request.prompt_bytes, *usage)
+        usage = usage_of(data, request.usage)
+        if usage is None:
+            return
+        request.usage, splice = usage, request.splice
+        if splice is not None:  # it says what several instances did, one after the other
+            request.usage_is_exact = splice.counts_exactly
+        elif request.ticket is not None:
+            self._balancer.usage(request.ticket, request.prompt_bytes, *usage)
 
     @staticmethod
     def _learn_charged(request: Request, data: bytes) -> None:
         """An overflow endpoint says what it charges for."""
-        if b'"usage":null' not in data:
+        if data.count(USAGE_KEY) > data.count(NO_USAGE):
             request.usage = said_usage(data, output=has_output(request.path))
 
-    def learn_whole(self, request: Request, body: bytes) -> None:
+    def learn_whole(self, request: Request, answer: Answer) -> None:
         """What a whole response says of itself."""
+        body = answer.body
         self.learn_usage(request, body)
+        if request.usage is None:  # vLLM's embeddings under `encoding_format: "bytes"` (pooling/utils.py)
+            self.learn_usage(request, (answer.head.get(b"metadata") or "").encode())
         if request.path == RESPONSES:
             request.stored = response_id(body)

@@ -19,6 +19,15 @@ class SlotCounters:
         self.outcomes: Counter[Outcome] = Counter()
 
 
+class TokenSums:
+    """Tokens of one model's ended requests."""
+
+    def __init__(self) -> None:
+        self.prompt = 0  # the cached ones included
+        self.cached = 0
+        self.output = 0
+
+
 class Counters:
     def __init__(self) -> None:
         self.accepted = 0
@@ -30,6 +39,7 @@ class Counters:
         self.queue_rejected: Counter[str] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
         self.slots: dict[int, SlotCounters] = {}
+        self.tokens: dict[str, TokenSums] = {}  # by model; exactly what the ledger's entries say
 
     @property
     def in_flight(self) -> int:
@@ -59,3 +69,11 @@ class Counters:
         self.outcomes[outcome] += 1
         if request.slot is not None and request.slot in self.slots:
             self.slots[request.slot].outcomes[outcome] += 1
+
+    def count_tokens(self, model: str, prompt: int, cached: int, output: int) -> None:
+        sums = self.tokens.get(model)
+        if sums is None:
+            sums = self.tokens[model] = TokenSums()
+        sums.prompt += prompt
+        sums.cached += cached
+        sums.output += output

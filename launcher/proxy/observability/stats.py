@@ -11,7 +11,7 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.downstream import slow_clients as slow
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.observability.counters import Counters
+from launcher.proxy.observability.counters import Counters, TokenSums
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
@@ -98,6 +98,7 @@ def values(
         metrics.SLOW_CLIENTS: {(): len(slow_clients)},
         metrics.SLOW_CLIENT_BYTES: {(): slow_clients.bytes},
         metrics.SLOW_CLIENTS_GIVEN_UP: {(reason,): slow_clients.given_up[reason] for reason in slow.REASONS},
+        **of_tokens(counters, names),
         **of_keys(keys, (outcome.value for outcome in Outcome)),
         **of_overflow(overflow),
     }
@@ -108,6 +109,16 @@ def _per_slot(upstreams: Iterable[Upstream]) -> dict[int, int]:
     for upstream in upstreams:
         working[upstream.slot] = working.get(upstream.slot, 0) + upstream.in_flight
     return working
+
+
+def of_tokens(counters: Counters, names: Iterable[str]) -> metrics.Values:
+    """Tokens of ended requests by model."""
+    sums = {(name,): counters.tokens.get(name) or TokenSums() for name in names}
+    return {
+        metrics.PROMPT_TOKENS: {labels: of.prompt for labels, of in sums.items()},
+        metrics.CACHED_TOKENS: {labels: of.cached for labels, of in sums.items()},
+        metrics.OUTPUT_TOKENS: {labels: of.output for labels, of in sums.items()},
+    }
 
 
 def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:

@@ -21,6 +21,10 @@ _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _BODILESS: Final = frozenset({204, 205})
 
+_USAGE: Final = b'"usage"'
+_OBJECT: Final = re.compile(rb"\s*:\s*\{")
+USAGE_BYTES: Final = 512
+"""A usage in a larger body: so much of it may have come with the bytes before."""
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
@@ -66,21 +70,29 @@ def begins_response(events: bytes) -> bool:
     return 0 < events.count(b"\n\n") == len(_BEGINS.findall(events))
 
 
-def usage_of(data: bytes) -> tuple[int, int, int | None] | None:
-    """`(prompt, completion, cached)` tokens from an answer's end or a stream's last events; None without usage.
+Counts = tuple[int, int, int | None]
+"""Prompt, completion and cached tokens, as an upstream says; None: it does not say how many were cached."""
+
+
+def usage_of(data: bytes, before: Counts | None = None) -> Counts | None:
+    """The usage in an answer's end or a stream's last events; None without one.
+
+    `before`: what its stream said before. Some say the prompt's tokens in the first event of /v1/messages only.
 
     /v1/responses and /v1/messages call them input and output. A search suffices: in JSON strings quotation marks are
     escaped, so an answer's text cannot contain `"usage":`.
     """
-    at = data.rfind(b'"usage":')
+    at = data.rfind(_USAGE)
+    while at >= 0 and _OBJECT.match(data, at + len(_USAGE)) is None:
+        at = data.rfind(_USAGE, 0, at)
     if at < 0:
         return None
-    prompt = _PROMPT_TOKENS.search(data, at)
+    prompt, completion = _PROMPT_TOKENS.search(data, at), _COMPLETION_TOKENS.search(data, at)
     if prompt is None:
-        return None
-    completion, cached = _COMPLETION_TOKENS.search(data, at), _CACHED_TOKENS.search(data, at)
+        return None if before is None or completion is None else (before[0], int(completion[1]), before[2])
+    cached = _CACHED_TOKENS.search(data, at)
     tokens = int(prompt[1])
-    if b"_input_tokens" in data:
+    if data.find(b'_input_tokens"', at) >= 0:
         cached, created = _CACHE_READ.search(data, at), _CACHE_CREATED.search(data, at)
         tokens += (int(cached[1]) if cached else 0) + (int(created[1]) if created else 0)
     return tokens, int(completion[1]) if completion else 0, int(cached[1]) if cached else None

@@ -42,6 +42,7 @@ def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) 
         fields,
         b"" if raw.tools is ABSENT else memoryview(raw.tools),
         0 if priority is ABSENT else _priority(priority),
+        b"" if raw.stream_options is ABSENT else memoryview(raw.stream_options),
     )
 
 

@@ -23,6 +23,7 @@ class RequestBody(msgspec.Struct):
     prompt: dict[str, memoryview] = {}
     tools: memoryview | bytes = b""  # raw JSON; chat templates put it before the messages
     priority: int = 0
+    stream_options: memoryview | bytes = b""  # raw JSON
     # Where each prompt field has images and sounds; None: not looked for yet.
     media: dict[str, list[tuple[int, int]]] | None = None
 
@@ -33,6 +34,7 @@ class RawBody(msgspec.Struct):
     model: str | None = None
     previous_response_id: str | None = None
     stream: Raw = ABSENT
+    stream_options: Raw = ABSENT
     n: Raw = ABSENT
     max_tokens: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT

@@ -15,12 +15,13 @@ from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.plan import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.proxy.openai.stream_options import UsageAsk, refuses_usage
 from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Request
-from launcher.proxy.request.retry_policy import FailedAttempts, RetryPolicy
+from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued
@@ -120,6 +121,8 @@ class Decisions:
             return False
         request.ticket = None
         request.overflow, request.overflow_reason = endpoint, reason
+        if not self._traits.asks_usage(request.model, endpoint):
+            request.usage_ask = UsageAsk.NO
         request.state = State.SENT
         return True
 
@@ -147,25 +150,39 @@ class Decisions:
     def answered(self, request: Request, event: events.AnswerReceived, now: float) -> Actions:
         answer = event.answer
         status, upstream = answer.head.status, event.attempt.upstream
+        if request.usage_ask is not UsageAsk.NO and refuses_usage(status, answer.body):
+            return self._without_usage(request, upstream)
         if upstream is None:
-            request.ending = Ending.WHOLE
-            busy = status == TOO_MANY or status >= SERVER_ERROR
-            if busy and self._overflows_again(request, now):
-                return _OVERFLOW_AGAIN
-            return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
+            return self._overflow_answered(request, answer, now)
         well = status < CLIENT_ERROR
         request.ending = Ending.WHOLE if well else Ending.REFUSED
         if request.committed:
-            _note_tried(request, upstream)
+            request.note_tried(upstream)
             return self._from_start(
                 request, f"the rest of the answer can't be had: an instance answered {status}", now
             )
         if request.head_sent and well:  # comments promised a stream
             return self._fail(request, "an instance answered with something that is no stream", now)
         if status == 404 and request.match is not None and request.match.route.kind is Kind.STORED:
-            _note_tried(request, upstream)
+            request.note_tried(upstream)
             return self._elsewhere(request, "it does not have it", answer, now, fault=False)
         return _deliver(request, answer, Outcome.COMPLETED)
+
+    def _overflow_answered(self, request: Request, answer: Answer, now: float) -> Actions:
+        status, request.ending = answer.head.status, Ending.WHOLE
+        if (status == TOO_MANY or status >= SERVER_ERROR) and self._overflows_again(request, now):
+            return _OVERFLOW_AGAIN
+        return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
+
+    def _without_usage(self, request: Request, upstream: Upstream | None) -> Actions:
+        """The same again, as its client sent it: the upstream refuses what the proxy put into it."""
+        self._traits.note_usage_refused(request.model, request.overflow)
+        request.usage_ask = UsageAsk.NO
+        request.ending = Ending.REFUSED
+        if upstream is None:
+            return _OVERFLOW_AGAIN
+        request.state = State.QUEUED
+        return _LEAVE_AND_QUEUE
 
     def completed(self, request: Request, event: events.AnswerCompleted, _now: float) -> Actions:
         tracker = event.attempt.tracker
@@ -183,13 +200,13 @@ class Decisions:
         request.ending = Ending.BROKEN
         if upstream is None:
             return self._overflow_failed(request, event, now)
-        failures = _failures_of(request)
+        failures = request.failed()
         failures.reached |= attempt.reached
         failures.unreached += not attempt.reached
         if event.answer is not None:
             failures.blamed.append(upstream)
         request.deaths += event.died and not request.committed
-        _note_tried(request, upstream)
+        request.note_tried(upstream)
         if event.deterministic and not request.committed:
             return self._fail(request, event.reason, now)
         if not request.committed or (request.splice is not None and not attempt.reached):
@@ -211,7 +228,7 @@ class Decisions:
     def diverged(self, request: Request, event: events.Diverged, now: float) -> Actions:
         request.ending = Ending.LEFT
         if event.attempt.upstream is not None:
-            _note_tried(request, event.attempt.upstream)
+            request.note_tried(event.attempt.upstream)
         if event.ids_ignored:
             return self._continue(request, event.reason, now)
         return self._from_start(request, event.reason, now)
@@ -226,7 +243,7 @@ class Decisions:
         self, request: Request, reason: str, answer: Answer | None, now: float, *, fault: bool
     ) -> Actions:
         """`answer` is delivered if no other instance does better; `fault`: the instance's."""
-        ticket, failures = request.ticket, _failures_of(request)
+        ticket, failures = request.ticket, request.failed()
         if answer is not None:
             failures.answer = answer
         if failures.answer is not None and (ticket is None or not self._capacity.possible(ticket)):
@@ -236,7 +253,7 @@ class Decisions:
 
     def _next(self, request: Request, reason: str, now: float, *, counted: bool) -> Actions:
         """The next attempt, or an end; `counted`: as a retry."""
-        ticket, failures = request.ticket, _failures_of(request)
+        ticket, failures = request.ticket, request.failed()
         if ticket is None:
             return self._fail(request, reason, now)
         if request.deaths >= MAX_DEATHS:
@@ -373,14 +390,3 @@ def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:
     ):
         return _DELIVER
     return _DELIVER_AND_SETTLE
-
-
-def _note_tried(request: Request, upstream: Upstream) -> None:
-    if request.ticket is not None:
-        request.ticket.tried.add(upstream.key)
-
-
-def _failures_of(request: Request) -> FailedAttempts:
-    if request.failures is None:
-        request.failures = FailedAttempts()
-    return request.failures

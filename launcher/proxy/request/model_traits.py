@@ -17,6 +17,7 @@ class ModelTraits:
         self._unfit_templates: set[str] = set()  # models whose cut chats are continued at temperature 0 only
         self._tells_ids: set[str] = set()  # models whose engines are asked for token ids
         self._ignores_ids: set[str] = set()  # those whose engines ignore ids that are given as a prompt
+        self._refuses_usage: set[tuple[str | None, str]] = set()  # those at whose upstreams, see asks_usage
         self._sampling_defaults: dict[str, Mapping[str, float]] = {}
         self._context_tokens: dict[str, int | None] = {}
 
@@ -35,6 +36,7 @@ class ModelTraits:
         self._sampling_defaults[model] = sampling_defaults
         self._context_tokens[model] = context_tokens
         self._ignores_ids.discard(model)  # it may be another version
+        self._refuses_usage.discard((model, ""))
         if token_ids:
             self._tells_ids.add(model)
         else:
@@ -72,6 +74,14 @@ class ModelTraits:
         """An instance ignored token ids that were given as a prompt."""
         if model is not None:
             self._ignores_ids.add(model)
+
+    def asks_usage(self, model: str | None, overflow: str = "") -> bool:
+        """Whether the usage of its streams is asked for. `overflow`: at this overflow endpoint; "": of instances."""
+        return (model, overflow) not in self._refuses_usage
+
+    def note_usage_refused(self, model: str | None, overflow: str) -> None:
+        """A request for a stream was refused because it asked for its usage."""
+        self._refuses_usage.add((model, overflow))
 
     def note_template(self, model: str, *, fits: bool) -> bool:
         """Whether its chat template continues a partial answer; True where that is news."""

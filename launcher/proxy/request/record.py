@@ -14,11 +14,14 @@ from launcher.proxy.auth.api_keys import KeyEntry
 from launcher.proxy.auth.rate_limits import Grant
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import RequestHead
+from launcher.proxy.openai.answers import Counts
 from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.request.actions import Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import Event
@@ -48,7 +51,8 @@ class Request:
         "head_sent", "keep_alive", "key", "lines", "looked", "match", "method", "model", "outcome", "overflow",
         "overflow_reason", "overflow_tried", "path", "pending", "picos", "predicted_s",
         "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
-        "stored", "tail", "ticket", "tracker", "transcript", "unsent_head", "usage",
+        "stored", "tail", "ticket", "tracker", "transcript", "unread_tail", "unsent_head", "usage", "usage_ask",
+        "usage_is_exact",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -86,6 +90,7 @@ class Request:
         self.prompt_bytes = 0
         self.first_byte_timeout_s = 0.0
         self.predicted_s: float | None = None  # to its first token, when it arrived
+        self.usage_ask = UsageAsk.NO  # of a stream whose client does not ask for its usage
         # Overflow.
         self.overflow = ""  # name of the endpoint that it went to
         self.overflow_reason: OverflowReason | None = None
@@ -107,7 +112,9 @@ class Request:
         self.continued = 0  # how often
         self.cut: str | None = None  # what became of a stream that was cut
         self.events = 0  # of its stream, from the attempts before
-        self.usage: tuple[int, int, int | None] | None = None  # tokens, as an instance says
+        self.usage: Counts | None = None  # tokens, as an instance says
+        self.usage_is_exact = True  # False: after a continuation, part of them is an estimate
+        self.unread_tail = b""  # of a whole response that is delivered in pieces: a usage may begin there
         self.stored: str | None = None  # the id of a stored response that the instance now keeps
         self.answer: Answer | None = None  # to deliver
         self.error: HttpError | None = None  # to refuse or break off with
@@ -140,6 +147,17 @@ class Request:
     def streamed(self) -> bool:
         """The client asked for a stream."""
         return self.ticket is not None and self.ticket.demand.stream
+
+    def failed(self) -> FailedAttempts:
+        """Its failed attempts so far."""
+        if self.failures is None:
+            self.failures = FailedAttempts()
+        return self.failures
+
+    def note_tried(self, upstream: Upstream) -> None:
+        """An instance had it, and is not asked again in this round."""
+        if self.ticket is not None:
+            self.ticket.tried.add(upstream.key)
 
     @property
     def ends_in_done(self) -> bool:

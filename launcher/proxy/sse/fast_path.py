@@ -28,6 +28,9 @@ PROMPT_KEY: Final = b'"prompt_token_ids":['
 _BLANK_LINE: Final = b"\n\n"
 _EVENT_END: Final = b"\n\n\r\n"  # the end of an event and of its chunk
 WORDLESS: Final = b'"delta":{}'  # vLLM writes such an event for its ids alone: the client gets none
+NO_USAGE: Final = (
+    b'"usage":null'  # OpenAI's API writes it into each event but the last, where usage is asked for
+)
 _TEXT_KEY = re.compile(rb'"(?:content|text)":"')
 ESCAPED_TEXT: Final = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)  # a JSON string's inside
 
@@ -214,7 +217,7 @@ class FastPath:
             or b"failed" in data
             or b"[DONE]" in data
             or b'"abort"' in data
-            or b'"usage"' in data
+            or (b'"usage"' in data and data.count(b'"usage"') != data.count(NO_USAGE))
         ):
             return False
         # Two events and their chunk's framing have six line ends or more; this count is the cheaper one.

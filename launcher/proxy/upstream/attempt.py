@@ -82,7 +82,7 @@ class Attempt:
         self.asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
 
     def send(
-        self, pool: ConnectionPool, method: str, head: bytes, body: bytes | bytearray, now: float
+        self, pool: ConnectionPool, method: str, head: bytes, body: bytes | bytearray | memoryview, now: float
     ) -> None:
         if pool.closed:
             self.broken("the upstream was removed", sent=False)
@@ -181,10 +181,11 @@ class Attempt:
     def _is_empty(self, tracker: EventTracker, passed: bytes) -> bool:
         """Whether a plain stream that ends with these events has said nothing at all, not even why it ends.
 
-        vLLM 0.32 ends requests this way during engine shutdown: a role at most, then [DONE] (chat_completion/serving.py).
+        vLLM 0.32 ends requests this way during engine shutdown: a role and usage at most, then [DONE]
+        (chat_completion/serving.py).
         """
         said = self.request.transcript
-        if said is None or self.request.splice is not None or tracker.events > 2:
+        if said is None or self.request.splice is not None or tracker.events > 3:
             return False
         return not said.text and said.odd is None and said.finish_reason is None and not _SAYS.search(passed)
 

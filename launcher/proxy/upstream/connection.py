@@ -68,7 +68,7 @@ class UpstreamConnection(FastPath):
         self._sent_at = 0.0  # loop time
         self._method = ""
         self._request_head = b""
-        self._body: bytes | bytearray = b""  # both until the response begins
+        self._body: bytes | bytearray | memoryview = b""  # both until the response begins
         self._pause = False
         self._reset()
 
@@ -79,8 +79,11 @@ class UpstreamConnection(FastPath):
         self._decoder: ChunkedDecoder | None = None
         self._left: int | None = None  # of a body with a length
 
-    def send(self, sink: Sink, method: str, head: bytes, body: bytes | bytearray, now: float) -> None:
-        """Send a request, on a new transport where there is none; `head` is whole, with its blank line."""
+    def send(
+        self, sink: Sink, method: str, head: bytes, body: bytes | bytearray | memoryview, now: float
+    ) -> None:
+        """Send a request, on a new transport where there is none; `head` is whole, with its blank line, and may be followed
+        by the body's beginning."""
         self._sink = sink
         self._method = method
         self._request_head = head

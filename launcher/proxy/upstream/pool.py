@@ -24,7 +24,7 @@ class ConnectionPool:
         self._idle: deque[tuple[float, UpstreamConnection]] = deque()  # the one that is idle longest first
 
     def send(
-        self, sink: Sink, method: str, head: bytes, body: bytes | bytearray, now: float
+        self, sink: Sink, method: str, head: bytes, body: bytes | bytearray | memoryview, now: float
     ) -> UpstreamConnection:
         """Send a request on an idle connection or a new one."""
         idle = self._idle

@@ -126,7 +126,7 @@ async def test_the_client_gets_what_it_would_have_got_unasked(
 async def test_a_client_that_asks_itself_gets_what_it_asks_for(proxy: ProxyUnderTest, value: object) -> None:
     payload, bodies = await ask(proxy, CHAT, streams(ENGINE), return_token_ids=value)
     assert events(payload) == ENGINE.answer(ENGINE.request(return_token_ids=value))
-    assert bodies == [json.loads(ENGINE.request(return_token_ids=value))]
+    assert bodies == [USAGE | json.loads(ENGINE.request(return_token_ids=value))]
 
 
 @pytest.mark.parametrize("more", [{"tools": [{"type": "function"}]}, {"n": 2}, {"user": "x" * 300_000}])

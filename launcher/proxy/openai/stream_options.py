@@ -1,0 +1,65 @@
+"""A stream tells its usage only where `stream_options.include_usage` asks for it. The proxy asks where its client does not.
+
+vLLM 0.32 then ends the stream with one more event, `"choices":[]` and the usage (entrypoints/openai/chat_completion and
+completion, serving.py), which the client does not get (sse/usage_event.py).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+ASK_USAGE: Final = b'"stream_options":{"include_usage":true},'
+"""Behind the `{` of a request that has no `stream_options`."""
+
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_BAD_REQUEST: Final = frozenset({400, 422})
+_MAX_BYTES: Final = 4096  # of a client's stream_options; longer ones are the instance's to judge
+
+
+class UsageAsk(StrEnum):
+    """How the proxy asks for the usage of a stream, which its client does not get."""
+
+    NO = "no"  # not at all: the client does, or no stream of this request has one
+    ADDED = "added"  # in front of the body
+    CHANGED = "changed"  # in the client's own stream_options, which would win over others
+
+
+def usage_ask(stream_options: bytes | memoryview) -> UsageAsk:
+    """How to ask beside the client's own `stream_options`, raw JSON; b"": it has none."""
+    if not stream_options:
+        return UsageAsk.ADDED
+    options = _decoded(stream_options)
+    if options is None:
+        return UsageAsk.CHANGED
+    if not isinstance(options, dict) or options.get("include_usage") not in (None, False):
+        return UsageAsk.NO
+    return UsageAsk.CHANGED
+
+
+def _decoded(stream_options: bytes | memoryview) -> object:
+    if len(stream_options) > _MAX_BYTES:
+        return ""
+    try:
+        return msgspec.json.decode(stream_options)
+    except _UNREADABLE:
+        return ""
+
+
+def with_usage(body: bytes | bytearray) -> bytes | bytearray:
+    """A request whose own stream_options ask for no usage, asking for it; what cannot be read stays as it is."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        options = msgspec.json.decode(fields["stream_options"]) or {}
+    except (*_UNREADABLE, KeyError):
+        return body
+    options.pop("continuous_usage_stats", None)  # without include_usage it had no effect
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options | {"include_usage": True}))
+    return msgspec.json.encode(fields)
+
+
+def refuses_usage(status: int, answer: bytes) -> bool:
+    """Whether an upstream does not know the `stream_options` that the proxy put into a request."""
+    return status in _BAD_REQUEST and (b"stream_options" in answer or b"include_usage" in answer)
