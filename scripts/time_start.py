@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
@@ -78,7 +79,11 @@ def start(args: argparse.Namespace, folder: Path, instances: int) -> Took:
     first = None
     with (folder / "serve.log").open("ab") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "serve", "-c", str(file)], cwd=ROOT, stdout=log, stderr=log
+            [sys.executable, "-m", "launcher", "serve", "-c", str(file)],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"STATE_DIRECTORY": str(folder / "state")},
         )
         try:
             while True:

@@ -49,6 +49,14 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Daemons of tests keep their usage ledgers there, never in the state folder of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def _is_new(child: psutil.Process, before: set[psutil.Process]) -> bool:
     """Whether it runs, and neither it nor an ancestor existed before."""
     try:

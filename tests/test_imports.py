@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "planning", "proxy", "rollout", "telemetry", "topology", "bench.result", "tuning", "usage", "budget", *LEAVES,
     },
     "daemon.deployment": {
-        "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", *LEAVES,
+        "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", "usage.spans", *LEAVES,
     },
     # Verbs talk through control.client, except the offline ones and serve.
     "cli": {

@@ -123,6 +123,8 @@ def _config(args: argparse.Namespace, state: Path) -> str:
         f'listen = ["127.0.0.1:{args.port}"]',
         "[control]",
         f"socket = {text(str(state / 'run' / 'control.sock'))}",
+        "[usage]",
+        f"path = {text(str(state / 'usage' / 'usage.db'))}",
         "[supervision]",
         "drain_timeout_s = 10",
         "stop_timeout_s = 15",

@@ -18,7 +18,7 @@ class Usage(Section, frozen=True):
     enabled: Annotated[bool, doc("Keep the ledger. Without it no key can have a budget.")] = True
     path: Annotated[
         str | None,
-        doc("File of the ledger, an SQLite database. Default: usage.db in the state folder."),
+        doc("File of the ledger, an SQLite database. Default: usage/usage.db in the state folder."),
     ] = None
     keep_days: Annotated[
         PositiveInt, doc("Days that the entry of each request is kept. Hourly sums are kept for ever.")

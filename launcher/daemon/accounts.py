@@ -2,50 +2,155 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
 
-from launcher.config.schema import Config
+from launcher.config.schema import Config, Usage
+from launcher.errors import LauncherError
 from launcher.host.state_folder import state_folder
 from launcher.money import TokenPrices, token_prices
 from launcher.proxy.accounting import Accounting
+from launcher.telemetry import metrics
 from launcher.usage.caps import make_caps
 from launcher.usage.daily_cap import DailyCap
+from launcher.usage.ledger import Ledger
 from launcher.usage.schema import ledger_path
 from launcher.usage.spans import zone_of
 from launcher.usage.spent_file import SpentFile
 
+log = logging.getLogger("launcher.daemon")
+
+# Between two additions of the slots' ready and busy seconds to the ledger; SIGKILL loses those of so long.
+METER_S: Final = 5.0
+
+
+class Occupied(Protocol):
+    """Seconds of a slot since the daemon's start, which never fall."""
+
+    @property
+    def ready_s(self) -> float: ...
+
+    @property
+    def busy_s(self) -> float: ...
+
+
+Occupancy = Callable[[], Mapping[int, Occupied]]
+
 
 class Accounts:
-    def __init__(self, config: Config) -> None:
-        """Raises LauncherError for a time zone that this machine does not know."""
-        self._settings = config.usage
-        self._sums: SpentFile | None = None
-        self.accounting = Accounting(caps=self._caps(config), prices=_prices(config))
-        """What the proxy tells of, and asks."""
+    """Raises LauncherError for a time zone that this machine does not know, and for daily caps without a state folder."""
 
-    def _caps(self, config: Config) -> dict[str, DailyCap]:
+    def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+        self.ledger: Ledger | None = None
+        """None where [usage] disables it, and for a user without a state folder."""
+        self._no_ledger = ""
+        self._sums: SpentFile | None = None
+        path: Path | None = None
+        try:
+            path = _path(config.usage, environ)
+        except LauncherError as error:
+            if any(endpoint.max_per_day is not None for endpoint in config.proxy.overflow):
+                raise
+            if config.usage.enabled:
+                self._no_ledger = f"cannot keep the usage ledger: {error.message}; set [usage] path"
+        caps = {} if path is None else self._caps(config, path)
+        self.accounting = Accounting(caps=caps, prices=_prices(config))
+        """What the proxy tells of, and asks."""
+        if config.usage.enabled and path is not None:
+            self.ledger = Ledger(config.usage, path)
+            self.accounting = replace(self.accounting, record=self.ledger.record)
+        self._meter: asyncio.Task[None] | None = None
+
+    def _caps(self, config: Config, path: Path) -> dict[str, DailyCap]:
         """Of overflow endpoints."""
         if all(endpoint.max_per_day is None for endpoint in config.proxy.overflow):
             return {}
-        path = ledger_path(config.usage, state_folder(None, os.environ, os.geteuid()))
         self._sums = SpentFile(path.with_name(f"{path.name}.spent"))
         return make_caps(
             config.proxy.overflow, path, zone_of(config.usage.zone), time.time(), self._sums.slot,
             allow_unknown=config.usage.when_unknown == "allow",
         )  # fmt: skip
 
-    def start(self) -> None:
-        """Before the proxy accepts its first request. Never fails: a ledger that cannot be kept is said in the log."""
+    def start(self, occupancy: Occupancy) -> None:
+        """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
+
+        `occupancy`: of each slot."""
+        if self._no_ledger:
+            log.error("%s", self._no_ledger)
+        if self.ledger is not None:
+            self.ledger.start()
+            self._meter = asyncio.create_task(_meter(self.ledger, occupancy), name="usage meter")
 
     async def stop(self) -> None:
-        """After the last request has ended: what is waiting is written."""
+        """After the last request has ended: what waits is written. Also without `start`, and again."""
+        if self.ledger is None or self._meter is None:
+            return
+        meter, self._meter = self._meter, None
+        meter.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await meter
+        await asyncio.to_thread(self.ledger.stop)
+
+    def values(self) -> metrics.Values:
+        """For the metrics page."""
+        if self.ledger is None:
+            return {}
+        state = self.ledger.state
+        return {
+            metrics.LEDGER_OK: {(): float(state.ok)},
+            metrics.LEDGER_ENTRIES: {(): float(state.recorded)},
+            metrics.LEDGER_LOST: {(): float(state.lost)},
+            metrics.LEDGER_WAITING: {(): float(self.ledger.waiting)},
+            metrics.LEDGER_BYTES: {(): float(state.file_bytes)},
+        }
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
-        return ()
+        if self.ledger is None:
+            return (self._no_ledger,) if self._no_ledger else ()
+        state, found = self.ledger.state, []
+        if not state.ok:
+            found.append(
+                f"{state.problem}; {self.ledger.waiting} entries wait, {state.lost} are lost; {state.remedy}"
+            )
+        if state.moved_to is not None:
+            found.append(
+                f"the usage ledger was broken: the file is now '{state.moved_to}', and a new one began"
+            )
+        return tuple(found)
 
 
 def _prices(config: Config) -> TokenPrices | None:
     price = config.cost.price
     return None if price is None else token_prices(price.input, price.output, price.cached)
+
+
+def _path(settings: Usage, environ: Mapping[str, str]) -> Path:
+    state = state_folder(None, environ, os.geteuid()) if settings.path is None else None
+    return ledger_path(settings, state)
+
+
+async def _meter(ledger: Ledger, occupancy: Occupancy) -> None:
+    """Add the slots' seconds to the ledger, also at the end."""
+    before: dict[tuple[str, str], float] = {}
+
+    def add() -> None:
+        for slot, seconds in occupancy().items():
+            for what, total in (("ready_s", seconds.ready_s), ("busy_s", seconds.busy_s)):
+                key = (what, str(slot))
+                ledger.meter([(*key, total - before.get(key, 0.0))])
+                before[key] = total
+
+    try:
+        while True:
+            await asyncio.sleep(METER_S)
+            add()
+    finally:
+        add()

@@ -28,6 +28,7 @@ from launcher.sizes import format_size
 from launcher.topology.model import Topology
 from launcher.topology.picture import DrawnSlot, Picture, make_picture
 from launcher.tuning.remembered import MeasuredLayout
+from launcher.usage.spans import zone_of
 
 if TYPE_CHECKING:
     from launcher.planning.compare import Column
@@ -117,6 +118,7 @@ def read_host(config: Config, *, machine: Topology | None = None, cpus_only: boo
 def deploy(config: Config, host: Host) -> Deployment:
     """Plan. The plan of another machine is as it would be with numactl and the engine in its PATH. Raises LauncherError."""
     topology, stack = host.topology, host.stack
+    zone_of(config.usage.zone)
     if host.here:
         from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
 

@@ -68,7 +68,7 @@ class Daemon:
             most_clients=open_files.most_clients(
                 open_files.limit_now(), config.proxy.max_connections, deployment.connections
             ),
-            more_values=self._watched, accounting=self.accounts.accounting,
+            more_values=self._more_values, accounting=self.accounts.accounting,
         )  # fmt: skip
         self.spawner = choose_spawner(
             config,
@@ -98,7 +98,7 @@ class Daemon:
         )
         self.operations = Operations(
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
-            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found,
+            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, warnings=self.accounts.warnings,
         )  # fmt: skip
         self.control = ControlServer(
             config.control.socket, config.control.group, self.operations, read_group=config.control.read_group
@@ -122,10 +122,11 @@ class Daemon:
         ready = activation.sockets()
         await self.control.start(ready.get(activation.CONTROL, ()))
         try:
-            self.accounts.start()
+            # Before threads begin: each has the cpus of the one that began it.
+            _pin_to(self.operations.deployment.plan.reserved)
+            self.accounts.start(self.proxy.occupancy)
             if activation.HTTP not in ready:
                 await self._open(())
-            _pin_to(self.operations.deployment.plan.reserved)
             gc_tuning.settle()
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
@@ -266,6 +267,9 @@ class Daemon:
 
     def relayed(self, slot: int, generation: int) -> int:
         return self.proxy.progress(slot, generation)
+
+    def _more_values(self) -> metrics.Values:
+        return {**self._watched(), **self.accounts.values()}
 
     def _watched(self) -> metrics.Values:
         controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]

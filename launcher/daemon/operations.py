@@ -33,7 +33,7 @@ MAX_SECRETS: Final = 256
 
 
 class Operations:
-    """`stopping`: the daemon exits; `drift`: how the machine differs from the plan."""
+    """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Operations:
         reread: Reread | None,
         stopping: Callable[[], bool],
         drift: Callable[[], tuple[str, ...]],
+        warnings: Callable[[], tuple[str, ...]],
     ) -> None:
         self._usage = UsageReports(deployment.config)
         self.deployment = deployment
@@ -55,6 +56,7 @@ class Operations:
         self._ring = ring
         self._stopping = stopping
         self._drift = drift
+        self._warnings = warnings
         self._since = time.time()
         self._secrets: dict[str, None] = {}
         self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
@@ -108,6 +110,7 @@ class Operations:
             warnings=(
                 *self.deployment.warnings,
                 *(f"the machine has changed: {line}" for line in self._drift()),
+                *self._warnings(),
             ),
             measured_layout=self.deployment.measured,
         )

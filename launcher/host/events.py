@@ -36,5 +36,5 @@ class EventRing(logging.Handler):
 
     def last(self, count: int, after: int = 0) -> list[dict[str, Any]]:
         """The last `count` events with a number above `after`, oldest first."""
-        found = [event for event in self._events if event["number"] > after]
+        found = [event for event in list(self._events) if event["number"] > after]
         return found[-count:] if count > 0 else []

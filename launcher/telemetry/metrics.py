@@ -92,6 +92,11 @@ SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
 COST = "numa_launcher_cost"
 COST_PER_MILLION = "numa_launcher_cost_per_million_output_tokens"
 ENERGY = "numa_launcher_energy_joules"
+LEDGER_OK = "numa_launcher_usage_ledger_ok"
+LEDGER_ENTRIES = "numa_launcher_usage_ledger_entries"
+LEDGER_LOST = "numa_launcher_usage_ledger_entries_lost"
+LEDGER_WAITING = "numa_launcher_usage_ledger_entries_waiting"
+LEDGER_BYTES = "numa_launcher_usage_ledger_bytes"
 
 TABLE: tuple[Spec, ...] = (
     _counter(
@@ -217,6 +222,13 @@ TABLE: tuple[Spec, ...] = (
     _counter(
         ENERGY, 'Energy of a processor package since the daemon\'s start, with watts = "measured".', "package"
     ),
+    _gauge(LEDGER_OK, "1 while the usage ledger can be written. No sample where [usage] disables it."),
+    _counter(LEDGER_ENTRIES, "Ended requests written to the usage ledger."),
+    _counter(
+        LEDGER_LOST, "Ended requests that are not in the usage ledger: it could not be written for long."
+    ),
+    _gauge(LEDGER_WAITING, "Ended requests that wait in memory to be written to the usage ledger."),
+    _gauge(LEDGER_BYTES, "Size of the usage ledger's file and its write-ahead log."),
 )
 
 # Seconds: from a cached answer to a long generation.

@@ -39,10 +39,17 @@ def counts_of(durations_s: Sequence[float]) -> Counts:
 
 def to_bytes(counts: Counts) -> bytes:
     """The stored form of a count for each bucket."""
-    used = np.flatnonzero(counts)
+    return each_to_bytes(counts.reshape(1, -1))[0]
+
+
+def each_to_bytes(histograms: Counts) -> list[bytes]:
+    """The stored form of each row."""
+    rows, used = np.nonzero(histograms)
     stored = np.empty(len(used), dtype=_STORED)
-    stored["bucket"], stored["count"] = used, np.minimum(counts[used], _MOST)
-    return stored.tobytes()
+    stored["bucket"], stored["count"] = used, np.minimum(histograms[rows, used], _MOST)
+    data = stored.tobytes()
+    ends = (np.searchsorted(rows, np.arange(len(histograms)), side="right") * _STORED.itemsize).tolist()
+    return [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def merged(stored: Iterable[bytes]) -> Counts:

@@ -66,9 +66,13 @@ CREATE INDEX entries_by_time ON entries (last_at);
 STEPS: Final = (_FIRST,)
 
 
-def ledger_path(settings: Usage, state: Path) -> Path:
-    """The file of the ledger; `state`: the state folder."""
-    return state / "usage.db" if settings.path is None else Path(settings.path).absolute()
+def ledger_path(settings: Usage, state: Path | None) -> Path:
+    """The file of the ledger; `state`: the state folder, which is not used where [usage] names a file."""
+    if settings.path is not None:
+        return Path(settings.path).absolute()
+    assert state is not None  # noqa: S101  the caller's part
+    # A folder of its own: instances may write into that of the service.
+    return state / "usage" / "usage.db"
 
 
 class ForeignFileError(LauncherError):

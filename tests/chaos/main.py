@@ -83,6 +83,8 @@ hung_timeout_s = 2
 eject_s = 2
 park_timeout_s = 30
 access_log = "errors"
+[usage]
+path = "{folder}/usage.db"
 [control]
 socket = "{folder}/c.sock"
 [supervision]

@@ -67,7 +67,8 @@ class DaemonProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | (environ or {}),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | {"STATE_DIRECTORY": str(folder / "state")} | (environ or {}),
             )  # fmt: skip
         self.seen: set[int] = set()
 

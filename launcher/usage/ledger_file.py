@@ -1,0 +1,185 @@
+"""The usage ledger's file as its one writer has it open. A broken one is moved aside."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.errors import LauncherError
+from launcher.usage.entry import Entry
+from launcher.usage.read import packed
+from launcher.usage.schema import HISTOGRAMS, INTEGERS, MODE, SECONDS, migrate
+from launcher.usage.sums import HourOf, Row, Sums
+
+Metered = Mapping[tuple[str, int, str], float]
+"""(what, hour, name) -> amount."""
+
+# A statement takes and gives back Python's lock once, and beside a busy event loop each takes milliseconds to come back:
+# the rows of many are one statement. SQLite allows 32,766 values in one.
+_ROWS: Final = 50
+_COLUMNS: Final = 3 + len(INTEGERS) + len(SECONDS) + len(HISTOGRAMS)
+# Chunks deleted, and pages given back to the file system, in one transaction: some milliseconds.
+_DELETED: Final = 50
+_FREED: Final = 500
+# Less unused space than this stays in the file for later entries.
+_UNUSED_SHARE: Final = 0.25
+_UNUSED_PAGES: Final = 4096
+_LOG_BYTES: Final = 16 << 20
+# For readers on disks that hang; the writer retries what took longer.
+_BUSY_S: Final = 2.0
+_BROKEN: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DATABASES: Final = frozenset({".db", ".sqlite", ".sqlite3"})
+
+
+class LedgerFile:
+    """Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written."""
+
+    def __init__(self, path: Path, zone: str, hour_of: HourOf, now: float) -> None:
+        self.path = path
+        self._resources = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._lock()
+            _create(path)
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._resources.callback(self._connection.close)
+            migrate(self._connection, path)
+            self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchone()
+            self._describe(zone, now)
+            self._inode = path.stat().st_ino
+            undo.pop_all()
+        self._sums = Sums(hour_of, self._stored)
+
+    def close(self) -> None:
+        self._resources.close()
+
+    @property
+    def replaced(self) -> bool:
+        """Whether somebody removed or replaced the file: what is written now would be lost."""
+        try:
+            return self.path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file and its write-ahead log."""
+        return sum(part.stat().st_size for part in parts(self.path) if part.exists())
+
+    def write(self, batch: Sequence[Entry], metered: Metered) -> None:
+        """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
+        with self._transaction() as connection:
+            if batch:
+                times = [entry.ended_at for entry in batch]
+                connection.execute(
+                    "INSERT INTO entries (first_at, last_at, count, data) VALUES (?, ?, ?, ?)",
+                    (min(times), max(times), len(batch), packed(batch)),
+                )
+                self._put("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(batch), "")
+            self._put(
+                "INSERT INTO metered VALUES",
+                [(*key, amount) for key, amount in metered.items()],
+                "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
+            )
+
+    def prune(self, before: float) -> bool:
+        """Delete some of the entries that ended before; whether there may be more of them."""
+        with self._transaction() as connection:
+            deleted = connection.execute(
+                "DELETE FROM entries WHERE id IN (SELECT id FROM entries WHERE last_at < ? ORDER BY last_at LIMIT ?)",
+                (before, _DELETED),
+            ).rowcount
+        if deleted:
+            return True
+        [unused] = self._connection.execute("PRAGMA freelist_count").fetchone()
+        [pages] = self._connection.execute("PRAGMA page_count").fetchone()
+        if unused < max(_UNUSED_PAGES, pages * _UNUSED_SHARE):
+            return False
+        self._connection.execute(f"PRAGMA incremental_vacuum({_FREED})").fetchall()
+        return True
+
+    def _lock(self) -> None:
+        """Two writers would overwrite each other's sums. The lock ends with the process, however it ends."""
+        fd = os.open(
+            self.path.with_name(f"{self.path.name}.lock"),
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE,
+        )  # fmt: skip
+        self._resources.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LauncherError(
+                f"cannot write the usage ledger '{self.path}': another daemon writes it",
+                "stop that daemon, or name another file in [usage] path",
+            ) from None
+
+    def _describe(self, zone: str, now: float) -> None:
+        found = self._connection.execute("SELECT zone FROM meta").fetchone()
+        if found is None:
+            self._connection.execute("INSERT INTO meta VALUES (?, ?)", (zone, now))
+        elif found != (zone,):
+            self._connection.execute("UPDATE meta SET zone = ?", (zone,))
+
+    def _stored(self, dimension: str, hour: int) -> list[Row]:
+        return self._connection.execute(
+            "SELECT * FROM hourly WHERE dimension = ? AND hour = ?", (dimension, hour)
+        ).fetchall()
+
+    def _put(self, insert: str, rows: Sequence[tuple[Any, ...]], then: str) -> None:
+        for begin in range(0, len(rows), _ROWS):
+            part = rows[begin : begin + _ROWS]
+            marks = f"({', '.join('?' * len(part[0]))})"
+            values = [value for row in part for value in row]
+            self._connection.execute(f"{insert} {', '.join([marks] * len(part))} {then}", values)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # a full disk may have ended it
+                self._connection.rollback()
+            raise
+
+
+def is_broken(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+
+
+def move_aside(path: Path, now: float) -> Path:
+    """Rename a broken file and its log, so that a new one can begin. Returns the new name.
+
+    Raises LauncherError for a file whose name is not a database's: it may be another program's."""
+    if path.suffix not in _DATABASES or not stat.S_ISREG(path.lstat().st_mode):
+        raise LauncherError(
+            f"cannot use '{path}': the file is not a database", "name another file in [usage] path"
+        )
+    suffix = f".broken-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
+    for part in parts(path):
+        with contextlib.suppress(FileNotFoundError):
+            part.rename(part.with_name(path.name + suffix + part.name.removeprefix(path.name)))
+    return path.with_name(path.name + suffix)
+
+
+def parts(path: Path) -> list[Path]:
+    """The file, its write-ahead log, and the log's index."""
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
+
+
+def _create(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))

@@ -1,0 +1,85 @@
+"""What the daemon keeps of its requests: where, how it is told, what status and metrics say."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.test_diff import made
+
+from launcher.daemon.accounts import Accounts
+from launcher.errors import LauncherError
+from launcher.proxy.dispatch.occupancy import Occupied
+from launcher.telemetry import metrics
+from launcher.usage.entry import Entry
+from launcher.usage.read import entries, open_reader
+
+ENTRY = Entry(ended_at=2e9, request_id="r")
+
+
+def accounts(folder: Path, **usage: Any) -> Accounts:
+    return Accounts(made(usage=usage).config, {"STATE_DIRECTORY": str(folder)})
+
+
+async def test_entries_and_seconds_of_slots_are_in_the_file_at_the_end(tmp_path: Path) -> None:
+    found = accounts(tmp_path)
+    seconds = {0: Occupied(10.0, 4.0)}
+    found.start(lambda: seconds)
+    await asyncio.sleep(0)
+    found.accounting.record(ENTRY)
+    seconds[0] = Occupied(12.0, 5.0)
+    await found.stop()
+    await found.stop()
+    with closing(open_reader(tmp_path / "usage" / "usage.db")) as reader:
+        assert list(entries(reader, 0, 3e9)) == [ENTRY]
+        metered = reader.execute("SELECT what, name, amount FROM metered ORDER BY what").fetchall()
+    assert metered == [("busy_s", "0", 5.0), ("ready_s", "0", 12.0)]
+    assert found.values()[metrics.LEDGER_ENTRIES] == {(): 1.0}
+    assert found.values()[metrics.LEDGER_OK] == {(): 1.0}
+    assert found.warnings() == ()
+
+
+def test_no_ledger(tmp_path: Path) -> None:
+    found = accounts(tmp_path, enabled=False)
+
+    async def run() -> None:
+        found.start(dict)
+        found.accounting.record(ENTRY)
+        await found.stop()
+
+    asyncio.run(run())
+    assert (found.values(), found.warnings(), list(tmp_path.iterdir())) == ({}, (), [])
+
+
+async def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text("a file")
+    found = accounts(tmp_path)
+    found.start(dict)
+    found.accounting.record(ENTRY)
+    assert found.ledger is not None
+    await asyncio.to_thread(found.ledger.flush)
+    [warning] = found.warnings()
+    assert "file exists; 1 entries wait, 0 are lost" in warning
+    assert found.values()[metrics.LEDGER_OK] == {(): 0.0}
+    assert found.values()[metrics.LEDGER_WAITING] == {(): 1.0}
+    await found.stop()
+
+
+def test_a_user_without_a_state_folder_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4242424)
+    [warning] = Accounts(made().config, {}).warnings()
+    assert "user 4242424 has no home folder" in warning
+    assert "set [usage] path" in warning
+
+
+def test_a_ledger_that_was_not_started_ends(tmp_path: Path) -> None:
+    asyncio.run(accounts(tmp_path).stop())
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_zone_is_found_before_anything_starts() -> None:
+    with pytest.raises(LauncherError, match="cannot use time zone 'Mars'"):
+        made(usage={"zone": "Mars"})
