@@ -50,7 +50,7 @@ def _make_bare(
                 cache_dir=str(cache_dir(engine.cache_dir)), args=engine.args, user_env=engine.env,
                 ld_preload=preload, hf_token=hf_token, local_models=local_models,
                 health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
-                ready_timeout_s=config.supervision.ready_timeout_s,
+                ready_timeout_s=config.supervision.ready_timeout_s, tells_cached_tokens=config.usage.enabled,
             )  # fmt: skip
         case EngineKind.COMMAND:
             return CommandEngine(

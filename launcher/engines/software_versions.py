@@ -15,6 +15,8 @@ SHUTDOWN_TIMEOUT_SINCE: Final[Version] = (0, 18, 0)
 # From here on the CPU worker sizes its cache by --kv-cache-memory-bytes; before, only by whole GiB.
 # Checked on 0.32; the variable works on every version, so older ones get the variable.
 KV_CACHE_BYTES_SINCE: Final[Version] = (0, 18, 0)
+# vLLM pull request 18149: before it the V1 engine did not count cached tokens.
+PROMPT_TOKENS_DETAILS_SINCE: Final[Version] = (0, 9, 0)
 _RELEASE: Final = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 
 

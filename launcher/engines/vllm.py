@@ -15,6 +15,7 @@ from launcher.engines.numa_binding import Binding
 from launcher.engines.software_versions import (
     AOT_COMPILE_SINCE,
     KV_CACHE_BYTES_SINCE,
+    PROMPT_TOKENS_DETAILS_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
     Stack,
 )
@@ -51,6 +52,8 @@ class VllmEngine:
     health_path: str = "/health"
     stop_timeout_s: float = 30.0
     ready_timeout_s: float = 1800.0
+    tells_cached_tokens: bool = False
+    """Responses say how many prompt tokens were in the prefix cache, for the usage ledger."""
 
     @property
     def wants_completion_probe(self) -> bool:
@@ -100,6 +103,8 @@ class VllmEngine:
         ):
             if value is not None:
                 options.append((flag, str(value)))
+        if self.tells_cached_tokens and self.stack.has(PROMPT_TOKENS_DETAILS_SINCE):
+            options.append(("--enable-prompt-tokens-details",))
         if model.trust_remote_code:
             options.append(("--trust-remote-code",))
         return merge(options, self.args)

@@ -124,6 +124,17 @@ def test_the_users_kv_space_variable_replaces_our_flag(make_slot: MakeSlot) -> N
     assert launch.env["VLLM_CPU_KVCACHE_SPACE"] == "40"
 
 
+def test_cached_tokens_are_told_where_the_ledger_wants_them(make_slot: MakeSlot) -> None:
+    flag, stack = "--enable-prompt-tokens-details", Stack(command=("vllm",), vllm="0.32.0")
+    told = engine(stack=stack, tells_cached_tokens=True)
+    assert told.launch(make_slot(), 1).argv.count(flag) == 1
+    assert flag not in engine(stack=stack).launch(make_slot(), 1).argv
+    refused = engine(stack=stack, tells_cached_tokens=True, args=(f"--no-{flag[2:]}",))
+    assert flag not in refused.launch(make_slot(), 1).argv
+    old = engine(stack=Stack(command=("vllm",), vllm="0.8.5"), tells_cached_tokens=True)
+    assert flag not in old.launch(make_slot(), 1).argv
+
+
 def test_old_vllm_gets_what_it_knows(make_slot: MakeSlot) -> None:
     launch = engine(stack=Stack(command=("vllm",), vllm="0.11.0")).launch(make_slot(kv=5 * GIB + 1), 1)
     assert "--shutdown-timeout" not in launch.argv
