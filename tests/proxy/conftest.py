@@ -38,9 +38,11 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
             prices = settings.pop("prices", None)
             aliases = settings.pop("aliases", {})
             most_clients = settings.pop("most_clients", None)
+            caps = settings.pop("caps", {})
             assert isinstance(aliases, dict)
             assert most_clients is None or isinstance(most_clients, int)
             assert prices is None or isinstance(prices, TokenPrices)
+            assert isinstance(caps, dict)
             server = ProxyServer(
                 Proxy(**{"listen": ("127.0.0.1:0",), **settings}),  # type: ignore[arg-type]
                 models=[
@@ -50,7 +52,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
                 on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
                 chance=Random(7),  # noqa: S311
                 most_clients=most_clients,
-                accounting=Accounting(record=entries.append, prices=prices),
+                accounting=Accounting(record=entries.append, prices=prices, caps=caps),
             )
             await server.start()
             stack.push_async_callback(server.stop, 0.0)
