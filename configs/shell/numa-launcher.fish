@@ -333,7 +333,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l concurrency
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l requests-per-minute -x -d 'limit the requests started per minute'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l tokens-per-minute -x -d 'limit the tokens of prompts and responses per minute'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l model -x -d 'allow this model; can be repeated (default: all models)'
-complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l local-only -d 'never send its requests to the endpoint of [proxy.overflow]'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l local-only -d 'never send its requests to an overflow endpoint'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l json -d 'print the key and its record as JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use proxy.api_keys_file of this configuration file (default: /etc/numa-launcher/config.toml)'

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--local-only",
         action="store_true",
-        help="never send its requests to the endpoint of [proxy.overflow]",
+        help="never send its requests to an overflow endpoint",
     )
     add.add_argument("--json", action="store_true", help="print the key and its record as JSON")
     show = actions.add_parser(

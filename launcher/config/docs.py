@@ -26,7 +26,7 @@ restarting, one after the other, the instances whose cpus, memory, command or en
 ([Reload](supervision.md#reload)). A restart of the daemon is needed for `[proxy]`, `[control]`, `[systemd]`,
 `[logging]`, `[usage]`, `[cost]`, `[audit]`, `engine.kind`, `engine.runtime`, `engine.health_path`,
 `supervision.spawner`, names and aliases of models, and the reserved cores: `reload` refuses such changes. The TLS
-certificate and key, the API keys file and the key file of `[proxy.overflow]` are reloaded automatically when they change.
+certificate and key, the API keys file and the key files of `[[proxy.overflow]]` are reloaded automatically when they change.
 """
 
 
