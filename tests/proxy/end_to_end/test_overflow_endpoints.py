@@ -181,7 +181,10 @@ async def test_usage_is_charged_to_the_pico(
     overflowing: Make, clouds: list[CloudProcess], stream: bool
 ) -> None:
     proxy = await overflowing({}, cap=PICOS)
-    await asyncio.gather(*(proxy.ask(stream=stream, say=number) for number in range(1, 20)))
+    answers = await asyncio.gather(*(proxy.ask(stream=stream, say=number) for number in range(1, 20)))
+    # Its client did not ask for the usage of a stream, and gets none.
+    assert all((b'"prompt_tokens"' in answer.body) is not stream for answer in answers)
+    assert all(b'"choices": []' not in answer.body for answer in answers)
     bill = clouds[0].bill()
     assert bill.streams_with_usage == (19 if stream else 0)
     assert proxy.caps["one"].settled == PRICES.amount(bill.prompt, 0, bill.output)
