@@ -24,6 +24,7 @@ class LedgerFile:
     def __init__(self, path: Path, zone: str = "UTC", began: str = "2026-01-01T00:00") -> None:
         self.path = path
         self.zone = zone
+        path.parent.mkdir(exist_ok=True)
         with self.changed() as file:
             migrate(file, path)
             file.execute("INSERT INTO meta VALUES (?, ?)", (zone, unix(began, zone)))

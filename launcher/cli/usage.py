@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a report: the daemon's, or of the ledger's file when no daemon answers."""
     question = _question(args)
-    report = _from_file(args, question) if args.file is not None else _from_daemon(args, question)
+    report = _from_daemon(args, question) if args.file is None else _from_file(args, question)[1]
     if args.json:
         print(json.dumps(report, indent=2))
         return 0
@@ -118,16 +118,16 @@ def _from_daemon(args: argparse.Namespace, question: Question) -> dict[str, Any]
         return options.client_of(args).get(f"{path}?{urlencode(given)}", ANSWER_S)
     except UnreachableError as unreachable:
         try:
-            report = _from_file(args, question)
+            file, report = _from_file(args, question)
         except LauncherError as error:
             raise LauncherError(
                 f"{unreachable.message}; and without the daemon: {error.message}", error.remedy
             ) from None
-        print(unreachable.message, file=sys.stderr)
+        print(f"{unreachable.message}; the figures are from '{file}'", file=sys.stderr)
         return report
 
 
-def _from_file(args: argparse.Namespace, question: Question) -> dict[str, Any]:
+def _from_file(args: argparse.Namespace, question: Question) -> tuple[Path, dict[str, Any]]:
     import msgspec  # noqa: PLC0415  heavy
 
     from launcher.usage.latest import latest_requests  # noqa: PLC0415  heavy
@@ -139,10 +139,7 @@ def _from_file(args: argparse.Namespace, question: Question) -> dict[str, Any]:
         if args.requests
         else report(path, question, time.time(), currency)
     )
-    if args.file is None:
-        print(f"the figures are from '{path}'", file=sys.stderr)
-    shown: dict[str, Any] = msgspec.to_builtins(found)
-    return shown
+    return path, msgspec.to_builtins(found)
 
 
 def _ledger(args: argparse.Namespace) -> tuple[Path, str]:
@@ -159,7 +156,7 @@ def _ledger(args: argparse.Namespace) -> tuple[Path, str]:
     if args.file is not None:
         return args.file, cost.currency
     own, service = (
-        ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.getuid()), SYSTEM)
+        ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.geteuid()), SYSTEM)
     )
     return own if own.exists() or not service.exists() else service, cost.currency
 

@@ -19,6 +19,7 @@ from launcher.daemon.accounts import Accounts
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
+from launcher.daemon.usage_reports import UsageReports
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.numa_binding import MemPolicy
 from launcher.engines.sampling_defaults import sampling_defaults
@@ -99,6 +100,7 @@ class Daemon:
         self.operations = Operations(
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, warnings=self.accounts.warnings,
+            usage=UsageReports(self.accounts.ledger, config.cost.currency),
         )  # fmt: skip
         self.control = ControlServer(
             config.control.socket, config.control.group, self.operations, read_group=config.control.read_group

@@ -47,8 +47,8 @@ class Operations:
         stopping: Callable[[], bool],
         drift: Callable[[], tuple[str, ...]],
         warnings: Callable[[], tuple[str, ...]],
+        usage: UsageReports,
     ) -> None:
-        self._usage = UsageReports(deployment.config)
         self.deployment = deployment
         """In force: the last that a reload has applied."""
         self._supervisor = supervisor
@@ -56,6 +56,7 @@ class Operations:
         self._ring = ring
         self._stopping = stopping
         self._drift = drift
+        self._usage = usage
         self._warnings = warnings
         self._since = time.time()
         self._secrets: dict[str, None] = {}

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from launcher.config.schema import Config
 from launcher.errors import LauncherError
-from launcher.host.state_folder import state_folder
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 from launcher.usage.latest import latest_requests
+from launcher.usage.ledger import Ledger
 from launcher.usage.question import Question
 from launcher.usage.report import report, today
-from launcher.usage.schema import ledger_path
 
 # `status` does not wait longer for a slow disk.
 TODAY_S: Final = 0.5
+# For what has not been written when a report is asked for.
+FLUSH_S: Final = 2.0
 
 _T = TypeVar("_T")
 
 
 class UsageReports:
-    def __init__(self, config: Config) -> None:
-        self._currency = config.cost.currency
-        self._path: Path | None = None
-        if config.usage.enabled:
-            self._path = ledger_path(config.usage, state_folder(None, os.environ, os.geteuid()))
+    """`ledger`: None while the daemon keeps none. `currency`: of its amounts."""
+
+    def __init__(self, ledger: Ledger | None, currency: str) -> None:
+        self._ledger = ledger
+        self._currency = currency
         # One at a time: each such thread takes CPU time from the event loop.
         self._reading = asyncio.Lock()
         self._today: asyncio.Task[UsageToday | None] | None = None
@@ -46,22 +45,29 @@ class UsageReports:
 
     async def today(self) -> UsageToday | None:
         """None without a ledger that can be read at once."""
-        if self._path is None:
+        if self._ledger is None:
             return None
         # While the disk hangs there is one thread that waits for it, and not one for each `status`.
         if self._today is None or self._today.done():
-            self._today = asyncio.create_task(_today(self._path), name="usage of today")
+            self._today = asyncio.create_task(_today(self._ledger.path), name="usage of today")
         await asyncio.wait({self._today}, timeout=TODAY_S)
         return self._today.result() if self._today.done() else None
 
     async def _read(self, read: Callable[[Path], _T]) -> _T:
-        if self._path is None:
+        ledger = self._ledger
+        if ledger is None:
             raise LauncherError(
-                "cannot report usage: the ledger is off",
-                "set enabled = true in [usage] and restart the daemon",
+                "cannot report usage: the daemon keeps no usage ledger",
+                "set enabled = true in [usage] and restart the daemon; `numa-launcher status` has more where it is true",
             )
+
+        def flush_and_read() -> _T:
+            # Where it cannot be written, the report is of what the file has; `status` says so.
+            ledger.flush(FLUSH_S)
+            return read(ledger.path)
+
         async with self._reading:
-            return await asyncio.to_thread(read, self._path)
+            return await asyncio.to_thread(flush_and_read)
 
 
 async def _today(path: Path) -> UsageToday | None:

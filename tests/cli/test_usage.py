@@ -28,7 +28,7 @@ BAD = "evil\x1b[2J\nkey-2  0"
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> LedgerFile:
-    ledger = LedgerFile(tmp_path / "usage.db", "Europe/Berlin", began="2026-11-02T09:14")
+    ledger = LedgerFile((tmp_path / "usage" / "usage.db"), "Europe/Berlin", began="2026-11-02T09:14")
     served = {"first_byte": [0.2, 0.31, 2.5], "duration": [2.0, 8.0, 31.0]}
     figures = {
         "team-search": {
@@ -245,7 +245,10 @@ def test_neither_daemon_nor_file(no_daemon: Path, capsys: pytest.CaptureFixture[
     assert out == ""
     message, remedy = err.splitlines()
     assert message.startswith("cannot reach numa-launcher on ")
-    assert f"without the daemon: cannot read the usage ledger '{no_daemon}/usage.db': no such file" in message
+    assert (
+        f"without the daemon: cannot read the usage ledger '{no_daemon}/usage/usage.db': no such file"
+        in message
+    )
     assert "[usage] enabled" in remedy
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from integration.conftest import DaemonProcess, eventually
 
 from launcher.control.docs import ASK, SOCKET
 from launcher.daemon.status import SlotStatus, Status
+from launcher.usage.figures import UsageReport, UsageRequests
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,6 +54,7 @@ def run(line: str, daemon: DaemonProcess) -> str:
 def test_every_line_of_the_page_works(start: Start) -> None:
     daemon = start(more="[supervision]\nprobe_interval_s = 0.2\nstop_timeout_s = 3\n")
     daemon.wait_ready(2)
+    usage_is_reported(daemon)
     seen = []
     for line in lines():
         where = line.rpartition("/v1/")[2].rstrip("'").partition("?")[0]
@@ -62,26 +68,78 @@ def test_every_line_of_the_page_works(start: Start) -> None:
             continue
         reply: dict[str, Any] = json.loads(out)
         assert "error" not in reply or where == "reload", reply
-        word = where.rpartition("/")[2]
-        match word:
-            case "status":
-                msgspec.convert(without_derived(reply), Status, strict=False)
-            case "plan":
-                assert len(reply["slots"]) == 2
-            case "config":
-                assert reply["control"]["socket"] == str(daemon.socket)
-            case "events":
-                assert len(reply["events"]) == 3
-            case "logs":
-                assert reply["text"] if "follow" in line else len(reply["lines"]) <= 2
-                eventually(lambda: daemon.slot(0)["state"] not in MOVING, what="settled")
-            case "reload":
-                assert reply["stage"] == ("dry run" if "POST" in line else "none")
-            case _:
-                assert reply["slot"] == 0
-                msgspec.convert(without_derived({"slots": [reply]})["slots"][0], SlotStatus, strict=False)
-                eventually(lambda word=word: daemon.slot(0)["state"] == AFTER[word], what=word)
-    assert len(seen) >= 18
+        check(line, where.rpartition("/")[2], reply, daemon)
+    assert len(seen) >= 20
+    daemon.end()
+    usage_is_in_the_file(daemon)
+
+
+def check(line: str, word: str, reply: dict[str, Any], daemon: DaemonProcess) -> None:
+    match word:
+        case "status":
+            msgspec.convert(without_derived(reply), Status, strict=False)
+        case "plan":
+            assert len(reply["slots"]) == 2
+        case "config":
+            assert reply["control"]["socket"] == str(daemon.socket)
+        case "events":
+            assert len(reply["events"]) == 3
+        case "logs":
+            assert reply["text"] if "follow" in line else len(reply["lines"]) <= 2
+            eventually(lambda: daemon.slot(0)["state"] not in MOVING, what="settled")
+        case "usage":
+            report = msgspec.convert(reply, UsageReport)
+            assert [(row.name, row.completed) for row in report.rows] == [("", 2)]
+        case "requests":
+            listed = msgspec.convert(reply, UsageRequests)
+            assert [request.outcome for request in listed.requests] == ["completed"] * 2
+        case "reload":
+            assert reply["stage"] == ("dry run" if "POST" in line else "none")
+        case _:
+            assert reply["slot"] == 0
+            msgspec.convert(without_derived({"slots": [reply]})["slots"][0], SlotStatus, strict=False)
+            eventually(lambda word=word: daemon.slot(0)["state"] == AFTER[word], what=word)
+
+
+def usage_is_reported(daemon: DaemonProcess) -> None:
+    """What a client counted, in the ledger and in the daemon's reports of it, as soon as the response has ended."""
+    tokens = Counter[str]()
+    for _ in range(2):
+        body = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+        request = urllib.request.Request(
+            f"{daemon.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request) as answer:
+            tokens.update(json.load(answer)["usage"])
+    report = json.loads(daemon.cli("usage", "--by", "model", "--since", "today", "--json").stdout)
+    (row,) = report["rows"]
+    assert (row["name"], row["requests"], row["estimated"]) == ("fake", 2, 0)
+    assert (row["prompt_tokens"], row["output_tokens"]) == (
+        tokens["prompt_tokens"],
+        tokens["completion_tokens"],
+    )
+    assert row["first_byte_p50_s"] > 0
+    listed = daemon.cli("usage", "--requests")
+    assert listed.stdout.count(" completed ") == 2, listed
+    status = daemon.status()
+    assert (status["usage"]["requests"], status["usage"]["output_tokens"]) == (2, tokens["completion_tokens"])
+    assert "today: 2 requests, " in daemon.cli("status").stdout
+
+
+def usage_is_in_the_file(daemon: DaemonProcess) -> None:
+    """After the daemon's end."""
+    words = ("usage", "--by", "instance", "--json", "-c", str(daemon.config))
+    environ = os.environ | {"STATE_DIRECTORY": str(daemon.folder / "state")}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *words], check=True, capture_output=True, text=True, env=environ
+    )
+    report = json.loads(done.stdout)
+    assert report["total"]["requests"] == 2
+    # The seconds of a slot are metered up to the end.
+    assert {row["name"] for row in report["rows"] if row["ready_s"]} == {"0", "1"}
+    assert "no such socket; the figures are from" in done.stderr
 
 
 def without_derived(status: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
+import resource
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,10 @@ from ledger_file import LedgerFile, unix
 from launcher.errors import LauncherError
 from launcher.money import picos
 from launcher.usage.figures import UsageReport, UsageRow
+from launcher.usage.latency import counts_of, to_bytes
 from launcher.usage.question import BY, Question
 from launcher.usage.report import MAX_ROWS, report
+from launcher.usage.schema import HISTOGRAMS, INTEGERS, SECONDS
 
 NOW = "2026-11-23T01:30"
 
@@ -248,3 +255,29 @@ def test_a_newer_ledger(ledger: LedgerFile) -> None:
         file.execute("PRAGMA user_version = 99")
     with pytest.raises(LauncherError, match="a newer numa-launcher made it"):
         asked(ledger)
+
+
+def test_a_month_of_100_keys_takes_little_time(tmp_path: Path) -> None:
+    """Ten million requests: 720 hours of 100 keys with 140 requests each. Start of the interpreter included."""
+    ledger = LedgerFile(tmp_path / "usage.db")
+    generator = random.Random(5)  # noqa: S311
+    blobs = [to_bytes(counts_of([generator.lognormvariate(0, 1) for _ in range(140)])) for _ in range(50)]
+    hour = int(time.time()) // 3600 * 3600
+    figures = [140] * len(INTEGERS) + [1.0] * len(SECONDS)
+    rows = (
+        ("key", hour - 3600 * number, f"key-{key}", *figures, *generator.choices(blobs, k=len(HISTOGRAMS)))
+        for number in range(720)
+        for key in range(100)
+    )
+    marks = ", ".join("?" * (3 + len(figures) + len(HISTOGRAMS)))
+    with ledger.changed() as file:
+        file.execute("BEGIN")
+        file.executemany(f"INSERT INTO hourly VALUES ({marks})", rows)  # noqa: S608
+        file.execute("COMMIT")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = ("usage", "--since", "30d", "--by", "key", "--json", "--file", str(ledger.path))
+    done = subprocess.run([sys.executable, "-m", "launcher", *words], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert json.loads(done.stdout)["total"]["requests"] == 720 * 100 * 140
+    # 0.5 s on an idle machine, where the bound is 1 s.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
