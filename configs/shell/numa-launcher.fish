@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
+set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -346,6 +346,18 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_n
 complete -c numa-launcher -n '_shtab_numa_launcher_using key revoke' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key revoke' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key revoke' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use proxy.api_keys_file of this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a audit -d 'Verify the audit trail, and print its anchors.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit; and test $_shtab_numa_launcher_npos -eq 0' -a verify -d 'Check that no line of the audit trail was changed, removed or put in. Exit code 1: one was; the first is named. Needs no daemon; a trail that is being written can be checked too.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit verify' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit verify' -l anchor -x -d 'check that this line, noted earlier, is still in the trail; can be repeated'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit verify' -l anchors -xka "(__fish_complete_path (commandline -ct))" -d 'check the anchors of a file: the first word of each line; - for standard input'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit verify' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use [audit] path of this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit verify' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit; and test $_shtab_numa_launcher_npos -eq 0' -a anchor -d 'Print the number and hash of the trail'"'"'s last line, where it stands, and its time. Keep it on another machine: `audit verify --anchor` then proves that nothing before it was written again.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use [audit] path of this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a bundle -d 'Collect logs, status and configuration, without secrets, in one file for a bug report.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'

@@ -37,6 +37,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "tune": ("tune", "find the layout that makes this machine fastest, by measuring it"),
     "cost": ("cost", "print what a token costs on this machine, and compare with APIs"),
     "key": ("key", "create, list and revoke API keys"),
+    "audit": ("audit", "verify the audit trail, and print its anchors"),
     "bundle": (
         "bundle",
         "collect logs, status and configuration, without secrets, in one file for a bug report",

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
+from launcher.control.action import ControlAction, unrecorded
 from launcher.control.answers import READS_ONLY, Answers, Handler, json_answer
 from launcher.control.arguments import MAX_SHOWN, command_of, follows
 from launcher.control.connections import Counts, Gate
@@ -47,8 +48,15 @@ _STATUS_OF: Final[dict[type[LauncherError], int]] = {NotFoundError: 404, Refused
 
 class ControlServer:
     def __init__(
-        self, path: str, group: str | None, operations: Operations, *, read_group: str | None = None
+        self,
+        path: str,
+        group: str | None,
+        operations: Operations,
+        *,
+        read_group: str | None = None,
+        record: Callable[[ControlAction], None] = unrecorded,
     ) -> None:
+        """`record`: told of each change that was asked for."""
         self._path = Path(path)
         self._group = group_id(group)
         self._change_group = f"group '{group}' (control.group)" if group else "control.group"
@@ -57,6 +65,7 @@ class ControlServer:
         # Without one, the file has the daemon's own group, and its members may use it.
         self._allowed_group = os.getegid() if self._group is None else self._group
         self._answers = Answers(operations)
+        self._record = record
         self._runner: web.AppRunner | None = None
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._listeners: list[asyncio.AbstractServer] = []
@@ -183,7 +192,9 @@ class ControlServer:
             response = _error(error.status, what, "see docs/control-protocol.md")
         finally:
             if change:
-                _audit(request, peer, response.status if response is not None else 500, why)
+                action = _action_of(request, peer, response.status if response is not None else 500, why)
+                self._record(action)
+                _log(request, action)
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -222,7 +233,7 @@ class ControlServer:
         return None if resource is None else self._endpoints.get((request.method, resource.canonical))
 
     def _say_refused(self, peer: Peer | None, request: web.Request) -> None:
-        """Rate-limited for each user, so that refused requests fill neither the journal nor the ring of events."""
+        """Rate-limited for each user, so that refused requests fill neither journal, audit trail nor the ring of events."""
         uid = None if peer is None else peer.uid
         now = asyncio.get_running_loop().time()
         since, more = self._refused.get(uid, (-REFUSED_S, 0))
@@ -234,6 +245,8 @@ class ControlServer:
         self._refused[uid] = now, 0
         before = f", and {more} more before" if more else ""
         log.warning("refused %s %s of %s%s", request.method, quoted(request.path), peer, before)
+        if peer is not None:
+            self._record(_action_of(request, peer, 403, f"{request.method} by a user who may not{before}"))
 
     def _may_change(self, peer: Peer) -> bool:
         return may_use(peer, os.geteuid(), self._allowed_group)
@@ -266,20 +279,26 @@ def _ask(group: str) -> str:
     return f"ask an administrator to add you to {group}"
 
 
-def _audit(request: web.Request, peer: Peer, status: int, why: str) -> None:
-    """One line for each change that was asked for: who, what, and what became of it."""
+def _action_of(request: web.Request, peer: Peer, status: int, why: str) -> ControlAction:
+    """Who asked for what, and what became of it."""
     redactor = Redactor()
-    # Escaped once it has been decoded and masked: a line end in it would begin an audit line of its own.
+    # Escaped once it has been decoded and masked: a line end in it would begin a log line of its own.
     path, why = (quoted(redactor.text(text), MAX_LINE) for text in (unquote(request.path_qs), why))
-    words = f": {why}" if why else ""
+    slot = quoted(request.match_info.get("slot", ""))
+    return ControlAction(quoted(command_of(request)), path, slot, peer, status, why)
+
+
+def _log(request: web.Request, action: ControlAction) -> None:
+    """One line for each change that was asked for."""
+    peer = action.peer
+    words = f": {action.reason}" if action.reason else ""
     log.info(
         "%s %s by %s (uid %d, pid %d): %d%s",
-        request.method, path, peer.user, peer.uid, peer.pid, status, words,
+        request.method, action.arguments, peer.user, peer.uid, peer.pid, action.status, words,
         extra={
-            "audit": "refused" if status >= 400 else "done",
-            "verb": quoted(command_of(request)), "slot": quoted(request.match_info.get("slot", "")),
+            "audit": action.result, "verb": action.verb, "slot": action.slot,
             "peer_user": peer.user, "peer_uid": peer.uid, "peer_gid": peer.gid, "peer_pid": peer.pid,
-            "path": path, "status": status,
+            "path": action.arguments, "status": action.status,
         },
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from launcher.config.schema import Config, Usage
+from launcher.daemon.audit import AuditAccount
 from launcher.errors import LauncherError
 from launcher.host.state_folder import state_folder
 from launcher.money import TokenPrices, token_prices
@@ -66,6 +67,8 @@ class Accounts:
         if config.usage.enabled and path is not None:
             self.ledger = Ledger(config.usage, path)
             self.accounting = replace(self.accounting, record=self.ledger.record)
+        self.audit = AuditAccount(config.audit)
+        self.accounting = self.audit.joined(self.accounting)
         self._meter: asyncio.Task[None] | None = None
 
     def _caps(self, config: Config, path: Path) -> dict[str, DailyCap]:
@@ -82,6 +85,7 @@ class Accounts:
         """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
 
         `occupancy`: of each slot."""
+        self.audit.start()
         if self._no_ledger:
             log.error("%s", self._no_ledger)
         if self.ledger is not None:
@@ -90,6 +94,7 @@ class Accounts:
 
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
+        await self.audit.stop()
         if self.ledger is None or self._meter is None:
             return
         meter, self._meter = self._meter, None
@@ -100,6 +105,9 @@ class Accounts:
 
     def values(self) -> metrics.Values:
         """For the metrics page."""
+        return {**self._of_ledger(), **self.audit.values()}
+
+    def _of_ledger(self) -> metrics.Values:
         if self.ledger is None:
             return {}
         state = self.ledger.state
@@ -113,6 +121,9 @@ class Accounts:
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
+        return (*self._ledger_warnings(), *self.audit.warnings())
+
+    def _ledger_warnings(self) -> tuple[str, ...]:
         if self.ledger is None:
             return (self._no_ledger,) if self._no_ledger else ()
         state, found = self.ledger.state, []

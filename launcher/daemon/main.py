@@ -103,7 +103,11 @@ class Daemon:
             usage=UsageReports(self.accounts.ledger, config.cost.currency),
         )  # fmt: skip
         self.control = ControlServer(
-            config.control.socket, config.control.group, self.operations, read_group=config.control.read_group
+            config.control.socket,
+            config.control.group,
+            self.operations,
+            read_group=config.control.read_group,
+            record=self.accounts.audit.acted,
         )
 
     async def run(self) -> None:
@@ -133,8 +137,8 @@ class Daemon:
             await self._serve(ready.get(activation.HTTP, ()))
         finally:
             await self.proxy.stop(0)
-            await self.accounts.stop()
             await self.control.stop()
+            await self.accounts.stop()
             await self.spawner.close(for_good=self._for_good)
 
     async def _open(self, ready: Sequence[socket.socket]) -> None:
@@ -228,14 +232,18 @@ class Daemon:
         self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
 
     async def _reload_by_signal(self) -> None:
+        why = ""
         try:
             await self.operations.reload(())
         except LauncherError as error:
+            why = error.message
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
             )
         except Exception:  # the task is not awaited
+            why = "internal error"
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
+        self.accounts.audit.signalled("reload", "SIGHUP", why)
 
     def _apply(self, event: InstanceEvent) -> None:
         match event:

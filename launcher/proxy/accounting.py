@@ -26,6 +26,8 @@ class Accounting:
     """Who is told of ended requests. `record` returns at once and never raises."""
 
     record: Callable[[Entry], None] = _nothing
+    unrecorded: Callable[[], str | None] | None = None
+    """Why what is served now would not be recorded, though it must be. None: it need not be."""
     caps: Mapping[str, DailyCap] = field(default_factory=dict)
     """Of overflow endpoints, by name."""
     budgets: Budgets | None = None

@@ -54,6 +54,12 @@ def unavailable(message: str, retry_after_s: int, *, close: bool = False) -> Htt
     return HttpError(503, message, type_=type_, code=code, headers=headers, close=close)
 
 
+def unrecorded(reason: str, retry_after_s: int) -> HttpError:
+    """503: [audit] strict, and the audit trail cannot be written."""
+    message, headers = f"the audit trail cannot be written: {reason}", {"Retry-After": str(retry_after_s)}
+    return HttpError(503, message, type_="service_unavailable", code="audit_unavailable", headers=headers)
+
+
 def too_many(reason: str, retry_after_s: int) -> HttpError:
     """429: the queue is full, or the request waited in it for as long as it may."""
     message, headers = f"the server is at its limit: {reason}", {"Retry-After": str(retry_after_s)}

@@ -115,6 +115,7 @@ class ProxyServer:
             proxy.max_body_bytes,
             self._instances.retry_after_s,
             budgets=budgets,
+            unrecorded=accounting.unrecorded,
             post=post,
         )
         responder = Responder(self.slow_clients, proxy.keepalive_comment_s)

@@ -89,6 +89,9 @@ CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 SLOW_CLIENTS = "numa_launcher_slow_clients"
 SLOW_CLIENT_BYTES = "numa_launcher_slow_client_bytes"
 SLOW_CLIENTS_GIVEN_UP = "numa_launcher_slow_clients_given_up"
+AUDIT_ENTRIES = "numa_launcher_audit_entries"
+AUDIT_LOST = "numa_launcher_audit_lost"
+AUDIT_OK = "numa_launcher_audit_ok"
 COST = "numa_launcher_cost"
 COST_PER_MILLION = "numa_launcher_cost_per_million_output_tokens"
 ENERGY = "numa_launcher_energy_joules"
@@ -229,6 +232,12 @@ TABLE: tuple[Spec, ...] = (
     ),
     _gauge(LEDGER_WAITING, "Ended requests that wait in memory to be written to the usage ledger."),
     _gauge(LEDGER_BYTES, "Size of the usage ledger's file and its write-ahead log."),
+    _counter(
+        AUDIT_ENTRIES,
+        "Requests and control actions that the audit trail has on the disk; with [audit] path only.",
+    ),
+    _counter(AUDIT_LOST, "Requests and control actions that could not be written to the audit trail."),
+    _gauge(AUDIT_OK, "1 while the audit trail can be written."),
 )
 
 # Seconds: from a cached answer to a long generation.

@@ -91,9 +91,10 @@ class AuditTrail:
         self._first_turn.wait(START_S)
 
     def stop(self) -> None:
-        """Write what waits, and the line that says that nothing is missing."""
+        """Write what waits, and the line that says that nothing is missing. Also without `start`, and again."""
         self._stop.set()
-        self._thread.join(STOP_S)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_S)
         if left := len(self._waiting) + self._writer.unsaved:
             log.error("audit trail '%s': %d entries could not be written", self._folder, left)
 

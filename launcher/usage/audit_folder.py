@@ -155,6 +155,19 @@ def _walk(folder: Path, names: list[FileName], last: Link, start: int) -> Found:
     return Found(chain.last, names[-1], end)
 
 
+def anchored(folder: Path, head: Head) -> int | None:
+    """Where the line that a head names stands in its file, counted from 1; None where it is not there."""
+    path = folder / head.file
+    if not path.exists() or not _ends_with(path, head):
+        return None
+    with path.open("rb") as file:
+        left, count = head.end, 0
+        while left > 0 and (part := file.read(min(left, _READ_BYTES))):
+            count += part.count(b"\n")
+            left -= len(part)
+    return count
+
+
 def _ends_with(path: Path, head: Head) -> bool:
     """Whether the line that a head names ends where it says."""
     with path.open("rb") as file:

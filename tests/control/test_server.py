@@ -19,6 +19,7 @@ import pytest
 from fake_operations import FakeOperations
 from fakes import until
 
+from launcher.control.action import ControlAction
 from launcher.control.messages import SUMMARY, Request, SlotCommand
 from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, peer_of
 from launcher.control.server import MAX_BODY_BYTES, ControlServer
@@ -412,6 +413,30 @@ async def test_the_audit_tells_no_secrets(
     assert "hush" not in str(line)
     assert "engine.env.MY_TOKEN=<redacted>" in line["path"]
     assert "layout.use_smt=true" in line["message"]
+
+
+async def test_each_change_is_handed_to_the_audit_trail(
+    tmp_path: Path, operations: FakeOperations, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the level of the log."""
+    caplog.set_level(logging.ERROR, "launcher.control")
+    actions: list[ControlAction] = []
+    path = str(tmp_path / "c.sock")
+    server = ControlServer(path, None, operations, record=actions.append)
+    await server.start()
+    async with aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as http:
+        await asked(http, "GET", "/v1/status")
+        await asked(http, "POST", "/v1/slots/1/drain?deadline=30")
+        await asked(http, "POST", "/v1/reload?set=engine.env.MY_TOKEN%3Dhush-hush-hush")
+        operations.refused = True
+        await asked(http, "POST", "/v1/slots/0/hold")
+    await server.stop()
+    drain, reload, hold = actions
+    assert (drain.verb, drain.arguments, drain.slot) == ("drain", "/v1/slots/1/drain?deadline=30", "1")
+    assert (drain.status, drain.result, drain.reason) == (200, "done", "")
+    assert (drain.peer.uid, drain.peer.pid) == (os.getuid(), os.getpid())
+    assert (reload.verb, "hush" in str(reload)) == ("reload", False)
+    assert (hold.status, hold.result, "too few are left" in hold.reason) == (409, "refused", True)
 
 
 async def test_events(http: aiohttp.ClientSession) -> None:

@@ -38,9 +38,11 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
             prices = settings.pop("prices", None)
             aliases = settings.pop("aliases", {})
             most_clients = settings.pop("most_clients", None)
+            accounting = settings.pop("accounting", None)
             caps = settings.pop("caps", {})
             assert isinstance(aliases, dict)
             assert most_clients is None or isinstance(most_clients, int)
+            assert accounting is None or isinstance(accounting, Accounting)
             assert prices is None or isinstance(prices, TokenPrices)
             assert isinstance(caps, dict)
             server = ProxyServer(
@@ -52,7 +54,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
                 on_suspect=lambda slot, generation, reason: suspects.append((slot, generation, reason)),
                 chance=Random(7),  # noqa: S311
                 most_clients=most_clients,
-                accounting=Accounting(record=entries.append, prices=prices, caps=caps),
+                accounting=accounting or Accounting(record=entries.append, prices=prices, caps=caps),
             )
             await server.start()
             stack.push_async_callback(server.stop, 0.0)

@@ -10,7 +10,7 @@ from launcher.proxy.dispatch.registry import RequestRegistry
 from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.upload_memory import FREE_BYTES
 from launcher.proxy.downstream.uploads import too_large
-from launcher.proxy.errors import HttpError, unavailable
+from launcher.proxy.errors import HttpError, unavailable, unrecorded
 from launcher.proxy.request.answer import Answer, own_head
 from launcher.proxy.request.events import Event, PageReady
 from launcher.proxy.request.record import Post, Request
@@ -33,6 +33,7 @@ class Authorizer:
         retry_after_s: Callable[[], int],
         *,
         budgets: Budgets | None,
+        unrecorded: Callable[[], str | None] | None,
         post: Post,
     ) -> None:
         self._keys = keys
@@ -43,6 +44,7 @@ class Authorizer:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._retry_after_s = retry_after_s
+        self._unrecorded = unrecorded
         self._post = post
         self._closing = False
 
@@ -64,8 +66,8 @@ class Authorizer:
             request.key = self._keys.check(head.get(b"authorization"), head.get(b"x-api-key"), now)
         self._registry.accept(request)
         page = request.match.route.kind in OWN_PAGES
-        if self._closing and not page:
-            raise unavailable("the server is shutting down", self._retry_after_s(), close=True)
+        if not page and (self._closing or self._unrecorded is not None):
+            self._check_open()
         if head.length is not None and head.length > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
         if (head.length or head.chunked) and head.method in _WITHOUT_BODY:
@@ -75,6 +77,13 @@ class Authorizer:
             request.grant = request.key.limits.begin(now, large=large)
             if large and self._budgets is not None:
                 request.grant.check_budget(self._budgets, request.key.record.name, now)
+
+    def _check_open(self) -> None:
+        """Raises HttpError."""
+        if self._closing:
+            raise unavailable("the server is shutting down", self._retry_after_s(), close=True)
+        if self._unrecorded is not None and (why := self._unrecorded()) is not None:
+            raise unrecorded(why, self._retry_after_s())
 
     def _allow_origin(self, request: Request) -> Answer | None:
         """Note what a browser's page is told; a preflight's answer."""
