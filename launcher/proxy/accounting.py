@@ -129,4 +129,5 @@ def entry_of(
         overflow=request.overflow,
         overflow_reason=request.overflow_reason or "",
         picos=request.picos if prices is None or request.overflow else prices.amount(*tokens[:3]),
+        predicted_s=request.predicted_s,
     )

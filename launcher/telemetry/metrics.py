@@ -279,10 +279,14 @@ class Timings:
         self.duration = make(
             "numa_launcher_request_duration_seconds", "Time from a request's arrival to its end."
         )
+        self.prediction_error = make(
+            "numa_launcher_ttft_prediction_error_seconds",
+            "Difference between the time to the first token that was predicted when a stream arrived and the measured one.",
+        )
         self.first_token = RollingQuantiles()  # by slot, of streams: for `status`, no metric
 
     def all(self) -> tuple[Histogram, ...]:
-        return (self.queued, self.first_byte, self.duration)
+        return (self.queued, self.first_byte, self.prediction_error, self.duration)
 
 
 class _Snapshot:

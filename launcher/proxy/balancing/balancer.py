@@ -353,9 +353,11 @@ class Balancer:
         if predicted_s is None:
             return
         ticket.predicted_s = predicted_s + now - ticket.arrived
-        if ticket.limit_s is not None and self._prediction.at_worst(ticket, predicted_s) > ticket.limit_s:
-            ticket.number = 0
-            raise LateError
+        if ticket.limit_s is not None:
+            latest_s = self._prediction.at_worst(ticket, predicted_s)
+            if latest_s > ticket.limit_s:
+                ticket.number = 0
+                raise LateError(latest_s)
 
     def _measure(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
         """What there is to compute for it on that instance."""

@@ -55,7 +55,11 @@ class Demand:
 
 
 class LateError(Exception):
-    """Its first token is predicted to come later than the ticket allows; nothing was queued or bound."""
+    """Its first token may come later than the ticket allows; nothing was queued or bound. `latest_s`: by when it will."""
+
+    def __init__(self, latest_s: float) -> None:
+        super().__init__(f"first token in up to {latest_s:.1f} s")
+        self.latest_s = latest_s
 
 
 class FullError(Exception):

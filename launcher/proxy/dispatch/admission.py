@@ -23,10 +23,10 @@ from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
-from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.most_tokens import most_tokens
+from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.overflow import Overflow
@@ -103,6 +103,9 @@ class Admission:
         if demand.stream:
             request.transcript = self._transcript(request, said)
         request.ticket = ticket = Ticket(demand, request.started, now)
+        if self._overflow is not None:
+            record = None if request.key is None else request.key.record
+            ticket.limit_s = self._overflow.limit_s(request.path, request.model, record)
         self._enqueue(request, ticket, now, ready=ready)
 
     def enqueue(self, request: Request, _event: Event, now: float) -> None:

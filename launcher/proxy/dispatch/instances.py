@@ -12,14 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ending, FullError, InstanceId
+from launcher.proxy.balancing.demand import Ending, FullError, InstanceId, LateError
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.dispatch.occupancy import Occupancy, Occupied
 from launcher.proxy.dispatch.traffic import Traffic, hung
 from launcher.proxy.errors import HttpError, too_many, unavailable
 from launcher.proxy.observability.counters import Counters
-from launcher.proxy.request.events import AttemptFailed, Bound, Event, InstanceDied, NoCapacity
+from launcher.proxy.request.events import (
+    AttemptFailed,
+    Bound,
+    Event,
+    InstanceDied,
+    NoCapacity,
+    PredictedLate,
+)
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.endpoint import Endpoint
@@ -121,12 +128,17 @@ class Instances:
         """Bind it now, or let it wait (False); what becomes of it is posted."""
         try:
             upstream = self.balancer.offer(ticket, now)
+        except LateError as late:
+            request.predicted_s, request.latest_s = ticket.predicted_s, late.latest_s
+            self._post(request, PredictedLate())
+            return True
         except FullError as full:
             queue = self.balancer.queue
             bound = "requests" if queue.count >= queue.max_requests else "bytes"
             self._counters.queue_rejected[bound] += 1
             self._post(request, NoCapacity(too_many(full.reason, full.retry_after_s)))
             return True
+        request.predicted_s = ticket.predicted_s
         if upstream is not None:
             self._post(request, Bound())
             return True

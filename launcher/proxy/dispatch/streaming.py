@@ -50,6 +50,9 @@ class Streaming:
             request.first_byte = now  # comments do not count
             if request.streamed and attempt.tracker is not None:
                 self._timings.first_token.take(request.slot, now - request.started, now)
+                if request.predicted_s is not None and request.attempts == 1:
+                    error_s = abs(now - request.started - request.predicted_s)
+                    self._timings.prediction_error.observe(error_s)
             if request.transcript is None:
                 request.body = b""  # it is not needed again
         if isinstance(event, StreamStarted):

@@ -20,13 +20,12 @@ from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES, Overflow, Overflowing
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.routes import OWN_PAGES, Kind
 
 MAX_CONTINUED = 8  # times that one stream is continued
-# Of a request that is written again, for a continuation or the overflow endpoint: up to 40 ms.
-MAX_REWRITTEN_BYTES = 8 << 20
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
 INTERNAL_ERROR: Final = "internal proxy error"
 
@@ -70,11 +69,6 @@ class Capacity(Protocol):
         """When a client may try again."""
 
 
-class Overflow(Protocol):
-    def takes(self, request: Request, reason: OverflowReason, now: float) -> str | None:
-        """Name of the overflow endpoint that a request may be sent to now; None: it stays here."""
-
-
 class Decisions:
     """What each event leads to: the next state, and the actions."""
 
@@ -84,7 +78,7 @@ class Decisions:
         self._retry_policy = retry_policy
         self._capacity = capacity
         self._traits = traits
-        self._overflow = overflow
+        self._overflowing = Overflowing(overflow, traits)
 
     # --- before an upstream is asked ---------------------------------------------------------------
 
@@ -106,30 +100,16 @@ class Decisions:
     def no_capacity(self, request: Request, event: events.NoCapacity, now: float) -> Actions:
         if request.committed:
             return self._fail(request, event.error.message, now, event.error.status)
-        if self._overflows(request, OverflowReason.FULL, now):
+        if self._overflowing.starts(request, OverflowReason.FULL, now):
             return _OVERFLOW
         return self._refuse(request, event.error)
 
-    def _overflows(self, request: Request, reason: OverflowReason, now: float) -> bool:
-        """Whether an overflow endpoint takes it. A head that went out was that of another response."""
-        if self._overflow is None or request.head_sent or request.adapter is not None:
-            return False
-        if len(request.body) > MAX_REWRITTEN_BYTES:
-            return False
-        endpoint = self._overflow.takes(request, reason, now)
-        if endpoint is None:
-            return False
-        request.ticket = None
-        request.overflow, request.overflow_reason = endpoint, reason
-        if not self._traits.asks_usage(request.model, endpoint):
-            request.usage_ask = UsageAsk.NO
-        request.state = State.SENT
-        return True
-
-    def _overflows_again(self, request: Request, now: float) -> bool:
-        """Whether another overflow endpoint takes what one did not answer."""
-        reason = request.overflow_reason
-        return reason is not None and not request.committed and self._overflows(request, reason, now)
+    def predicted_late(self, request: Request, _event: events.PredictedLate, now: float) -> Actions:
+        ticket = request.ticket
+        if self._overflowing.starts(request, OverflowReason.PREDICTED, now):
+            request.local_ticket = ticket
+            return _OVERFLOW
+        return _ENQUEUE if self._overflowing.stays(request, ticket) else _NOTHING
 
     def backoff_over(self, request: Request, _event: events.BackoffOver, _now: float) -> Actions:
         if request.ticket is not None:
@@ -170,8 +150,9 @@ class Decisions:
 
     def _overflow_answered(self, request: Request, answer: Answer, now: float) -> Actions:
         status, request.ending = answer.head.status, Ending.WHOLE
-        if (status == TOO_MANY or status >= SERVER_ERROR) and self._overflows_again(request, now):
-            return _OVERFLOW_AGAIN
+        busy = status == TOO_MANY or status >= SERVER_ERROR
+        if busy and (actions := self._not_served(request, now)) is not None:
+            return actions
         return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
 
     def _without_usage(self, request: Request, upstream: Upstream | None) -> Actions:
@@ -216,11 +197,19 @@ class Decisions:
             return self._fail(request, event.reason, now)
         return self._continue(request, event.reason, now)
 
+    def _not_served(self, request: Request, now: float) -> Actions | None:
+        """What follows when an overflow endpoint did not answer: the next one, or the queue here; None: its error."""
+        if self._overflowing.continues(request, now):
+            return _OVERFLOW_AGAIN
+        if not request.committed and self._overflowing.stays(request, request.local_ticket):
+            return _LEAVE_AND_QUEUE
+        return None
+
     def _overflow_failed(self, request: Request, event: events.AttemptFailed, now: float) -> Actions:
         if request.committed:
             return self._fail(request, event.reason, now)
-        if self._overflows_again(request, now):
-            return _OVERFLOW_AGAIN
+        if (actions := self._not_served(request, now)) is not None:
+            return actions
         request.reason = _OVERFLOW_FAILED
         error = HttpError(502, _OVERFLOW_FAILED, type_="upstream_error", code="overflow_failed")
         return _end(request, Outcome.FAILED, error)

@@ -75,6 +75,10 @@ class NoCapacity(Refused):
     """No instance takes it: the queue is full, its deadline passed, or none is ready."""
 
 
+class PredictedLate(Event):
+    """Its first token is predicted to come later than an overflow endpoint would wait for; it is not queued."""
+
+
 class Bound(Event):
     """The balancer has bound the request's ticket to an instance."""
 

@@ -45,6 +45,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[type[events.Event], Handler]]] = {
         **_ANYWHERE,
         events.Bound: Decisions.bound,
         events.NoCapacity: Decisions.no_capacity,
+        events.PredictedLate: Decisions.predicted_late,
         events.Refused: Decisions.refused,
         events.CommentDue: (Action.COMMENT,),
     },

@@ -48,7 +48,8 @@ class Request:
         "accepted", "adapter", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in", "bytes_out",
         "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending", "error",
         "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded", "grant", "head",
-        "head_sent", "keep_alive", "key", "lines", "looked", "match", "method", "model", "outcome", "overflow",
+        "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked", "match",
+        "method", "model", "outcome", "overflow",
         "overflow_reason", "overflow_tried", "path", "pending", "picos", "predicted_s",
         "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
         "stored", "tail", "ticket", "tracker", "transcript", "unread_tail", "unsent_head", "usage", "usage_ask",
@@ -91,11 +92,13 @@ class Request:
         self.first_byte_timeout_s = 0.0
         self.predicted_s: float | None = None  # to its first token, when it arrived
         self.usage_ask = UsageAsk.NO  # of a stream whose client does not ask for its usage
+        self.latest_s: float | None = None  # the same at worst, where that was too late for it
         # Overflow.
         self.overflow = ""  # name of the endpoint that it went to
         self.overflow_reason: OverflowReason | None = None
         self.overflow_tried: tuple[str, ...] = ()  # endpoints that it was sent to
         self.picos = 0  # what it cost there
+        self.local_ticket: Ticket | None = None  # for the queue here, of one that went before it was queued
         # Attempts.
         self.attempt: UpstreamCall | None = None  # the present one
         self.attempts = 0
@@ -191,6 +194,7 @@ class Request:
             "duration_s": round(now - started, 6),
             "queued_s": None if self.bound is None else round(self.bound - started, 6),
             "first_byte_s": None if self.first_byte is None else round(self.first_byte - started, 6),
+            "predicted_s": None if self.predicted_s is None else round(self.predicted_s, 6),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "attempts": self.attempts,

@@ -120,7 +120,7 @@ class Overflow:
             if endpoint.name in request.overflow_tried:
                 continue
             limit = self._limit_s(endpoint, record)
-            predicted = request.predicted_s
+            predicted = request.latest_s
             if reason is OverflowReason.FULL or (
                 limit is not None and predicted is not None and predicted > limit
             ):

@@ -17,7 +17,7 @@ from proxy.scripted_engine import DONE, Call, answer_chat
 
 from launcher.config.schema import Model, Overflow, Proxy
 from launcher.proxy.auth import key_record, key_store
-from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
+from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES
 from launcher.proxy.server import ProxyServer
 
 

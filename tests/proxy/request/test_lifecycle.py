@@ -148,6 +148,7 @@ def of(name: str, request: Request) -> Event:
         "no body": events.BodyCompleted(b""),
         "refused": events.Refused(error),
         "no capacity": events.NoCapacity(error),
+        "late": events.PredictedLate(),
         "bound": events.Bound(),
         "backoff over": events.BackoffOver(),
         "comment": events.CommentDue(),
@@ -175,9 +176,9 @@ def of(name: str, request: Request) -> Event:
 
 
 ALL = (
-    "head", "whole", "grew", "body", "no body", "refused", "no capacity", "bound", "backoff over", "comment", "paused",
-    "resumed", "left", "stalled", "stopped", "died", "page", "bytes", "started", "computed", "200", "404", "completed",
-    "diverged", "ignored", "500", "broken", "killed", "bad head",
+    "head", "whole", "grew", "body", "no body", "refused", "no capacity", "late", "bound", "backoff over", "comment",
+    "paused", "resumed", "left", "stalled", "stopped", "died", "page", "bytes", "started", "computed", "200", "404",
+    "completed", "diverged", "ignored", "500", "broken", "killed", "bad head",
 )  # fmt: skip
 REFUSED = (A.WITHDRAW, A.LEAVE, A.REFUSE, A.COUNT, A.LOG)
 BROKEN_OFF = (A.WITHDRAW, A.LEAVE, A.BREAK_OFF, A.COUNT, A.LOG)
@@ -262,6 +263,32 @@ def test_the_overflow_endpoint_takes_what_finds_no_capacity() -> None:
     request = request_of(state=State.QUEUED)
     actions = advance(request, of("no capacity", request), World(overflow=True))
     assert (actions, request.state, request.ticket) == ((A.SEND_OVERFLOW,), State.SENT, None)
+
+
+def test_one_predicted_to_be_late_overflows_and_comes_back_when_no_endpoint_answers() -> None:
+    request, world = request_of(state=State.QUEUED), World(overflow=True)
+    ticket = request.ticket
+    assert ticket is not None
+    ticket.limit_s = 4.0
+    assert advance(request, of("late", request), world) == (A.SEND_OVERFLOW,)
+    assert (request.state, request.ticket, request.overflow_reason) == (State.SENT, None, "predicted")
+    for name in ("first", "second"):
+        assert request.overflow == name
+        request.overflow_tried += (name,)
+        request.attempt = Call(None)
+        actions = advance(request, of("broken", request), world)
+        assert actions == ((A.LEAVE, A.SEND_OVERFLOW) if name == "first" else (A.LEAVE, A.ENQUEUE))
+    assert (request.state, request.ticket, ticket.limit_s) == (State.QUEUED, ticket, None)
+    assert (request.overflow, request.overflow_reason) == ("", None)
+
+
+def test_one_predicted_to_be_late_is_queued_when_no_endpoint_takes_it() -> None:
+    request = request_of(state=State.QUEUED)
+    ticket = request.ticket
+    assert ticket is not None
+    ticket.limit_s = 4.0
+    assert advance(request, of("late", request)) == (A.ENQUEUE,)
+    assert (request.state, request.ticket, ticket.limit_s) == (State.QUEUED, ticket, None)
 
 
 def test_not_after_comments() -> None:
