@@ -5,6 +5,7 @@
 It prints its port. The field `cloud` of a request's body says what becomes of it; others are ignored, as any API does:
 
     {"say": N}             so many words are its response, but for max_tokens
+    {"wait_s": S}          it begins after so long
     {"fault": KIND}        refuse: 429      refuse_for: 429 with Retry-After: 30     fail: 500      unauthorized: 401
                            stall: no byte   cut: breaks in the middle                garbage: no HTTP
     {"usage": KIND}        none, negative, text, huge, float, more (more output than was asked for): what it says it took
@@ -73,6 +74,7 @@ class Cloud:
             self.output += output
             await asyncio.sleep(3600)
         usage = _usage(prompt, output, wanted.get("usage"))
+        await asyncio.sleep(wanted.get("wait_s", 0))
         if body.get("stream"):
             return await self._stream(request, body, output, usage, cut=fault == "cut")
         self.output += output

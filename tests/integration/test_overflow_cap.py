@@ -1,0 +1,105 @@
+"""A daily cap of a real daemon, killed under load: what the endpoint charges for never exceeds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from cloud import CloudProcess, cloud_process, make_certificate
+from integration.conftest import DaemonProcess, eventually
+
+from launcher.money import PICOS, token_prices
+
+Start = Callable[..., DaemonProcess]
+PRICES = token_prices(1.0, 4.0)
+WORKERS = 16
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[CloudProcess]:
+    with cloud_process(make_certificate(tmp_path)) as process:
+        yield process
+
+
+def config(cloud: CloudProcess, cap: str) -> str:
+    """Overflow of a model that is never ready here."""
+    return f"""
+[[proxy.overflow]]
+name = "cloud"
+url = "{cloud.url}"
+models = {{ fake = "big" }}
+input = 1.0
+output = 4.0
+max_per_day = {cap}
+max_output_tokens = 100
+"""
+
+
+async def load(url: str, chance: random.Random, *, until_refused: bool) -> None:
+    """Requests from several clients, until the daemon dies or keeps one of them here."""
+    refused = asyncio.Event()
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while not refused.is_set():
+            body = {
+                "model": "fake", "messages": [{"role": "user", "content": "how?"}], "stream": chance.random() < 0.5,
+                "cloud": {"say": chance.randrange(1, 60), "wait_s": chance.random() * 0.05},
+            }  # fmt: skip
+            if chance.random() < 0.5:
+                body["max_tokens"] = chance.randrange(1, 100)
+            async with session.post(f"{url}/v1/chat/completions", data=json.dumps(body)) as answer:
+                await answer.read()
+                if answer.status == 503:
+                    refused.set()
+
+    async with aiohttp.ClientSession() as session:
+        with contextlib.suppress(aiohttp.ClientError):
+            await asyncio.gather(*(client(session) for _ in range(WORKERS)))
+    assert refused.is_set() or not until_refused
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.release)])
+def test_sigkill_under_load_holds_the_cap(
+    start: Start, cloud: CloudProcess, tmp_path: Path, kills: int
+) -> None:
+    chance = random.Random(kills)  # noqa: S311
+    # Each kill leaves up to WORKERS requests whose cost nobody knows: they count as reserved.
+    cap = 0.03 * (kills + 1)
+    environ = {"SSL_CERT_FILE": str(cloud.certificate.path), "STATE_DIRECTORY": str(tmp_path / "state")}
+    more = config(cloud, str(cap))
+
+    def begin() -> DaemonProcess:
+        daemon = start("--startup-s", "600", instances=1, more=more, environ=environ)
+        eventually(daemon.status, what="the daemon to answer")
+        return daemon
+
+    async def killed(daemon: DaemonProcess) -> None:
+        running = asyncio.create_task(load(daemon.url, chance, until_refused=False))
+        await asyncio.sleep(0.05 + chance.random() * 0.5)
+        daemon.process.kill()
+        await running
+
+    for _ in range(kills):
+        daemon = begin()
+        asyncio.run(killed(daemon))
+        daemon.process.wait()
+        daemon.nothing_left()
+    daemon = begin()
+    asyncio.run(load(daemon.url, chance, until_refused=True))
+    eventually(lambda: "overflow endpoint cloud: its max_per_day is spent" in daemon.log.read_text())
+    bill = cloud.bill()
+    charged = PRICES.amount(bill.prompt, 0, bill.output)
+    assert bill.requests > 20 * kills
+    assert 0 < charged <= cap * PICOS
+    with urllib.request.urlopen(f"{daemon.url}/metrics") as answer:
+        page = answer.read().decode()
+    spent = page.partition('numa_launcher_overflow_spent_today{endpoint="cloud"} ')[2].partition("\n")[0]
+    print(f"{kills} kills: {bill.requests} requests, charged {charged / PICOS:.6f}, counted {spent}, cap {cap:g}")
+    assert charged / PICOS <= float(spent) <= cap
