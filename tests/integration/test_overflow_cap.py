@@ -101,5 +101,7 @@ def test_sigkill_under_load_holds_the_cap(
     with urllib.request.urlopen(f"{daemon.url}/metrics") as answer:
         page = answer.read().decode()
     spent = page.partition('numa_launcher_overflow_spent_today{endpoint="cloud"} ')[2].partition("\n")[0]
-    print(f"{kills} kills: {bill.requests} requests, charged {charged / PICOS:.6f}, counted {spent}, cap {cap:g}")
+    print(
+        f"{kills} kills: {bill.requests} requests, charged {charged / PICOS:.6f}, counted {spent}, cap {cap:g}"
+    )
     assert charged / PICOS <= float(spent) <= cap

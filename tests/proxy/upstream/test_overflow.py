@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fakes import SOON_S
@@ -20,11 +22,22 @@ from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from launcher.address import TcpAddress
 from launcher.config import schema
 from launcher.errors import LauncherError
+from launcher.money import token_prices
+from launcher.proxy.auth.key_record import KeyRecord
+from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.errors import HttpError
-from launcher.proxy.request.actions import Outcome
+from launcher.proxy.http1.requests import parse_request
+from launcher.proxy.request.actions import Outcome, OverflowReason
+from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.overflow import Overflow
-from launcher.proxy.upstream.overflow_endpoint import OverflowEndpoint
+from launcher.proxy.upstream.overflow import DEFAULT_LIMIT_S, Overflow
+from launcher.proxy.upstream.overflow_endpoint import (
+    AVOID_S,
+    MAX_RETRY_AFTER_S,
+    Left,
+    OverflowCall,
+    OverflowEndpoint,
+)
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
@@ -429,3 +442,140 @@ def test_bad_keys_are_errors_at_start(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(LauncherError, match=r"cannot (read|use) the overflow endpoint's key"):
         Overflow([settings], 1.0)
+
+
+# --- which endpoint takes a request ------------------------------------------------------------------
+
+
+def endpoints(**rules: str) -> Overflow:
+    """By name and `when`; each has the model "m", the last one "n", too."""
+    last = list(rules)[-1]
+    return Overflow(
+        [
+            schema.Overflow(
+                url="http://x/v1", name=name, when=when, max_requests=1,
+                models={"m": "big", "n": "big"} if name == last else {"m": "big"},
+            )
+            for name, when in rules.items()
+        ],
+        1.0,
+        wall=lambda: 1000.0,
+    )  # fmt: skip
+
+
+def asking(model: str = "m", path: str = CHAT, key: KeyRecord | None = None, **of: Any) -> Request:
+    head = parse_request(f"POST {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    client: Any = None
+    request = Request(client, head, None, path=path, request_id="r", started=0.0)
+    request.model = model
+    owner: Any = None if key is None else SimpleNamespace(record=key)
+    request.key = owner
+    for name, value in of.items():
+        setattr(request, name, value)
+    return request
+
+
+def left(status: int | None = None, retry_after: str | None = None, ending: Ending = Ending.WHOLE) -> Left:
+    return Left(ending, status, reached=True, retry_after=retry_after, usage=None)
+
+
+def send_to(there: Overflow, name: str) -> OverflowCall:
+    return there.begin(asking(overflow=name, body=b"{}"))
+
+
+FULL, PREDICTED = OverflowReason.FULL, OverflowReason.PREDICTED
+
+
+async def test_the_first_that_has_the_model_takes_it() -> None:
+    there = endpoints(a="full", b="full")
+    assert there.takes(asking(), FULL, 0.0) == "a"
+    assert there.takes(asking("n"), FULL, 0.0) == "b"
+    assert there.takes(asking("other"), FULL, 0.0) is None
+    assert there.takes(asking(path="/v1/responses"), FULL, 0.0) is None
+    assert there.takes(asking(overflow_tried=("a",)), FULL, 0.0) == "b"
+    assert there.takes(asking(overflow_tried=("a", "b")), FULL, 0.0) is None
+    call = send_to(there, "a")
+    assert there.takes(asking(), FULL, 0.0) == "b"
+    send_to(there, "b")
+    assert not there.endpoint("a").ended
+    assert there.takes(asking(), FULL, 0.0) is None
+    assert there.endpoint("a").ended == there.endpoint("b").ended == {("m", Outcome.REJECTED): 1}
+    there.end(call, left(200), 0.0)
+    assert there.takes(asking(), FULL, 0.0) == "a"
+
+
+@pytest.mark.parametrize(
+    ("ended", "avoided_s"),
+    [
+        (left(200), 0),
+        (left(400), 0),
+        (left(500), AVOID_S),
+        (left(429), AVOID_S),
+        (left(None, ending=Ending.BROKEN), AVOID_S),
+        (left(200, ending=Ending.LEFT), 0),
+        (left(429, "30"), 30),
+        (left(503, "30"), 30),
+        (left(429, "Thu, 01 Jan 1970 00:17:00 GMT"), 20),
+        (left(429, "soon"), AVOID_S),
+        (left(429, "9" * 30), MAX_RETRY_AFTER_S),
+    ],
+)
+async def test_one_that_failed_is_avoided(ended: Left, avoided_s: float) -> None:
+    there = endpoints(a="full", b="full")
+    there.end(send_to(there, "a"), ended, 100.0)
+    if avoided_s:
+        assert there.takes(asking(), FULL, 100.0 + avoided_s - 0.01) == "b"
+    assert there.takes(asking(), FULL, 100.0 + avoided_s) == "a"
+
+
+async def test_one_that_failed_is_better_than_a_refusal_unless_it_said_when() -> None:
+    there = endpoints(a="predicted_ttft > 1s")
+    late = asking(predicted_s=9.0)
+    there.end(send_to(there, "a"), left(500), 0.0)
+    assert there.takes(asking(), FULL, 1.0) == "a"
+    assert there.takes(late, PREDICTED, 1.0) is None  # it is better here
+    there.end(send_to(there, "a"), left(429, "60"), 0.0)
+    assert there.takes(asking(), FULL, 1.0) is None
+    assert [there.takes(late, PREDICTED, at) for at in (59.0, 60.0)] == [None, "a"]
+
+
+def record(**of: Any) -> KeyRecord:
+    return make("ann", **of)[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "limits"),
+    [
+        (None, (None, 2.0, 2.0)),
+        (record(), (None, 2.0, 2.0)),
+        (record(overflow="predicted"), (DEFAULT_LIMIT_S, 2.0, 2.0)),
+        (record(overflow="full"), (None, None, None)),
+        (record(overflow="never"), (None, None, None)),
+        (record(overflow="predicted", local_only=True), (None, None, None)),
+    ],
+)
+async def test_limits_of_the_prediction(key: KeyRecord | None, limits: tuple[float | None, ...]) -> None:
+    those = (
+        endpoints(a="full"),
+        endpoints(a="predicted_ttft > 2s"),
+        endpoints(a="full", b="predicted_ttft > 2s"),
+    )
+    assert tuple(each.limit_s(CHAT, "m", key) for each in those) == limits
+    assert {
+        each.limit_s(path, model, key)
+        for each in those
+        for path, model in ((CHAT, "x"), ("/v1/messages", "m"))
+    } == {None}
+    for each, limit in zip(those, limits, strict=True):
+        late = asking(key=key, predicted_s=2.1)
+        assert (each.takes(late, PREDICTED, 0.0) is not None) is (limit == 2.0)
+
+
+async def test_prices_are_those_of_the_endpoints_that_may_take_it() -> None:
+    settings = [
+        schema.Overflow(url="http://x/v1", models={"m": "big"}),
+        schema.Overflow(url="http://y/v1", models={"m": "big"}, input=1.0, output=2.0),
+    ]
+    there = Overflow(settings, 1.0)
+    assert there.prices_of("m") == (token_prices(1.0, 2.0),)
+    assert there.prices_of("n") == there.prices_of(None) == ()
