@@ -530,7 +530,7 @@ async def test_one_that_failed_is_avoided(ended: Left, avoided_s: float) -> None
 
 async def test_one_that_failed_is_better_than_a_refusal_unless_it_said_when() -> None:
     there = endpoints(a="predicted_ttft > 1s")
-    late = asking(predicted_s=9.0)
+    late = asking(latest_s=9.0)
     there.end(send_to(there, "a"), left(500), 0.0)
     assert there.takes(asking(), FULL, 1.0) == "a"
     assert there.takes(late, PREDICTED, 1.0) is None  # it is better here
@@ -567,7 +567,7 @@ async def test_limits_of_the_prediction(key: KeyRecord | None, limits: tuple[flo
         for path, model in ((CHAT, "x"), ("/v1/messages", "m"))
     } == {None}
     for each, limit in zip(those, limits, strict=True):
-        late = asking(key=key, predicted_s=2.1)
+        late = asking(key=key, latest_s=2.1)
         assert (each.takes(late, PREDICTED, 0.0) is not None) is (limit == 2.0)
 
 
