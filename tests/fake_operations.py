@@ -17,6 +17,7 @@ from launcher.errors import LauncherError, NotFoundError, RefusedError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
 from launcher.redaction import Redactor
+from launcher.usage.budgets import BudgetState
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 from launcher.usage.latest import latest_requests
 from launcher.usage.report import report
@@ -59,6 +60,8 @@ class FakeOperations:
     refused: bool = False
     reloads: list[tuple[list[str], bool, bool]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=lambda: [{"stage": "none"}])
+    held: list[BudgetState] = field(default_factory=list)
+    """Budgets of API keys."""
     verified: list[int] = field(default_factory=list)
     lines: list[str] = field(default_factory=lambda: ["one", "two", "three"])
     more: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -121,6 +124,9 @@ class FakeOperations:
 
     async def usage_today(self) -> UsageToday | None:
         return self.today
+
+    def budgets(self) -> list[BudgetState]:
+        return self.held
 
     async def usage(self, asked: Mapping[str, str]) -> UsageReport:
         return report(self._ledger(), question_of(asked), self.now, "USD")

@@ -46,6 +46,7 @@ COVERED_BY = {
     "bench.report_charts": "bench/test_report.py",
     "bench.report_published": "bench/test_report.py",
     "bench.report_tables": "bench/test_report.py",
+    "cli.key_budgets": "cli/test_key.py",
     "cli.bundle_parts": "cli/test_bundle.py",
     "cli.cost_estimate": "cli/test_cost.py",
     "cli.cost_slo": "cli/test_cost.py",

@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
+set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -334,14 +334,26 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l requests-pe
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l tokens-per-minute -x -d 'limit the tokens of prompts and responses per minute'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l model -x -d 'allow this model; can be repeated (default: all models)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l local-only -d 'never send its requests to an overflow endpoint'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l budget -x -d 'limit what it may spend in a period: "20M-tokens/month", "50-usd/week"; periods are day, week, month'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l overflow -xka "never full predicted" -d 'send its requests to overflow endpoints never, when the queue is full, or also when the first token is predicted to be late (default: as `when` of the endpoint says)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l json -d 'print the key and its record as JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key add' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use proxy.api_keys_file of this configuration file (default: /etc/numa-launcher/config.toml)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_numa_launcher_npos -eq 0' -a list -d 'Print names and limits of all keys, without the secrets.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key list' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key list' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key list' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'ask the daemon at this control socket how much remains of budgets'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key list' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key list' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use proxy.api_keys_file of this configuration file (default: /etc/numa-launcher/config.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_numa_launcher_npos -eq 0' -a set -d 'Change limits of an API key. What the key has spent of a budget stays spent.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l concurrency -x -d 'as of `key add`; "none" removes it'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l requests-per-minute -x -d 'as of `key add`; "none" removes it'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l tokens-per-minute -x -d 'as of `key add`; "none" removes it'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l budget -x -d 'as of `key add`; "none" removes it'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l overflow -xka "never full predicted none" -d 'as of `key add`; "none": as `when` of the endpoint says'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'
+complete -c numa-launcher -n '_shtab_numa_launcher_using key set' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use proxy.api_keys_file of this configuration file (default: /etc/numa-launcher/config.toml)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key; and test $_shtab_numa_launcher_npos -eq 0' -a revoke -d 'Revoke an API key.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key revoke' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using key revoke' -l file -xka "(__fish_complete_path (commandline -ct))" -d 'use this API keys file'

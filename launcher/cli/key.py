@@ -1,4 +1,4 @@
-"""`numa-launcher key add|list|revoke`: edits the API keys file."""
+"""`numa-launcher key add|list|set|revoke`: edits the API keys file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli import options
+from launcher.cli import key_budgets, options
 from launcher.errors import LauncherError
 from launcher.text_table import table
 
@@ -30,6 +30,11 @@ def _number(text: str) -> int:
 
 
 _LIMIT = options.Value("a number of 1 or more", _number)
+_LIMIT_OR_NONE = options.Value(
+    f'a number of 1 or more, or "{key_budgets.REMOVED}"',
+    lambda text: text if text == key_budgets.REMOVED else _number(text),
+)
+_OVERFLOW = ("never", "full", "predicted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,19 +63,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="never send its requests to an overflow endpoint",
     )
+    add.add_argument(
+        "--budget", type=key_budgets.BUDGET, metavar="BUDGET",
+        help='limit what it may spend in a period: "20M-tokens/month", "50-usd/week"; periods are day, week, month',
+    )  # fmt: skip
+    add.add_argument(
+        "--overflow", choices=_OVERFLOW,
+        help="send its requests to overflow endpoints never, when the queue is full, or also when the first token is "
+        "predicted to be late (default: as `when` of the endpoint says)",
+    )  # fmt: skip
     add.add_argument("--json", action="store_true", help="print the key and its record as JSON")
     show = actions.add_parser(
         "list", help="print names and limits of all keys, without the secrets",
         description="Print names and limits of all keys, without the secrets.", allow_abbrev=False,
     )  # fmt: skip
     show.add_argument("--json", action="store_true", help="print JSON")
+    show.add_argument(
+        "--socket", metavar="PATH", help="ask the daemon at this control socket how much remains of budgets"
+    )
+    change = actions.add_parser(
+        "set", help="change limits of an API key", allow_abbrev=False,
+        description="Change limits of an API key. What the key has spent of a budget stays spent.",
+    )  # fmt: skip
+    change.add_argument(
+        "key", metavar="ID|NAME", help="change the key with this id or name, as `list` prints it"
+    )
+    for name in _LIMITS:
+        change.add_argument(
+            f"--{name.replace('_', '-')}", type=_LIMIT_OR_NONE, metavar="N",
+            help=f'as of `key add`; "{key_budgets.REMOVED}" removes it',
+        )  # fmt: skip
+    change.add_argument(
+        "--budget", type=key_budgets.BUDGET_OR_NONE, metavar="BUDGET",
+        help=f'as of `key add`; "{key_budgets.REMOVED}" removes it',
+    )  # fmt: skip
+    change.add_argument(
+        "--overflow", choices=(*_OVERFLOW, key_budgets.REMOVED),
+        help=f'as of `key add`; "{key_budgets.REMOVED}": as `when` of the endpoint says',
+    )  # fmt: skip
     revoke = actions.add_parser(
         "revoke", help="revoke an API key", description="Revoke an API key.", allow_abbrev=False
     )
     revoke.add_argument(
         "key", metavar="ID|NAME", help="revoke the key with this id or name, as `list` prints it"
     )
-    for action in (add, show, revoke):
+    for action in (add, show, change, revoke):
         action.add_argument("--file", type=Path, metavar="FILE", help="use this API keys file")
         action.add_argument(
             "-c", "--config", type=Path, metavar="FILE",
@@ -86,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
             return _add(args, path)
         case "list":
             return _list(args, path)
+        case "set":
+            return _set(args, path)
         case _:
             return _revoke(args, path)
 
@@ -114,6 +153,7 @@ def _file_of(args: argparse.Namespace) -> str:
 def _add(args: argparse.Namespace, path: str) -> int:
     from launcher.proxy.auth import key_record, key_store  # noqa: PLC0415  heavy
 
+    key_budgets.check(args, args.budget)
     key = key_record.compose_key(
         secrets.token_bytes(key_record.ID_BYTES), secrets.token_bytes(key_record.SECRET_BYTES)
     )
@@ -126,6 +166,8 @@ def _add(args: argparse.Namespace, path: str) -> int:
         "created": _now(),
         "models": args.models,
         "local_only": args.local_only,
+        "budget": args.budget,
+        "overflow": args.overflow,
         **{name: getattr(args, name) for name in _LIMITS},
     }
     record = key_record.make(fields)
@@ -151,12 +193,69 @@ def _list(args: argparse.Namespace, path: str) -> int:
     from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
 
     records = key_store.read(path)
+    held = [record for record in records if record.budget is not None and record.revoked is None]
+    states = key_budgets.states(args, {record.name: record.budget or "" for record in held})
+    states = {record.id: states[record.name] for record in held if record.name in states}
     if args.json:
-        print(json.dumps([_shown(record) for record in records], indent=2))
+        print(
+            json.dumps(
+                [
+                    {**_shown(each), **({"spending": states.get(each.id)} if each in held else {})}
+                    for each in records
+                ],
+                indent=2,
+            )
+        )
         return 0
-    rows = [("ID", "NAME", "CREATED", "LIMITS", "MODELS"), *(_row(record) for record in records)]
+    rows: list[tuple[str, ...]] = [
+        ("ID", "NAME", "CREATED", "LIMITS", "MODELS"),
+        *(_row(record) for record in records),
+    ]
+    if held:
+        budgets = [_budget_columns(record, states.get(record.id)) for record in records]
+        rows = [
+            (*row, *more) for row, more in zip(rows, [("BUDGET", "LEFT", "UNTIL"), *budgets], strict=True)
+        ]
     print("\n".join(table(rows)))
     return 0
+
+
+def _budget_columns(record: KeyRecord, state: dict[str, Any] | None) -> tuple[str, str, str]:
+    return record.budget or "-", key_budgets.left(state), "-" if state is None else state["ends"]
+
+
+def _set(args: argparse.Namespace, path: str) -> int:
+    import msgspec  # noqa: PLC0415  heavy
+
+    from launcher.proxy.auth import key_record, key_store  # noqa: PLC0415  heavy
+
+    names = (*_LIMITS, "budget", "overflow")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if not given:
+        raise LauncherError(
+            f"cannot change key '{args.key}': no limit is given", "give --budget or another limit"
+        )
+    changes = {name: None if value == key_budgets.REMOVED else value for name, value in given.items()}
+    key_budgets.check(args, changes.get("budget"))
+    done: list[KeyRecord] = []
+
+    def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
+        found = next(_named(old, args.key), None)
+        if found is None or found.revoked is not None:
+            why = "no key has this id or name" if found is None else "it is revoked"
+            raise LauncherError(f"cannot change key '{args.key}': {why}", "see `numa-launcher key list`")
+        done[:] = [key_record.make({**msgspec.structs.asdict(found), **changes})]
+        return [done[0] if record is found else record for record in old]
+
+    key_store.update(path, change)
+    _note(f"key {done[0].id} ({done[0].name}) changed: {_limits(done[0])}")
+    return 0
+
+
+def _named(records: tuple[KeyRecord, ...], key: str) -> Iterator[KeyRecord]:
+    """The key of this id, or else those of this name that are not revoked."""
+    yield from (record for record in records if record.id == key)
+    yield from (record for record in records if record.name == key and record.revoked is None)
 
 
 def _revoke(args: argparse.Namespace, path: str) -> int:
@@ -167,9 +266,7 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
     done: list[KeyRecord] = []
 
     def change(old: tuple[KeyRecord, ...]) -> Iterable[KeyRecord]:
-        done[:] = [record for record in old if record.id == args.key] or [
-            record for record in old if record.name == args.key and record.revoked is None
-        ]
+        done[:] = _named(old, args.key)
         if not done:
             raise LauncherError(
                 f"cannot revoke key '{args.key}': no key has this id or name", "see `numa-launcher key list`"
@@ -194,18 +291,27 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
         **{name: getattr(record, name) for name in _LIMITS},
         "models": list(record.models),
         "local_only": record.local_only,
+        "budget": record.budget,
+        "overflow": record.overflow,
     }
 
 
-def _row(record: KeyRecord) -> tuple[str, str, str, str, str]:
+def _row(record: KeyRecord) -> tuple[str, ...]:
+    said = f"revoked {record.revoked}" if record.revoked else _limits(record)
+    return record.id, record.name, record.created, said, ", ".join(record.models) or "all"
+
+
+def _limits(record: KeyRecord) -> str:
+    """For people, without the models."""
     limits = [
         f"{value:,} {words}"
         for name, words in zip(_LIMITS, ("at once", "requests/min", "tokens/min"), strict=True)
         if (value := getattr(record, name)) is not None
     ]
     limits += ["local only"] if record.local_only else []
-    said = f"revoked {record.revoked}" if record.revoked else ", ".join(limits) or "none"
-    return record.id, record.name, record.created, said, ", ".join(record.models) or "all"
+    limits += [f"overflow {record.overflow}"] if record.overflow else []
+    limits += [f"budget {record.budget}"] if record.budget else []
+    return ", ".join(limits) or "none"
 
 
 def _now() -> str:

@@ -22,7 +22,7 @@ READS_ONLY: Final = ContextVar("reads_only", default=True)
 """Of the request that is being answered: whether its peer may read, and nothing else."""
 # Shown to operators unmasked: the instances' output, counters, and usage by names of keys and models. The rest
 # is masked for everybody: it is pasted into tickets.
-_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests"})
+_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests", "budgets"})
 MAX_OVERRIDES: Final = 64
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
@@ -44,7 +44,8 @@ class Answers:
         return {
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
-            "verify": self._verify, "act": self.act, "usage": self._usage, "usage_requests": self._usage_requests,
+            "verify": self._verify, "act": self.act, "budgets": self._budgets,
+            "usage": self._usage, "usage_requests": self._usage_requests,
         }  # fmt: skip
 
     async def redacted(
@@ -66,6 +67,9 @@ class Answers:
     async def _status(self, _request: web.Request) -> web.Response:
         usage = await self._operations.usage_today()
         return json_answer(replace(self._operations.status(), usage=usage))
+
+    async def _budgets(self, _request: web.Request) -> web.Response:
+        return json_answer({"budgets": self._operations.budgets()})
 
     async def _usage(self, request: web.Request) -> web.Response:
         return json_answer(await self._operations.usage(dict(request.query)))

@@ -110,7 +110,8 @@ _TAIL: Final = Option("tail", "100", "number of last lines or events; at most 10
 REDACT: Final = Option(
     "redact",
     "1",
-    "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`, `usage`",
+    "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`, `usage`, "
+    "`budgets`",
 )
 """Of every GET whose answer ends."""
 _SLOT: Final = "the slot, as in `status`"
@@ -171,6 +172,13 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "`UsageRequests`, below", "usage --requests",
         (*_USAGE, Option("limit", "50", "number of requests; at most 10,000"), REDACT),
         ("since=1h&limit=5",),
+    ),
+    Endpoint(
+        "budgets", "GET", "/budgets", "budgets of API keys: what is spent, reserved and left",
+        "`budgets`: `key`, `budget`, `unit` (tokens or a currency), `limit`, `spent`, `reserved` (by running requests), "
+        "`left`, `begins` and `ends` of the period; `spent` and `left` are null while they are unknown; "
+        "amounts of money are texts",
+        "key list", (REDACT,),
     ),
     Endpoint(
         "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",

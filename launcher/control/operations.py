@@ -41,6 +41,9 @@ class Operations(Protocol):
     async def usage_today(self) -> Any:
         """What was served since midnight; None without a ledger that can be read at once."""
 
+    def budgets(self) -> Any:
+        """The budgets of API keys, by name."""
+
     async def usage(self, asked: Mapping[str, str]) -> Any:
         """A report of the usage ledger. `asked`: the options of the request. Raises LauncherError."""
 

@@ -16,12 +16,14 @@ from launcher.config.schema import Config, Usage
 from launcher.daemon.audit import AuditAccount
 from launcher.errors import LauncherError
 from launcher.host.state_folder import state_folder
-from launcher.money import TokenPrices, token_prices
 from launcher.proxy.accounting import Accounting
 from launcher.telemetry import metrics
+from launcher.usage.budgets import Budgets, NoSums, Past, StoredSum, rules_of
 from launcher.usage.caps import make_caps
 from launcher.usage.daily_cap import DailyCap
+from launcher.usage.entry import Entry
 from launcher.usage.ledger import Ledger
+from launcher.usage.past import read_past
 from launcher.usage.schema import ledger_path
 from launcher.usage.spans import zone_of
 from launcher.usage.spent_file import SpentFile
@@ -42,6 +44,7 @@ class Occupied(Protocol):
     def busy_s(self) -> float: ...
 
 
+Stored = Callable[[str, str, str], StoredSum]
 Occupancy = Callable[[], Mapping[int, Occupied]]
 
 
@@ -52,7 +55,6 @@ class Accounts:
         self.ledger: Ledger | None = None
         """None where [usage] disables it, and for a user without a state folder."""
         self._no_ledger = ""
-        self._sums: SpentFile | None = None
         path: Path | None = None
         try:
             path = _path(config.usage, environ)
@@ -61,33 +63,46 @@ class Accounts:
                 raise
             if config.usage.enabled:
                 self._no_ledger = f"cannot keep the usage ledger: {error.message}; set [usage] path"
-        caps = {} if path is None else self._caps(config, path)
-        self.accounting = Accounting(caps=caps, prices=_prices(config))
+        self._path = path
+        self._zone = zone_of(config.usage.zone)
+        stored = NoSums if path is None else SpentFile(path.with_name(f"{path.name}.spent")).slot
+        kept = config.usage.enabled and path is not None
+        self.budgets = Budgets(rules_of(config)._replace(enabled=kept), self._zone, time.time, stored)
+        caps = {} if path is None else self._caps(config, path, stored)
+        self.accounting = Accounting(caps=caps, prices=self.budgets.rules.price, budgets=self.budgets)
         """What the proxy tells of, and asks."""
         if config.usage.enabled and path is not None:
             self.ledger = Ledger(config.usage, path)
-            self.accounting = replace(self.accounting, record=self.ledger.record)
+            self.accounting = replace(self.accounting, record=self._record)
         self.audit = AuditAccount(config.audit)
         self.accounting = self.audit.joined(self.accounting)
         self._meter: asyncio.Task[None] | None = None
 
-    def _caps(self, config: Config, path: Path) -> dict[str, DailyCap]:
+    def _caps(self, config: Config, path: Path, stored: Stored) -> dict[str, DailyCap]:
         """Of overflow endpoints."""
         if all(endpoint.max_per_day is None for endpoint in config.proxy.overflow):
             return {}
-        self._sums = SpentFile(path.with_name(f"{path.name}.spent"))
         return make_caps(
-            config.proxy.overflow, path, zone_of(config.usage.zone), time.time(), self._sums.slot,
+            config.proxy.overflow, path, self._zone, time.time(), stored,
             allow_unknown=config.usage.when_unknown == "allow",
         )  # fmt: skip
 
-    def start(self, occupancy: Occupancy) -> None:
+    def _record(self, entry: Entry) -> None:
+        if self.ledger is not None:
+            self.ledger.record(entry)
+        self.budgets.spend(entry)
+
+    async def start(self, occupancy: Occupancy) -> None:
         """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
 
         `occupancy`: of each slot."""
         self.audit.start()
         if self._no_ledger:
             log.error("%s", self._no_ledger)
+        past = Past()
+        if self.ledger is not None and self._path is not None:
+            past = await asyncio.to_thread(read_past, self._path, self._zone, time.time())
+        self.budgets.learn(past)
         if self.ledger is not None:
             self.ledger.start()
             self._meter = asyncio.create_task(_meter(self.ledger, occupancy), name="usage meter")
@@ -136,11 +151,6 @@ class Accounts:
                 f"the usage ledger was broken: the file is now '{state.moved_to}', and a new one began"
             )
         return tuple(found)
-
-
-def _prices(config: Config) -> TokenPrices | None:
-    price = config.cost.price
-    return None if price is None else token_prices(price.input, price.output, price.cached)
 
 
 def _path(settings: Usage, environ: Mapping[str, str]) -> Path:

@@ -130,7 +130,7 @@ class Daemon:
         try:
             # Before threads begin: each has the cpus of the one that began it.
             _pin_to(self.operations.deployment.plan.reserved)
-            self.accounts.start(self.proxy.occupancy)
+            await self.accounts.start(self.proxy.occupancy)
             if activation.HTTP not in ready:
                 await self._open(())
             gc_tuning.settle()

@@ -26,6 +26,7 @@ from launcher.instances.supervisor import Supervisor
 from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
 from launcher.rollout.reload import Reloader, Reread
+from launcher.usage.budgets import BudgetState
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 
 # Secrets of the configuration in force and of earlier ones, the latest first.
@@ -152,6 +153,9 @@ class Operations:
 
     async def usage_today(self) -> UsageToday | None:
         return await self._usage.today()
+
+    def budgets(self) -> list[BudgetState]:
+        return self._proxy.budgets()
 
     async def usage(self, asked: Mapping[str, str]) -> UsageReport:
         return await self._usage.report(question_of(asked))

@@ -49,6 +49,7 @@ from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
 from launcher.telemetry import metrics
 from launcher.telemetry.rolling_quantiles import Quantiles
+from launcher.usage.budgets import BudgetState
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ProxyServer:
         )
         self._timings = metrics.Timings()
         accounting = accounting or Accounting()
-        budgets = accounting.budgets
+        self._budgets = budgets = accounting.budgets
         self._keys = ApiKeys(proxy.api_keys_file, budgets)
         self._overflow = (
             Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps) if proxy.overflow else None
@@ -287,6 +288,10 @@ class ProxyServer:
         """Seconds since the proxy's start that each slot was ready, and busy; sums over its instances, which never fall."""
         return self._instances.occupancy()
 
+    def budgets(self) -> list[BudgetState]:
+        """Of API keys, by name."""
+        return [] if self._budgets is None else self._budgets.states()
+
     def first_token(self, slot: int) -> Quantiles | None:
         """How long clients of a slot waited lately for a stream's first token, time in the queue included."""
         return self._timings.first_token.quantiles(slot, self._loop.time())
@@ -345,6 +350,7 @@ class ProxyServer:
             connections=len(self._clients),
             slow_clients=self.slow_clients,
             keys=self._keys,
+            budgets=self._budgets,
             overflow=self._overflow,
         )
         return {**own, **self._more_values()}

@@ -73,6 +73,7 @@ KEY_TOKENS = "numa_launcher_key_tokens"
 PROMPT_TOKENS = "numa_launcher_prompt_tokens"
 CACHED_TOKENS = "numa_launcher_cached_prompt_tokens"
 OUTPUT_TOKENS = "numa_launcher_output_tokens"
+KEY_BUDGET_SPENT = "numa_launcher_key_budget_spent_ratio"
 OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
 OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
 OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
@@ -154,7 +155,7 @@ TABLE: tuple[Spec, ...] = (
     _counter(KEY_ENDED, "Accepted requests that ended, by API key and outcome.", "key", "outcome"),
     _counter(
         KEY_REFUSED,
-        "Requests refused by a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, model.",
+        "Requests refused by a limit of their API key: concurrency, requests_per_minute, tokens_per_minute, model, budget.",
         "key",
         "limit",
     ),
@@ -167,6 +168,11 @@ TABLE: tuple[Spec, ...] = (
         "Output tokens of ended requests, as the usage ledger enters them: those that were generated for clients, also "
         "for streams that were continued or aborted.",
         "model",
+    ),
+    _gauge(
+        KEY_BUDGET_SPENT,
+        "What an API key has spent of its budget in the current period: 1 is all of it. No sample while it is unknown.",
+        "key",
     ),
     _counter(OVERFLOW_SENT, "Requests sent to an overflow endpoint.", "endpoint", "model"),
     _counter(

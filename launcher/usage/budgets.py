@@ -19,8 +19,9 @@ from typing import Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
 from launcher.budget import Budget, parse_budget
+from launcher.config.schema import Config
 from launcher.errors import LauncherError
-from launcher.money import TokenPrices, to_decimal, to_text
+from launcher.money import TokenPrices, to_decimal, to_text, token_prices
 from launcher.usage.entry import Entry
 from launcher.usage.spans import iso
 from launcher.usage.spending import NOTHING, Spending, Spent
@@ -38,8 +39,8 @@ _LOG = logging.getLogger(__name__)
 class StoredSum(Protocol):
     """A slot of spent_file."""
 
-    def amount(self, begin: int) -> int | None: ...
-    def store(self, begin: int, amount: int) -> None: ...
+    def amount(self, begin: int, /) -> int | None: ...
+    def store(self, begin: int, amount: int, /) -> None: ...
 
 
 class Past(NamedTuple):
@@ -65,6 +66,17 @@ class BudgetState:
     left: int | str | None
     begins: str
     ends: str
+
+
+class NoSums:
+    """Where there is no file of sums."""
+
+    def __init__(self, _kind: str, _name: str, _unit: str) -> None: ...
+
+    def amount(self, _begin: int) -> int | None:
+        return None
+
+    def store(self, _begin: int, _amount: int) -> None: ...
 
 
 class Why(StrEnum):
@@ -98,7 +110,8 @@ class Rules(NamedTuple):
             raise LauncherError(f"cannot use a budget: {error}", "write it as NUMBER-UNIT/PERIOD") from None
         if not self.enabled:
             raise LauncherError(
-                f"{why}: no usage ledger is kept", "set enabled = true under [usage], or remove the budget"
+                f"{why}: no usage ledger is kept",
+                "set enabled = true and path under [usage], or remove the budget",
             )
         if budget.is_money and budget.unit != self.currency.lower():
             raise LauncherError(
@@ -138,6 +151,16 @@ class Account:
     def passed(self) -> int:
         """How many of the shares that are told of."""
         return sum(self.spent * 100 >= self.budget.amount * share for share in _SHARES)
+
+
+def rules_of(config: Config) -> Rules:
+    price = config.cost.price
+    return Rules(
+        enabled=config.usage.enabled,
+        currency=config.cost.currency,
+        price=None if price is None else token_prices(price.input, price.output, price.cached),
+        allow_unknown=config.usage.when_unknown == "allow",
+    )
 
 
 class Reservation:

@@ -154,7 +154,7 @@ def test_no_verb_imports_what_it_does_not_need() -> None:
         (
             ["key"],
             "cannot run key: ACTION is missing",
-            "give ACTION: add, list, revoke; numa-launcher key --help",
+            "give ACTION: add, list, set, revoke; numa-launcher key --help",
         ),
         (
             ["key", "add", "--mdel", "x", "n"],

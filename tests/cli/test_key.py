@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_operations import Backstage, FakeOperations
 
 from launcher.cli import main, options
 from launcher.proxy.auth.api_keys import ApiKeys
+from launcher.usage.budgets import BudgetState, Past
 
 Output = pytest.CaptureFixture[str]
 
@@ -151,3 +155,106 @@ def test_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(options, "DEFAULT_CONFIG", tmp_path / "none.toml")
     assert main(["key", "list"]) == 2
     assert "--file FILE" in capsys.readouterr().err
+
+
+def test_budgets_are_checked_when_they_are_given(file: Path, capsys: Output, tmp_path: Path) -> None:
+    assert run(file, "add", "ann", "--budget", "20M-tokens/month", "--overflow", "never") == 0
+    [record] = listed(file, capsys)
+    assert (record["budget"], record["overflow"]) == ("20M-tokens/month", "never")
+    with pytest.raises(SystemExit):
+        run(file, "add", "bob", "--budget", "lots")
+    assert "'lots' is not a budget such as" in capsys.readouterr().err
+    config = tmp_path / "config.toml"
+    model = f'[[models]]\nname = "m"\npath = "{tmp_path}"\n'
+    config.write_text(f'{model}[proxy]\napi_keys_file = "{file}"\n')
+    words = ["key", "add", "bob", "--budget", "50-usd/week", "-c", str(config)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "cannot hold budget '50-usd/week': a token that is served here has no price" in said
+    assert "[cost.price]" in said
+    with config.open("a") as text:
+        text.write("[cost.price]\ninput = 0\noutput = 0\n")
+    assert main(words) == 0
+    assert [record["name"] for record in listed(file, capsys)] == ["ann", "bob"]
+
+
+def test_set_changes_limits_and_removes_them(file: Path, capsys: Output) -> None:
+    run(file, "add", "ann", "--concurrency", "4", "--model", "m", "--budget", "5-tokens/day")
+    run(file, "add", "bob")
+    capsys.readouterr()
+    assert run(file, "set", "ann", "--budget", "1G-tokens/week", "--overflow", "full") == 0
+    assert "(ann) changed: 4 at once, overflow full, budget 1G-tokens/week" in capsys.readouterr().err
+    ann, bob = listed(file, capsys)
+    assert (ann["budget"], ann["concurrency"], ann["models"]) == ("1G-tokens/week", 4, ["m"])
+    assert bob["budget"] is None
+    words = [f"--{name}=none" for name in ("budget", "overflow", "concurrency")]
+    assert run(file, "set", ann["id"], *words, "--tokens-per-minute", "9") == 0
+    ann, bob = listed(file, capsys)
+    assert (ann["budget"], ann["overflow"], ann["concurrency"], ann["tokens_per_minute"]) == (
+        None,
+        None,
+        None,
+        9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["set", "ann"], "cannot change key 'ann': no limit is given"),
+        (["set", "zed", "--budget", "none"], "cannot change key 'zed': no key has this id or name"),
+    ],
+)
+def test_set_that_changes_nothing(file: Path, capsys: Output, words: list[str], error: str) -> None:
+    run(file, "add", "ann")
+    before = file.read_text()
+    assert run(file, *words) == 2
+    assert error in capsys.readouterr().err
+    assert file.read_text() == before
+
+
+def test_list_asks_the_daemon_what_is_left(file: Path, capsys: Output, tmp_path: Path) -> None:
+    run(file, "add", "ann", "--budget", "20k-tokens/month")
+    run(file, "add", "bob")
+    run(file, "add", "cid", "--budget", "50-usd/week")
+    run(file, "add", "dan", "--budget", "7-tokens/day")
+    state = BudgetState(
+        key="ann", budget="20k-tokens/month", unit="tokens", limit=20_000, spent=7655, reserved=5, left=12_345,
+        begins="2026-11-01T00:00:00+01:00", ends="2026-12-01T00:00:00+01:00",
+    )  # fmt: skip
+    money = replace(state, key="cid", budget="50-usd/week", unit="USD", limit="50", spent="1.5", left="48.5")
+    unknown = replace(state, key="dan", budget="7-tokens/day", spent=None, left=None)
+    operations = FakeOperations(held=[state, money, unknown])
+    with Backstage(str(tmp_path / "control"), operations):
+        capsys.readouterr()
+        assert run(file, "list", "--socket", str(tmp_path / "control")) == 0
+        head, ann, bob, cid, dan = capsys.readouterr().out.splitlines()
+        assert run(file, "list", "--socket", str(tmp_path / "control"), "--json") == 0
+        shown = json.loads(capsys.readouterr().out)
+    assert head.split()[-3:] == ["BUDGET", "LEFT", "UNTIL"]
+    assert ann.split()[-4:] == ["20k-tokens/month", "12,345", "tokens", "2026-12-01T00:00:00+01:00"]
+    assert bob.split()[-3:] == ["-", "-", "-"]
+    assert "48.5 USD" in cid
+    assert dan.split()[-3:] == ["7-tokens/day", "-", "2026-12-01T00:00:00+01:00"]
+    assert shown[0]["spending"]["left"] == 12_345
+    assert "spending" not in shown[1]
+
+
+def test_list_without_a_daemon_reads_the_ledger(
+    file: Path, capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(file, "add", "ann", "--budget", "20k-tokens/month")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[[models]]\nname = "m"\npath = "{tmp_path}"\n[proxy]\napi_keys_file = "{file}"\n'
+        f'[usage]\npath = "{tmp_path}/usage.db"\n[control]\nsocket = "{tmp_path}/none"\n'
+    )
+    words = ["key", "list", "-c", str(config)]
+    capsys.readouterr()
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["20k-tokens/month", "-", "-"]
+    past = Past([("ann", time.time(), 500, 0)])
+    (tmp_path / "usage.db").touch()
+    monkeypatch.setattr("launcher.usage.past.read_past", lambda *_: past)
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-3:-1] == ["19,500", "tokens"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def accounts(folder: Path, **usage: Any) -> Accounts:
 async def test_entries_and_seconds_of_slots_are_in_the_file_at_the_end(tmp_path: Path) -> None:
     found = accounts(tmp_path)
     seconds = {0: Occupied(10.0, 4.0)}
-    found.start(lambda: seconds)
+    await found.start(lambda: seconds)
     await asyncio.sleep(0)
     found.accounting.record(ENTRY)
     seconds[0] = Occupied(12.0, 5.0)
@@ -46,7 +47,7 @@ def test_no_ledger(tmp_path: Path) -> None:
     found = accounts(tmp_path, enabled=False)
 
     async def run() -> None:
-        found.start(dict)
+        await found.start(dict)
         found.accounting.record(ENTRY)
         await found.stop()
 
@@ -57,7 +58,7 @@ def test_no_ledger(tmp_path: Path) -> None:
 async def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "usage").write_text("a file")
     found = accounts(tmp_path)
-    found.start(dict)
+    await found.start(dict)
     found.accounting.record(ENTRY)
     assert found.ledger is not None
     await asyncio.to_thread(found.ledger.flush)
@@ -83,3 +84,42 @@ def test_a_ledger_that_was_not_started_ends(tmp_path: Path) -> None:
 def test_an_unknown_zone_is_found_before_anything_starts() -> None:
     with pytest.raises(LauncherError, match="cannot use time zone 'Mars'"):
         made(usage={"zone": "Mars"})
+
+
+def spent(found: Accounts, budget: str = "1000-tokens/month") -> int | str | None:
+    found.budgets.follow({"ann": budget})
+    [state] = found.budgets.states()
+    return state.spent
+
+
+async def test_what_keys_spent_is_known_after_a_restart(tmp_path: Path) -> None:
+    first = accounts(tmp_path)
+    await first.start(dict)
+    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
+    assert spent(first) == 300
+    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
+    await first.stop()
+    second = accounts(tmp_path)
+    second.budgets.follow({"ann": "1000-tokens/month"})
+    await second.start(dict)
+    assert spent(second) == 340
+    assert spent(second, "1000-tokens/day") == 340
+    await second.stop()
+
+
+async def test_a_broken_ledger_does_not_open_a_budget(tmp_path: Path) -> None:
+    folder = tmp_path / "usage"
+    first = accounts(tmp_path)
+    await first.start(dict)
+    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
+    await first.stop()
+    (folder / "usage.db").write_bytes(b"broken" * 1000)
+    second = accounts(tmp_path)
+    await second.start(dict)
+    assert spent(second) is None
+    await second.stop()
+    assert list(folder.glob("usage.db.broken-*"))
+    third = accounts(tmp_path)  # the new ledger is whole, but is no proof
+    await third.start(dict)
+    assert spent(third) is None
+    await third.stop()

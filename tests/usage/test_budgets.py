@@ -309,7 +309,7 @@ def test_states_are_for_programs() -> None:
             "1-tokens/day",
             RULES._replace(enabled=False),
             "no usage ledger is kept",
-            "enabled = true under [usage]",
+            "set enabled = true and path",
         ),
         ("1-usd/day", RULES, "cannot hold budget '1-usd/day': amounts are in EUR", "write the budget in eur"),
         (

@@ -15,6 +15,7 @@ from launcher.proxy.observability.counters import Counters, TokenSums
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
+from launcher.usage.budgets import Budgets
 
 
 def stats(counters: Counters, upstreams: Iterable[Upstream], waiting: int) -> dict[str, object]:
@@ -51,6 +52,7 @@ def values(
     connections: int,
     slow_clients: SlowClients,
     keys: ApiKeys,
+    budgets: Budgets | None,
     overflow: Overflow | None,
 ) -> metrics.Values:
     """The sums as the values of telemetry.metrics.TABLE. `waiting`: queued requests by model."""
@@ -99,6 +101,7 @@ def values(
         metrics.SLOW_CLIENT_BYTES: {(): slow_clients.bytes},
         metrics.SLOW_CLIENTS_GIVEN_UP: {(reason,): slow_clients.given_up[reason] for reason in slow.REASONS},
         **of_tokens(counters, names),
+        **of_budgets(budgets),
         **of_keys(keys, (outcome.value for outcome in Outcome)),
         **of_overflow(overflow),
     }
@@ -136,6 +139,12 @@ def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:
         metrics.KEY_IN_FLIGHT: {(name,): of.in_flight for name, of in sums},
         metrics.KEY_TOKENS: {(name,): of.tokens for name, of in sums},
     }
+
+
+def of_budgets(budgets: Budgets | None) -> metrics.Values:
+    """Per name of a key with a budget; nothing for one of which it is unknown."""
+    ratios = {} if budgets is None else budgets.ratios()
+    return {metrics.KEY_BUDGET_SPENT: {(name,): ratio for name, ratio in ratios.items()}}
 
 
 def of_overflow(overflow: Overflow | None) -> metrics.Values:

@@ -1,0 +1,104 @@
+"""Budgets of API keys on the command line: checked against the configuration, and how much remains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from launcher.budget import EXAMPLES, parse_budget
+from launcher.cli import options
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.config.schema import Config
+
+REMOVED = "none"
+
+
+def _checked(text: str) -> str:
+    parse_budget(text)
+    return text
+
+
+BUDGET = options.Value(f"a budget such as {EXAMPLES}", _checked)
+BUDGET_OR_NONE = options.Value(
+    f'a budget such as {EXAMPLES}, or "{REMOVED}"', lambda text: text if text == REMOVED else _checked(text)
+)
+
+
+def config_of(args: argparse.Namespace) -> Config | None:
+    """The configuration that names the file of keys; None where --file does."""
+    if args.config is None and (args.file is not None or not options.DEFAULT_CONFIG.exists()):
+        return None
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+
+    return load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+
+
+def check(args: argparse.Namespace, text: str | None) -> None:
+    """Raises LauncherError for a budget that the daemon could not hold."""
+    if text is None or (config := config_of(args)) is None:
+        return
+    from launcher.usage.budgets import rules_of  # noqa: PLC0415  heavy
+
+    rules_of(config).check(text)
+
+
+def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """By name of the key, as GET /v1/budgets answers: the daemon's, or by the ledger when no daemon answers. A key of
+    which neither knows has none."""
+    if not budgets:
+        return {}
+    from launcher.control.client import UnreachableError  # noqa: PLC0415  heavy
+
+    try:
+        if args.file is None or args.socket is not None or args.config is not None:
+            found = options.client_of(args).get("/budgets")["budgets"]
+            return {state["key"]: state for state in found if budgets.get(state["key"]) == state["budget"]}
+    except UnreachableError:
+        pass
+    except LauncherError as error:
+        print(
+            f"cannot tell how much remains of the budgets: {error.message}; {error.remedy}", file=sys.stderr
+        )
+        return {}
+    return _by_ledger(args, budgets)
+
+
+def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    from launcher.host.state_folder import SYSTEM, state_folder  # noqa: PLC0415  heavy
+    from launcher.usage.budgets import Budgets, NoSums, rules_of  # noqa: PLC0415  heavy
+    from launcher.usage.past import read_past  # noqa: PLC0415  heavy
+    from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
+    from launcher.usage.spans import zone_of  # noqa: PLC0415  heavy
+
+    config = config_of(args)
+    if config is None or not config.usage.enabled:
+        return {}
+    folders = (state_folder(None, os.environ, os.geteuid()), SYSTEM)
+    path = next((path for folder in folders if (path := ledger_path(config.usage, folder)).exists()), None)
+    if path is None:
+        return {}
+    zone = zone_of(config.usage.zone)
+    past = read_past(path, zone, time.time())
+    held = Budgets(rules_of(config), zone, time.time, NoSums)
+    try:
+        held.follow(budgets)
+    except LauncherError as error:
+        print(f"{error.message}; {error.remedy}", file=sys.stderr)
+        return {}
+    held.learn(past)
+    return {state.key: asdict(state) for state in held.states()}
+
+
+def left(state: Mapping[str, Any] | None) -> str:
+    """For people: "12,345,678 tokens", "48.5 EUR"; "-" where it is unknown."""
+    if state is None or state["left"] is None:
+        return "-"
+    amount = state["left"]
+    return f"{amount:,} tokens" if isinstance(amount, int) else f"{amount} {state['unit']}"
