@@ -128,6 +128,6 @@ def entry_of(
         continued=request.continued,
         overflow=request.overflow,
         overflow_reason=request.overflow_reason or "",
-        picos=request.picos if prices is None or request.overflow else prices.amount(*tokens[:3]),
+        picos=request.picos + (0 if prices is None or request.overflow else prices.amount(*tokens[:3])),
         predicted_s=request.predicted_s,
     )

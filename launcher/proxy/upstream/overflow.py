@@ -52,6 +52,8 @@ class Overflow:
             for model in models
         }
 
+        self._least = {model: self._least_of(model, None) for model in models}
+
     def __iter__(self) -> Iterator[OverflowEndpoint]:
         return iter(self._endpoints.values())
 
@@ -62,9 +64,16 @@ class Overflow:
 
     def limit_s(self, path: str, model: str | None, record: KeyRecord | None) -> float | None:
         """The least predicted time to the first token beyond which an endpoint takes such a request; None: none does."""
-        if path not in OVERFLOW_PATHS or not _allows(record, OverflowReason.PREDICTED):
+        if path not in OVERFLOW_PATHS:
             return None
-        limits = [self._limit_s(endpoint, record) for endpoint in self._of.get(model or "", ())]
+        if record is None or (record.overflow is None and not record.local_only):
+            return self._least.get(model or "")  # nearly always
+        return self._least_of(model or "", record) if _allows(record, OverflowReason.PREDICTED) else None
+
+    def _least_of(self, model: str, record: KeyRecord | None) -> float | None:
+        limits = (
+            [self._limit_s(endpoint, record) for endpoint in self._of[model]] if model in self._of else []
+        )
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _limit_s(self, endpoint: OverflowEndpoint, record: KeyRecord | None) -> float | None:

@@ -77,7 +77,9 @@ Make = Callable[..., Awaitable[Overflowing]]
 
 @pytest.fixture
 def overflowing(build: Build, clouds: list[CloudProcess]) -> Make:
-    async def make_proxy(*more: dict[str, Any], cap: int | None = None, **proxy: Any) -> Overflowing:
+    async def make_proxy(
+        *more: dict[str, Any], cap: int | None = None, spent: int = 0, day_s: float = 86_400, **proxy: Any
+    ) -> Overflowing:
         """`more`: settings of each endpoint. `cap`: of the first one, in picos."""
         settings = [
             Overflow(
@@ -86,17 +88,14 @@ def overflowing(build: Build, clouds: list[CloudProcess]) -> Make:
             )
             for cloud, name, of in zip(clouds, ("one", "two"), more, strict=False)
         ]  # fmt: skip
-        caps = {} if cap is None else {"one": DailyCap(cap, _day, time.time())}
+        caps = {}
+        if cap is not None:
+            caps["one"] = DailyCap(cap, lambda now: Day(now, now + day_s), time.time(), spent=spent)
         if cap is not None:
             settings[0] = Overflow(**{**_fields(settings[0]), "max_per_day": cap / PICOS})
         return Overflowing(await build(overflow=tuple(settings), caps=caps, **proxy), caps)
 
     return make_proxy
-
-
-def _day(now: float) -> Day:
-    """All of the test."""
-    return Day(now, now + 86400)
 
 
 def _fields(settings: Overflow) -> dict[str, Any]:
@@ -234,6 +233,14 @@ async def test_at_the_cap_requests_stay_here(
     assert caplog.text.count("its max_per_day is spent or reserved") == 1
     cap.next_day(time.time() + 90_000)
     assert (await proxy.ask(max_tokens=50)).status == 200
+
+
+async def test_at_midnight_it_is_available_again(overflowing: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    proxy = await overflowing({}, cap=PICOS, spent=PICOS, day_s=1.0)
+    assert (await proxy.ask()).status == 503
+    await until(lambda: "overflow endpoint one: available again" in caplog.text)
+    assert (await proxy.ask()).headers["X-Served-By"] == "overflow/one"
 
 
 async def test_beyond_the_cap_the_next_endpoint_takes_it(overflowing: Make) -> None:
