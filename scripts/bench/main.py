@@ -7,7 +7,9 @@ import signal
 import sys
 from typing import Final
 
-COMMANDS: Final = frozenset({"proxies", "soak", "balance", "sim_balance", "ablation", "predictions"})
+COMMANDS: Final = frozenset(
+    {"proxies", "soak", "balance", "sim_balance", "ablation", "predictions", "ledger"}
+)
 
 
 def main() -> int:

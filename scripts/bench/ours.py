@@ -6,14 +6,18 @@ import argparse
 import asyncio
 import cProfile
 import signal
+from pathlib import Path
 
 import uvloop
 
 from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.config.schema import Model, Policy, Proxy
+from launcher.config.schema import Model, Policy, Proxy, Usage
 from launcher.host import gc_tuning, journal
+from launcher.proxy.accounting import Accounting
 from launcher.proxy.balancing.cost_model import CostModel
+from launcher.proxy.dispatch import registry
 from launcher.proxy.server import ProxyServer
+from launcher.usage.ledger import Ledger
 
 
 def _address(text: str) -> Address:
@@ -29,11 +33,15 @@ async def _serve(args: argparse.Namespace) -> None:
         policy=Policy(args.policy),
         access_log=args.access_log,
     )
+    ledger = Ledger(Usage(), args.ledger) if args.ledger else None
+    if ledger is not None:
+        ledger.start()
     server = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
+        accounting=Accounting() if ledger is None else Accounting(record=ledger.record),
     )
     await server.start()
     for slot, upstream in enumerate(args.upstreams):
@@ -44,6 +52,8 @@ async def _serve(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
     await server.stop(0)
+    if ledger is not None:
+        await asyncio.to_thread(ledger.stop)
 
 
 def main() -> None:
@@ -65,11 +75,17 @@ def main() -> None:
         default=True,
         help="let requests wait for the prefill of earlier ones (Python sources only)",
     )
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="keep the usage ledger there")
+    parser.add_argument(
+        "--no-entries", action="store_true", help="make no entry of a request (Python sources only)"
+    )
     parser.add_argument("--profile", help="write what cProfile saw to this file")
     parser.add_argument("upstreams", nargs="+", help="/path of a UNIX socket, or HOST:PORT")
     args = parser.parse_args()
     if not args.late_binding:
         setattr(CostModel, "prefills_enough", lambda *_: False)  # noqa: B010  mypy refuses a plain assignment
+    if args.no_entries:
+        setattr(registry, "entry_of", lambda *_: None)  # noqa: B010
     journal.set_up("info", "text")
     profile = cProfile.Profile() if args.profile else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

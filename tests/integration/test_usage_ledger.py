@@ -1,0 +1,151 @@
+"""The usage ledger after SIGKILL: whole, and without the last second only."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.usage.latency import merged
+from launcher.usage.read import entries, open_reader
+from launcher.usage.schema import DIMENSIONS, INTEGERS
+
+from .conftest import SOON_S, DaemonProcess, eventually
+
+BUSY_LEDGER = Path(__file__).parent.parent / "busy_ledger.py"
+FOREVER = 1e12
+# A batch lasts a second, and its commit milliseconds; other jobs may use the cpus.
+LOST_S = 1.0
+SLACK_S = 10.0
+
+
+def whole(path: Path) -> list[Any]:
+    """The entries of a ledger that is intact, and whose hourly sums are theirs."""
+    with closing(open_reader(path)) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found = list(entries(reader, 0, FOREVER))
+        for dimension in DIMENSIONS:
+            sums = dict(zip(INTEGERS, summed(reader, dimension), strict=True))
+            assert sums["requests"] == len(found), dimension
+            assert sums["completed"] == sum(entry.outcome == "completed" for entry in found)
+            for column in ("prompt_tokens", "cached_tokens", "output_tokens", "picos"):
+                assert sums[column] == sum(getattr(entry, column) for entry in found), (dimension, column)
+            durations = reader.execute("SELECT duration FROM hourly WHERE dimension = ?", (dimension,))
+            assert merged(data for (data,) in durations).sum() == sums["completed"]
+    return found
+
+
+def summed(reader: sqlite3.Connection, dimension: str) -> tuple[int, ...]:
+    columns = ", ".join(f"coalesce(sum({column}), 0)" for column in INTEGERS)
+    select = f"SELECT {columns} FROM hourly WHERE dimension = ?"  # noqa: S608  columns are constants
+    row: tuple[int, ...] = reader.execute(select, (dimension,)).fetchone()
+    return row
+
+
+def killed(path: Path, first: int, batch_s: float, after_s: float) -> float:
+    """Fill a ledger, kill the writer, and return when."""
+    process = subprocess.Popen(
+        [sys.executable, str(BUSY_LEDGER), str(path), str(first), str(batch_s)], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        time.sleep(after_s)
+    finally:
+        at = time.time()
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    return at
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(5, id="5"), pytest.param(50, id="50", marks=pytest.mark.release)]
+)
+def test_sigkill_at_random_moments(tmp_path: Path, kills: int, record_property: Callable[..., None]) -> None:
+    """Each next writer goes on with the file. Every second one commits 50 times a second, so that kills hit commits."""
+    chance, path = random.Random(kills), tmp_path / "usage.db"  # noqa: S311
+    known, worst_s = 0, 0.0
+    for turn in range(kills):
+        often = turn % 2
+        at = killed(path, known, 0.02 if often else 1.0, chance.uniform(0.05, 0.4 if often else 2.2))
+        if not path.exists():
+            continue
+        found = whole_if_begun(path)
+        assert [int(entry.request_id) for entry in found] == list(range(len(found)))  # no gap, none twice
+        if len(found) > known:
+            lost_s = at - found[-1].ended_at
+            worst_s = max(worst_s, lost_s)
+            assert lost_s < LOST_S + SLACK_S
+        known = len(found)
+    assert known
+    record_property("most_seconds_lost", worst_s)
+    print(f"{kills} kills, {known} entries, at most {worst_s:.2f} s lost")
+
+
+def whole_if_begun(path: Path) -> list[Any]:
+    """None, where the writer was killed before the first table."""
+    with closing(sqlite3.connect(path)) as connection:
+        if not connection.execute("PRAGMA user_version").fetchone()[0]:
+            return []
+    return whole(path)
+
+
+def ask(daemon: DaemonProcess) -> bool:
+    body = json.dumps({"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3})
+    request = urllib.request.Request(
+        f"{daemon.url}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=SOON_S) as response:
+        return bool(response.read())
+
+
+def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
+    start: Callable[..., DaemonProcess],
+) -> None:
+    daemon = start()
+    path = daemon.folder / "state" / "usage" / "usage.db"
+    daemon.wait_ready(2)
+    assert all(ask(daemon) for _ in range(20))
+    eventually(lambda: path.exists() and len(whole_if_begun(path)) == 20)
+    metrics = urllib.request.urlopen(f"{daemon.url}/metrics", timeout=SOON_S).read().decode()
+    assert "numa_launcher_usage_ledger_entries_total 20.0" in metrics
+    assert "numa_launcher_usage_ledger_ok 1.0" in metrics
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.nothing_left()
+    again = start(environ={"STATE_DIRECTORY": str(daemon.folder / "state")})
+    again.wait_ready(2)
+    assert all(ask(again) for _ in range(5))
+    again.process.send_signal(signal.SIGTERM)
+    again.process.wait(SOON_S)
+    found = whole(path)
+    assert len(found) == 25
+    assert {(entry.model, entry.outcome, entry.status) for entry in found} == {("fake", "completed", 200)}
+    with closing(open_reader(path)) as reader:
+        seconds = reader.execute("SELECT what, sum(amount) FROM metered GROUP BY what").fetchall()
+    assert dict(seconds)["ready_s"] > 0
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_requests_are_served(
+    start: Callable[..., DaemonProcess], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    daemon = start(environ={"STATE_DIRECTORY": str(tmp_path / "file")})
+    daemon.wait_ready(2)
+    assert ask(daemon)
+    [warning] = eventually(lambda: [text for text in daemon.status()["warnings"] if "1 entries wait" in text])
+    assert "cannot write the usage ledger" in warning
+    assert "cannot write the usage ledger" in daemon.cli("status").stdout
+    assert daemon.log.read_text().count("cannot write the usage ledger") == 1
