@@ -77,6 +77,7 @@ KEY_BUDGET_SPENT = "numa_launcher_key_budget_spent_ratio"
 OVERFLOW_SENT = "numa_launcher_overflow_requests_sent"
 OVERFLOW_ENDED = "numa_launcher_overflow_requests_ended"
 OVERFLOW_IN_FLIGHT = "numa_launcher_overflow_requests_in_flight"
+OVERFLOW_COST = "numa_launcher_overflow_cost"
 OVERFLOW_CAPPED = "numa_launcher_overflow_requests_capped"
 OVERFLOW_WITHOUT_USAGE = "numa_launcher_overflow_responses_without_usage"
 OVERFLOW_SPENT = "numa_launcher_overflow_spent_today"
@@ -184,6 +185,11 @@ TABLE: tuple[Spec, ...] = (
         "outcome",
     ),
     _gauge(OVERFLOW_IN_FLIGHT, "Requests at an overflow endpoint.", "endpoint"),
+    _counter(
+        OVERFLOW_COST,
+        "Cost of the ended requests at an overflow endpoint that has prices, since the daemon's start, in cost.currency.",
+        "endpoint",
+    ),
     _counter(
         OVERFLOW_CAPPED,
         "Requests that an overflow endpoint did not get because of its max_per_day.",

@@ -165,6 +165,9 @@ def of_overflow(overflow: Overflow | None) -> metrics.Values:
             for outcome in Outcome
         },
         metrics.OVERFLOW_IN_FLIGHT: {(each.name,): each.in_flight for each in endpoints},
+        metrics.OVERFLOW_COST: {
+            (each.name,): each.cost.spent / PICOS for each in endpoints if each.cost.prices is not None
+        },
         metrics.OVERFLOW_CAPPED: {(each.name,): each.cost.refused for each in endpoints},
         metrics.OVERFLOW_WITHOUT_USAGE: {(each.name,): each.cost.odd for each in endpoints},
         metrics.OVERFLOW_SPENT: {(name,): cap.settled / PICOS for name, cap in capped},

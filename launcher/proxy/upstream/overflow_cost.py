@@ -36,6 +36,8 @@ class OverflowCost:
         self.cap = cap
         self._closed = cap is None and settings.max_per_day is not None
         self._most_output = settings.max_output_tokens
+        self.spent = 0
+        """Of the requests that ended."""
         self.refused = 0
         """Requests that the cap kept here."""
         self.odd = 0
@@ -69,6 +71,7 @@ class OverflowCost:
             self.cap.reserve(amount)
 
     def settle(self, reserved: int, amount: int) -> None:
+        self.spent += amount
         if self.cap is not None:
             self.cap.settle(reserved, amount)
 
