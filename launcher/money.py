@@ -52,6 +52,11 @@ def to_text(amount: int, currency: str, decimals: int = 2) -> str:
     return f"{rounded:,f} {currency}"
 
 
+def shown(amount: float, currency: str = "") -> str:
+    """As `to_text`, of an amount in the currency's unit that was already divided for people."""
+    return to_text(round(Decimal(repr(amount)) * PICOS), currency).rstrip()
+
+
 class TokenPrices(NamedTuple):
     """Picos for one token."""
 

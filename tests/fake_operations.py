@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from launcher.config.schema import Cost
 from launcher.control.messages import Request, SlotCommand
 from launcher.control.server import ControlServer
 from launcher.daemon.status import SlotStatus, Status, Zentorch
@@ -18,9 +19,12 @@ from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
 from launcher.redaction import Redactor
 from launcher.usage.budgets import BudgetState
+from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 from launcher.usage.latest import latest_requests
+from launcher.usage.live import CostNow
 from launcher.usage.report import report
+from launcher.usage.spent import spent
 
 
 def slot_status(slot: int = 0, **more: Any) -> SlotStatus:
@@ -71,6 +75,8 @@ class FakeOperations:
 
     ledger: Path | None = None
     now: float = 0.0
+    prices: Cost = field(default_factory=lambda: Cost(hourly=0.79))
+    cost_now: CostNow | None = None
     today: UsageToday | None = None
 
     def status(self) -> Status:
@@ -83,6 +89,7 @@ class FakeOperations:
             endpoint="http://127.0.0.1:8000", version="0", build="python", pid=1, since=0.0, binding="membind",
             stack={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": None, "tcmalloc": "/lib/tcmalloc.so"},
             requests={"accepted": 3, "completed": 2, "in_flight": 1}, warnings=("mind the gap",),
+            cost=self.cost_now,
         )  # fmt: skip
 
     def _known(self, slot: int) -> None:
@@ -133,6 +140,9 @@ class FakeOperations:
 
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
         return latest_requests(self._ledger(), question_of(asked), limit, self.now, "USD")
+
+    async def cost(self, since: str) -> CostReport:
+        return spent(self._ledger(), self.prices, since, self.now)
 
     def _ledger(self) -> Path:
         if self.ledger is None:

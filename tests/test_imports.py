@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Verbs talk through control.client, except the offline ones and serve.
     "cli": {
-        "control.client", "control.messages", "config.schema", "config.load", "errors", "sizes", "text_table",
+        "control.client", "control.messages", "config.schema", "config.load", "errors", "money", "sizes", "text_table",
         "printable", "redaction",
     },
     "cli.serve": {"build", "daemon", "host", "cli", "errors"},

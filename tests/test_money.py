@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.money import PICOS, picos, picos_per_token, to_decimal, to_text
+from launcher.money import PICOS, picos, picos_per_token, shown, to_decimal, to_text
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,11 @@ def test_there_and_back(amount: Decimal) -> None:
 )
 def test_text_for_people(amount: str, text: str) -> None:
     assert to_text(picos(amount), "USD") == text
+
+
+def test_amounts_that_were_divided() -> None:
+    assert shown(3.6574074074074074, "USD") == "3.66 USD"
+    assert shown(0.0) == "0.00"
+    assert shown(0.00004) == "0.00004"
+    assert shown(1e-15) == "0.00"
+    assert shown(1234567.0, "EUR") == "1,234,567.00 EUR"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from launcher.money import picos, to_text
+from launcher.money import shown
 from launcher.text_table import counted, table
 from launcher.usage.bill import HOUR_S, MONTH_HOURS
 from launcher.usage.compare import Comparison
@@ -42,7 +41,7 @@ def _head(report: CostReport, zone: ZoneInfo) -> Iterator[str]:
     )
     hours = (report.end - report.begin) / HOUR_S
     yield f"{begin} to {end} {zone.key}, {hours:,.1f} hours"
-    yield f"bill         {_money(report.bill, report.currency)}: {_parts(report)}"
+    yield f"bill         {shown(report.bill, report.currency)}: {_parts(report)}"
     yield (
         f"served here  {counted(report.requests, 'request')}, {report.prompt_tokens:,} prompt tokens{_cached(report)}, "
         f"{report.output_tokens:,} output tokens"
@@ -63,13 +62,13 @@ def _cached(report: CostReport) -> str:
 def _parts(report: CostReport) -> str:
     parts = []
     if report.rent or not (report.purchase or report.energy):
-        parts.append(f"rent {_money(report.rent, report.currency)}")
+        parts.append(f"rent {shown(report.rent, report.currency)}")
     if report.purchase:
-        parts.append(f"share of the purchase {_money(report.purchase, report.currency)}")
+        parts.append(f"share of the purchase {shown(report.purchase, report.currency)}")
     measured = report.kwh_measured_share
     if report.energy or report.kwh or measured is not None:
         how = "" if measured is None else f", measured in {_percent(measured)} of the time"
-        parts.append(f"energy {_money(report.energy, report.currency)} ({report.kwh:,.1f} kWh{how})")
+        parts.append(f"energy {shown(report.energy, report.currency)} ({report.kwh:,.1f} kWh{how})")
     return ", ".join(parts)
 
 
@@ -96,7 +95,7 @@ def _costs(report: CostReport) -> Iterator[str]:
 
 def _of(costs: PerMillion | None, name: str) -> str:
     value = None if costs is None else getattr(costs, name)
-    return _ABSENT if value is None else _money(value)
+    return _ABSENT if value is None else shown(value)
 
 
 def _comparison(rows: Sequence[Comparison], currency: str, note: str, head: str) -> Iterator[str]:
@@ -104,7 +103,7 @@ def _comparison(rows: Sequence[Comparison], currency: str, note: str, head: str)
         yield from table(
             [
                 (head, currency, f"{currency} per million in all", "this machine is cheaper from"),
-                *((row.name, _money(row.amount), _each(row), _break_even(row)) for row in rows),
+                *((row.name, shown(row.amount), _each(row), _break_even(row)) for row in rows),
             ]
         )
         yield "compared with the allocated cost: the used cost leaves out hours that are paid for"
@@ -112,7 +111,7 @@ def _comparison(rows: Sequence[Comparison], currency: str, note: str, head: str)
 
 
 def _each(row: Comparison) -> str:
-    return _ABSENT if row.per_million is None else _money(row.per_million)
+    return _ABSENT if row.per_million is None else shown(row.per_million)
 
 
 def _break_even(row: Comparison) -> str:
@@ -125,7 +124,7 @@ def _rate(report: CostReport) -> Iterator[str]:
     if report.month_tokens:
         yield (
             f"served at a rate of {_millions(report.month_tokens)} tokens a month ({MONTH_HOURS} h), "
-            f"for {_money(report.month_bill, report.currency)}"
+            f"for {shown(report.month_bill, report.currency)}"
         )
 
 
@@ -133,22 +132,22 @@ def _overflow(overflow: OverflowCost | None, currency: str) -> Iterator[str]:
     if overflow is None:
         return
     tokens = f"{overflow.prompt_tokens:,} prompt and {overflow.output_tokens:,} output tokens"
-    yield f"overflow     {counted(overflow.requests, 'request')}, {tokens}: {_money(overflow.amount, currency)}"
+    yield f"overflow     {counted(overflow.requests, 'request')}, {tokens}: {shown(overflow.amount, currency)}"
     if not overflow.priced:
         yield "             its endpoint has no prices: set them in [[proxy.overflow]]"
         return
     word = "saved" if overflow.saved >= 0 else "lost"
     yield (
-        f"             {word} {_money(abs(overflow.saved), currency)} against the least that would have served them "
-        f"here: one more machine, {_money(overflow.second_machine, currency)}"
+        f"             {word} {shown(abs(overflow.saved), currency)} against the least that would have served them "
+        f"here: one more machine, {shown(overflow.second_machine, currency)}"
     )
 
 
 def estimate_lines(estimate: Estimate, slo: Sequence[str]) -> list[str]:
     """`slo`: what was measured, as launcher.cli.cost_slo says it."""
     speed = f"{estimate.tokens_per_s:,.6g} output tokens/s"
-    each = f"{_money(estimate.per_million_output, estimate.currency)} per million output tokens"
-    price = f"{_money(estimate.hourly, estimate.currency)} an hour"
+    each = f"{shown(estimate.per_million_output, estimate.currency)} per million output tokens"
+    price = f"{shown(estimate.hourly, estimate.currency)} an hour"
     if estimate.month is None:
         return [
             f"{each}: {price}, {speed} without a pause",
@@ -164,7 +163,7 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
         f"{counted(demand.requests, 'request')} a month of {demand.input:,} input and {demand.output:,} output tokens: "
         f"{_millions(month.prompt_tokens)} input and {_millions(month.output_tokens)} output tokens"
     )
-    yield f"bill         {_money(month.bill, currency)} a month: {_machines(month)}{price}, {MONTH_HOURS} h"
+    yield f"bill         {shown(month.bill, currency)} a month: {_machines(month)}{price}, {MONTH_HOURS} h"
     yield f"utilization  {_percent(month.utilization)}: {month.busy_hours:,.1f} of {MONTH_HOURS} h at {speed}"
     if not month.fits:
         yield f"             does not fit: it takes {counted(month.machines, 'machine')}"
@@ -172,8 +171,8 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
         yield f"             {_percent(1 - month.utilization)} is left for peaks; requests in a peak above that wait"
     if month.per_million_output is not None and month.per_million_total is not None:
         yield (
-            f"allocated    {_money(month.per_million_output, currency)} per million output tokens, "
-            f"{_money(month.per_million_total, currency)} per million tokens in all"
+            f"allocated    {shown(month.per_million_output, currency)} per million output tokens, "
+            f"{shown(month.per_million_total, currency)} per million tokens in all"
         )
     yield f"never idle   {each}"
     yield ""
@@ -182,11 +181,6 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
 
 def _machines(month: Month) -> str:
     return "" if month.fits else f"{month.machines} machines, each "
-
-
-def _money(value: float, currency: str = "") -> str:
-    """Two decimals, or as many as it takes to be not 0."""
-    return to_text(picos(f"{Decimal(repr(value)):.12f}"), currency).rstrip()
 
 
 def _percent(share: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from launcher.money import shown
 from launcher.sizes import GIB, MIB
 from launcher.text_table import counted, fitted, table
 
@@ -81,7 +82,24 @@ def head(status: Status, now: float) -> list[str]:
             f"{usage['prompt_tokens']:,} prompt and {usage['output_tokens']:,} output tokens",
         )
         lines.append(f"today: {', '.join(figures)}")
+    if cost := status.get("cost"):
+        lines.append(f"cost: {_cost(cost)}")
     return lines
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    currency, each, today = cost["currency"], cost["per_million_output"], cost["today"]
+    time = "hour" if cost["seconds"] >= 3600 else duration(cost["seconds"])
+    parts = [
+        f"no output tokens in the last {time}"
+        if each is None
+        else f"{shown(each, currency)} per million output tokens in the last {time}"
+    ]
+    if today is not None:
+        used = cost["today_utilization"]
+        at = "" if used is None else f" at {used * 100:.0f} % utilization"
+        parts.append(f"today {shown(today, currency)}{at}")
+    return ", ".join(parts)
 
 
 def rows(status: Status, now: float, width: int | None = WIDTH) -> list[str]:

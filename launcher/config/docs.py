@@ -21,11 +21,11 @@ The configuration is one TOML file: `numa-launcher serve -c FILE`. Unknown keys 
 overrides both. Durations are in seconds. Sizes are in bytes where the key ends in `_bytes`, otherwise text such as
 `"40GiB"`. [configs/](../configs) has commented examples.
 
-`numa-launcher reload` applies `[supervision]` at once. It applies `[[models]]`, `[layout]`, `[memory]` and `[engine]` by
-restarting, one after the other, the instances whose cpus, memory, command or environment change
+`numa-launcher reload` applies `[supervision]` at once, and `[cost]` at once. It applies `[[models]]`, `[layout]`,
+`[memory]` and `[engine]` by restarting, one after the other, the instances whose cpus, memory, command or environment change
 ([Reload](supervision.md#reload)). A restart of the daemon is needed for `[proxy]`, `[control]`, `[systemd]`,
-`[logging]`, `[usage]`, `[cost]`, `[audit]`, `engine.kind`, `engine.runtime`, `engine.health_path`,
-`supervision.spawner`, names and aliases of models, and the reserved cores: `reload` refuses such changes. The TLS
+`[logging]`, `[usage]`, `[audit]`, `engine.kind`, `engine.runtime`, `engine.health_path`, `supervision.spawner`,
+`cost.currency`, `cost.price`, names and aliases of models, and the reserved cores: `reload` refuses such changes. The TLS
 certificate and key, the API keys file and the key files of `[[proxy.overflow]]` are reloaded automatically when they change.
 """
 

@@ -22,7 +22,7 @@ READS_ONLY: Final = ContextVar("reads_only", default=True)
 """Of the request that is being answered: whether its peer may read, and nothing else."""
 # Shown to operators unmasked: the instances' output, counters, and usage by names of keys and models. The rest
 # is masked for everybody: it is pasted into tickets.
-_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests", "budgets"})
+_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests", "budgets", "cost"})
 MAX_OVERRIDES: Final = 64
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
@@ -45,7 +45,7 @@ class Answers:
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
             "verify": self._verify, "act": self.act, "budgets": self._budgets,
-            "usage": self._usage, "usage_requests": self._usage_requests,
+            "cost": self._cost, "usage": self._usage, "usage_requests": self._usage_requests,
         }  # fmt: skip
 
     async def redacted(
@@ -77,6 +77,9 @@ class Answers:
     async def _usage_requests(self, request: web.Request) -> web.Response:
         limit = number(request, "limit", "50")
         return json_answer(await self._operations.usage_requests(dict(request.query), limit))
+
+    async def _cost(self, request: web.Request) -> web.Response:
+        return json_answer(await self._operations.cost(request.query.get("since", "30d")))
 
     async def _plan(self, _request: web.Request) -> web.Response:
         return json_answer(self._operations.plan())

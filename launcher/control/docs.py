@@ -136,7 +136,8 @@ _IN_JSON: Final = {
     "Verification": "object", "Zentorch": "object", "EngineMetrics": "object", "Quantiles": "object", "Resident": "object",
     "MeasuredLayout": "object", "UsageToday": "object", "UsageRow": "`UsageRow`",
     "tuple[UsageRow, ...]": "list of `UsageRow`", "tuple[UsageRequest, ...]": "list of `UsageRequest`",
-    "tuple[float, float]": "two numbers",
+    "CostNow": "object", "PerMillion": "`PerMillion`", "OverflowCost": "`OverflowCost`",
+    "tuple[Comparison, ...]": "list of `Comparison`", "tuple[float, float]": "two numbers",
     "tuple[SlotStatus, ...]": "list of `SlotStatus`", "tuple[str, ...]": "list of text",
     "dict[str, str | None]": "object", "dict[str, Any]": "object",
 }  # fmt: skip

@@ -111,7 +111,7 @@ REDACT: Final = Option(
     "redact",
     "1",
     "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`, `usage`, "
-    "`budgets`",
+    "`budgets`, `cost`",
 )
 """Of every GET whose answer ends."""
 _SLOT: Final = "the slot, as in `status`"
@@ -179,6 +179,10 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "`left`, `begins` and `ends` of the period; `spent` and `left` are null while they are unknown; "
         "amounts of money are texts",
         "key list", (REDACT,),
+    ),
+    Endpoint(
+        "cost", "GET", "/cost", "what tokens cost on this machine, beside APIs; from the usage ledger and [cost]",
+        "`CostReport`, below", "cost", (_USAGE[0], REDACT), ("since=30d",),
     ),
     Endpoint(
         "logs", "GET", "/slots/{slot}/logs", "the last lines of a slot's instances",

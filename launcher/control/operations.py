@@ -50,6 +50,9 @@ class Operations(Protocol):
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> Any:
         """The latest single requests of the usage ledger. Raises LauncherError."""
 
+    async def cost(self, since: str) -> Any:
+        """What tokens cost since a time. Raises LauncherError."""
+
     async def redactor(self) -> Redactor:
         """What masks every secret that the daemon knows."""
 

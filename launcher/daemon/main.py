@@ -16,6 +16,7 @@ from launcher.background import Failures, persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
 from launcher.daemon.accounts import Accounts
+from launcher.daemon.costs import Costs
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
@@ -64,6 +65,7 @@ class Daemon:
         self._watchdog = notify.Watchdog("loop", "slots")
         self._report_failures = Failures(log, "report to systemd")
         self.accounts = Accounts(config)
+        self.costs = Costs(lambda: self.operations.deployment.config.cost, self.accounts.ledger)
         self.proxy = ProxyServer(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
             most_clients=open_files.most_clients(
@@ -101,6 +103,7 @@ class Daemon:
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, warnings=self.accounts.warnings,
             usage=UsageReports(self.accounts.ledger, config.cost.currency),
+            cost_now=self.costs.now,
         )  # fmt: skip
         self.control = ControlServer(
             config.control.socket,
@@ -166,6 +169,7 @@ class Daemon:
                     group.create_task(self.supervisor.run(), name="supervisor"),
                     group.create_task(persist(self._report, self._report_failures), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
+                    group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
                 ]
                 if ready:
                     owners.append(group.create_task(self._open_when_adopted(ready), name="listener"))
@@ -279,7 +283,7 @@ class Daemon:
         return self.proxy.progress(slot, generation)
 
     def _more_values(self) -> metrics.Values:
-        return {**self._watched(), **self.accounts.values()}
+        return {**self._watched(), **self.accounts.values(), **self.costs.values()}
 
     def _watched(self) -> metrics.Values:
         controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]

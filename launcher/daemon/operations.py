@@ -27,14 +27,17 @@ from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
 from launcher.rollout.reload import Reloader, Reread
 from launcher.usage.budgets import BudgetState
+from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
+from launcher.usage.live import CostNow
 
 # Secrets of the configuration in force and of earlier ones, the latest first.
 MAX_SECRETS: Final = 256
 
 
 class Operations:
-    """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts."""
+    """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
+    `cost_now`: live costs."""
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Operations:
         drift: Callable[[], tuple[str, ...]],
         warnings: Callable[[], tuple[str, ...]],
         usage: UsageReports,
+        cost_now: Callable[[], CostNow | None],
     ) -> None:
         self.deployment = deployment
         """In force: the last that a reload has applied."""
@@ -59,6 +63,7 @@ class Operations:
         self._drift = drift
         self._usage = usage
         self._warnings = warnings
+        self._cost_now = cost_now
         self._since = time.time()
         self._secrets: dict[str, None] = {}
         self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
@@ -115,6 +120,7 @@ class Operations:
                 *self._warnings(),
             ),
             measured_layout=self.deployment.measured,
+            cost=self._cost_now(),
         )
 
     def act(self, slot: int, request: Request) -> None:
@@ -162,6 +168,9 @@ class Operations:
 
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
         return await self._usage.requests(question_of(asked), limit)
+
+    async def cost(self, since: str) -> CostReport:
+        return await self._usage.cost(self.deployment.config.cost, since)
 
     async def redactor(self) -> Redactor:
         values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)

@@ -17,6 +17,7 @@ from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
 from launcher.tuning.remembered import MeasuredLayout
 from launcher.usage.figures import UsageToday
+from launcher.usage.live import CostNow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,9 @@ class Status:
     usage: UsageToday | None = None
     """Requests and tokens since midnight: `since`, `requests`, `prompt_tokens`, `output_tokens`; null without a usage
     ledger that can be read at once."""
+    cost: CostNow | None = None
+    """Live costs: `currency`, `per_million_output` (allocated cost of a million output tokens in the last `seconds`, at most
+    an hour; null if there were none), `today` (bill since midnight), `today_utilization`; null without a price in [cost]."""
 
 
 def slot_status(

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
+from launcher.config.schema import Cost
 from launcher.errors import LauncherError
+from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 from launcher.usage.latest import latest_requests
 from launcher.usage.ledger import Ledger
 from launcher.usage.question import Question
 from launcher.usage.report import report, today
+from launcher.usage.spent import spent
 
 # `status` does not wait longer for a slow disk.
 TODAY_S: Final = 0.5
@@ -42,6 +45,10 @@ class UsageReports:
         return await self._read(
             lambda path: latest_requests(path, question, limit, time.time(), self._currency)
         )
+
+    async def cost(self, cost: Cost, since: str) -> CostReport:
+        """Raises LauncherError."""
+        return await self._read(lambda path: spent(path, cost, since, time.time()))
 
     async def today(self) -> UsageToday | None:
         """None without a ledger that can be read at once."""

@@ -51,11 +51,13 @@ class Changes:
 
 
 # Sections that apply to running instances.
-_LIVE: Final = ("supervision",)
+_LIVE: Final = ("supervision", "cost")
 # Sections that are read once, at the start of the daemon.
-_ONCE: Final = ("proxy", "control", "systemd", "logging", "usage", "cost", "audit")
-# Kinds of engine and of spawner decide how the daemon itself is built.
-_BUILT_IN: Final = ("engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner")
+_ONCE: Final = ("proxy", "control", "systemd", "logging", "usage", "audit")
+# Kinds of engine and of spawner decide how the daemon itself is built; budgets are counted in one currency, at one price.
+_BUILT_IN: Final = (
+    "engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner", "cost.currency", "cost.price",
+)  # fmt: skip
 
 
 Running = Mapping[int, tuple[Slot, Engine]]

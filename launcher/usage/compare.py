@@ -25,20 +25,24 @@ class Tokens(NamedTuple):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One API. Amounts are in the currency's unit."""
+    """What the same tokens cost at one API. Amounts are numbers in the currency's unit."""
 
     name: str
+    """Its name."""
     input: float
-    """Its prices of a million tokens."""
+    """Its price of a million prompt tokens."""
     cached: float | None
+    """Its price of a million cached prompt tokens; null: as others."""
     output: float
+    """Its price of a million output tokens."""
     date: str | None
+    """Day of these prices; null if it is not known."""
     amount: float
     """For the same tokens."""
     per_million: float | None
-    """Of all tokens; None without tokens."""
+    """`amount` for a million prompt and output tokens; null without tokens."""
     break_even_tokens: int | None
-    """Tokens a month, in the same proportions, from which this machine is cheaper; None: at no number."""
+    """Tokens a month, in the same proportions, from which this machine is cheaper; null: at no number."""
 
 
 def comparisons(

@@ -53,27 +53,31 @@ class Observed(NamedTuple):
 
 
 class PerMillion(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a million tokens, in the currency's unit; None: there were none."""
+    """Cost of a million tokens, a number in the currency's unit; null: there were none."""
 
     output: float | None
     """The whole cost over the output tokens."""
     total: float | None
     """The whole cost over prompt and output tokens."""
     input_part: float | None
-    """The part of the time before the first byte, over the prompt tokens that were not cached."""
+    """The cost of the time before the first byte, over the prompt tokens that were not cached."""
     output_part: float | None
-    """The part of the time after the first byte, over the output tokens."""
+    """The cost of the time after the first byte, over the output tokens."""
 
 
 class OverflowCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent elsewhere."""
+    """What was sent to overflow endpoints. Amounts are numbers in the currency's unit."""
 
     requests: int
+    """Requests."""
     prompt_tokens: int
+    """Their prompt tokens."""
     output_tokens: int
+    """Their output tokens."""
     amount: float
+    """What they cost there."""
     priced: bool
-    """False: tokens without a price: the endpoint has none in [[proxy.overflow]]."""
+    """False: they have tokens but no cost, because the endpoint has no prices in [[proxy.overflow]]."""
     second_machine: float
     """Bill of one more machine like this for the same time."""
     saved: float
@@ -81,39 +85,56 @@ class OverflowCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`numa-launcher cost --json`. Amounts are in the currency's unit, times in Unix seconds."""
+    """What tokens cost. Amounts are numbers in the currency's unit, times seconds since the epoch."""
 
     currency: str
+    """Currency of all amounts."""
     zone: str
     """Time zone of the ledger's hours."""
     begin: int
+    """Begin of the time, at an hour or at the ledger's begin."""
     end: int
+    """Its end."""
     bill: float
+    """The machine's bill for this time: `rent` + `purchase` + `energy`."""
     rent: float
+    """By `hourly`."""
     purchase: float
+    """Share of the purchase."""
     energy: float
+    """By `price_per_kwh`."""
     kwh: float
+    """Energy, by `watts` or measured."""
     kwh_measured_share: float | None
-    """Share of the time in which energy was measured; None: it is not to be measured."""
+    """Share of the time in which energy was measured; null: it is not to be measured."""
     requests: int
-    """Served here, as the tokens."""
+    """Requests completed here, not by overflow endpoints."""
     prompt_tokens: int
+    """Prompt tokens of requests served here, the cached ones included."""
     cached_tokens: int
+    """Of these, tokens that were in a prefix cache."""
     output_tokens: int
+    """Output tokens of requests served here."""
     slots: int
+    """The most slots in an hour; 0: not metered."""
     utilization: float | None
-    """Share of the slots' time with requests; None: not metered."""
+    """Share of the slots' time with requests; null: not metered."""
     input_share: float | None
-    """Share of the time before the first byte; None: nothing was served."""
+    """Share of the requests' time on instances that was before the first byte; null: nothing was served."""
     allocated: PerMillion
+    """The whole bill over what was served."""
     used: PerMillion | None
-    """None: utilization is not known."""
+    """The busy share of the bill alone; null: utilization is not known."""
     month_bill: float
-    """At the rate of this window, for 730 hours."""
+    """The bill of 730 hours at the rate of this time."""
     month_tokens: int
+    """Prompt and output tokens of 730 hours at the rate of this time."""
     references: tuple[Comparison, ...]
+    """APIs."""
     references_note: str
+    """Where their prices are from, and how old they are."""
     overflow: OverflowCost | None
+    """Null without such requests."""
 
 
 def cost_report(cost: Cost, observed: Observed, references: References, zone: str) -> CostReport:

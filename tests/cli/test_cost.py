@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import bench_results
 import pytest
+from fake_operations import Backstage, FakeOperations
 from planted_ledger import PlantedLedger
 
 from launcher.bench import store
 from launcher.bench.result import BenchResult
 from launcher.cli import cost, cost_estimate, main
+from launcher.config.schema import Cost
+from launcher.usage.live import CostNow
 
 Output = pytest.CaptureFixture[str]
 
@@ -197,7 +202,9 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def ledger(tmp_path: Path) -> PlantedLedger:
     """Two days, in the first of which something was served."""
-    ledger = PlantedLedger(tmp_path / "usage.db", BEGAN)
+    path = tmp_path / "usage" / "usage.db"
+    path.parent.mkdir()
+    ledger = PlantedLedger(path, BEGAN)
     for hour in range(24):
         at = BEGAN + hour * HOUR
         ledger.hour(
@@ -230,6 +237,44 @@ def test_the_file_is_read_where_no_daemon_answers(
     assert found["output_tokens"] == 0
     assert main(["cost", "-c", str(config), "--since", "2026-01-02"]) == 0
     assert "no tokens were served: there is no cost of a token" in capsys.readouterr().out
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, ledger: PlantedLedger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backstage]:
+    operations = FakeOperations(ledger=ledger.path, now=BEGAN + 48 * HOUR)
+    with Backstage(str(tmp_path / "c.sock"), operations) as daemon:
+        monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", daemon.path)
+        yield daemon
+
+
+def test_the_daemon_is_asked_first(daemon: Backstage, capsys: Output) -> None:
+    """No configuration is needed: it is the daemon's."""
+    assert main(["cost"]) == 0
+    compare("report.txt", capsys)
+    daemon.operations.prices = Cost(hourly=7.9)
+    assert main(["cost", "--since", "2026-01-02", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["begin"], found["bill"]) == (BEGAN + 24 * HOUR, pytest.approx(189.6))
+
+
+def test_an_error_of_the_daemon_is_not_answered_from_the_file(daemon: Backstage, capsys: Output) -> None:
+    daemon.operations.prices = Cost()
+    assert "[cost] does not say" in refused(["cost"], capsys)[0]
+
+
+def test_status_has_one_line_of_cost(daemon: Backstage, capsys: Output) -> None:
+    assert main(["status"]) == 0
+    assert "cost:" not in capsys.readouterr().out
+    now = CostNow(currency="USD", per_million_output=4.1234, seconds=3600, today=6.3, today_utilization=0.431)
+    daemon.operations.cost_now = now
+    for changes, wanted in (
+        ({}, "cost: 4.12 USD per million output tokens in the last hour, today 6.30 USD at 43 % utilization"),
+        ({"seconds": 120, "today_utilization": None}, "in the last 2m00s, today 6.30 USD"),
+        ({"per_million_output": None, "today": None}, "cost: no output tokens in the last hour"),
+    ):
+        daemon.operations.cost_now = replace(now, **changes)  # type: ignore[arg-type]
+        assert main(["status"]) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(wanted)]
 
 
 def test_overflow_without_prices_is_said(ledger: PlantedLedger, config: Path, capsys: Output) -> None:

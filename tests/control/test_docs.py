@@ -12,10 +12,13 @@ from launcher.control.docs import examples, fields_of, to_markdown
 from launcher.control.messages import ENDPOINTS, PREFIX, Role, SlotCommand
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
 from launcher.tuning.remembered import MeasuredLayout
+from launcher.usage.compare import Comparison
+from launcher.usage.cost import CostReport, OverflowCost, PerMillion
 from launcher.usage.figures import UsageReport, UsageRequest, UsageRequests, UsageRow
 
 TYPES = (
     Status, SlotStatus, Zentorch, Resident, MeasuredLayout, UsageReport, UsageRow, UsageRequests, UsageRequest,
+    CostReport, PerMillion, Comparison, OverflowCost,
 )  # fmt: skip
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
 

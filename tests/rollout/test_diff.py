@@ -67,9 +67,18 @@ def test_supervision_is_taken_over_at_once() -> None:
     assert changes.steps == ()
 
 
+def test_a_price_of_the_machine_is_taken_over_at_once() -> None:
+    changes = compare(made(), made(cost={"hourly": 0.79, "price_per_kwh": 0.3, "watts": 800}))
+    assert changes.live == ("cost.hourly", "cost.price_per_kwh", "cost.watts")
+    assert changes.steps == ()
+    assert changes.needs_restart == ()
+
+
 @pytest.mark.parametrize(
     ("more", "keys"),
     [
+        ({"cost": {"hourly": 1, "currency": "EUR"}}, ("cost.currency",)),
+        ({"cost": {"price": {"input": 1, "output": 2}}}, ("cost.price",)),
         ({"proxy": {"listen": ["127.0.0.1:9"]}}, ("proxy.listen",)),
         ({"control": {"group": "root"}}, ("control.group",)),
         ({"logging": {"level": "debug"}}, ("logging.level",)),

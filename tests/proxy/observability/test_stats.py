@@ -61,6 +61,7 @@ async def test_overflow() -> None:
     endpoint.sent["m"], endpoint.in_flight = 4, 1
     endpoint.ended["m", Outcome.COMPLETED] = 3
     cap.reserve(PICOS // 2)
+    endpoint.cost.settle(0, 2 * PICOS)
     found = rows(stats.of_overflow(overflow))
     assert found[metrics.OVERFLOW_SENT] == {("x", "m"): 4}
     assert found[metrics.OVERFLOW_IN_FLIGHT] == {("x",): 1}
@@ -68,5 +69,6 @@ async def test_overflow() -> None:
         ("x", "m", outcome): 3 if outcome is Outcome.COMPLETED else 0 for outcome in Outcome
     }
     money = (metrics.OVERFLOW_SPENT, metrics.OVERFLOW_RESERVED, metrics.OVERFLOW_MAX_PER_DAY)
-    assert [found[name] for name in money] == [{("x",): 5.0}, {("x",): 0.5}, {("x",): 20.0}]
+    assert [found[name] for name in money] == [{("x",): 7.0}, {("x",): 0.5}, {("x",): 20.0}]
+    assert found[metrics.OVERFLOW_COST] == {("x",): 2.0}
     assert stats.of_overflow(None) == {}

@@ -97,3 +97,11 @@ def test_odd_usage_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     known.note_odd()
     known.note_odd()
     assert (known.odd, len(caplog.records)) == (2, 1)
+
+
+def test_what_requests_cost_adds_up_without_a_cap() -> None:
+    found = cost()
+    for amount in (3, 0, 5):
+        found.reserve(10)
+        found.settle(10, amount)
+    assert found.spent == 8
