@@ -25,7 +25,7 @@ SESSION_HEADER = "X-Session-Id"
 
 
 _WHEN: Final = re.compile(r"full|predicted_ttft\s*>\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)")
-Amount = Annotated[float, Meta(ge=0, lt=1e6)]
+Amount = Annotated[float, Meta(ge=0, le=1_000_000)]
 EndpointName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

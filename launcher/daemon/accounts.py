@@ -84,7 +84,7 @@ class Accounts:
             return {}
         return make_caps(
             config.proxy.overflow, path, self._zone, time.time(), stored,
-            allow_unknown=config.usage.when_unknown == "allow",
+            currency=config.cost.currency, allow_unknown=config.usage.when_unknown == "allow",
         )  # fmt: skip
 
     def _record(self, entry: Entry) -> None:

@@ -49,6 +49,7 @@ def make_caps(
     now: float,
     stored: Callable[[str, str, str], StoredSum],
     *,
+    currency: str = "USD",
     allow_unknown: bool = False,
 ) -> dict[str, DailyCap]:
     """The caps by the endpoint's name. `path`: of the usage ledger, before it is opened for writing, which moves a broken
@@ -73,7 +74,9 @@ def make_caps(
                 extra={"endpoint": name},
             )  # fmt: skip
             spent = 0 if allow_unknown else None
-        caps[name] = DailyCap(picos(endpoint.max_per_day), day_of, now, spent=spent, record=slot)
+        caps[name] = DailyCap(
+            picos(endpoint.max_per_day), day_of, now, spent=spent, record=slot, currency=currency
+        )
     return caps
 
 

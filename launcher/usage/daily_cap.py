@@ -35,10 +35,12 @@ class DailyCap:
         *,
         spent: int | None = 0,
         record: SpentRecord | None = None,
+        currency: str = "USD",
     ) -> None:
         """`day_of` gives the day around a Unix time. `spent`: before a restart, on this day; None: it is not known, so
         nothing is admitted before the next day."""
         self.cap = cap
+        self.currency = currency
         self.settled = spent or 0
         self.reserved = 0
         self.known = spent is not None

@@ -142,7 +142,7 @@ class Streaming:
 
     def learn_usage(self, request: Request, data: bytes) -> None:
         """An instance says how many tokens the request took: estimates get better."""
-        if request.overflowed:
+        if request.overflow:
             self._learn_charged(request, data)
             return
         usage = usage_of(data, request.usage)

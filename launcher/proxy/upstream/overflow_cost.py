@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from launcher.config.schema import Overflow
-from launcher.money import TokenPrices, to_decimal, token_prices
+from launcher.money import TokenPrices, to_text, token_prices
 from launcher.proxy.openai.token_bounds import SaidUsage, TokenBounds
 from launcher.usage.daily_cap import DailyCap
 
@@ -121,8 +121,11 @@ class OverflowCost:
 
     def _say_reached(self, cap: DailyCap) -> None:
         until = dt.datetime.fromtimestamp(cap.ends, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        settled, reserved, most = (
+            to_text(amount, cap.currency) for amount in (cap.settled, cap.reserved, cap.cap)
+        )
         why = (
-            f"its max_per_day is spent or reserved ({_text(cap.settled)} + {_text(cap.reserved)} of {_text(cap.cap)})"
+            f"its max_per_day is spent or reserved ({settled} spent, {reserved} reserved, of {most})"
             if cap.known
             else "what it cost today is not known, because the usage ledger cannot be read"
         )
@@ -130,7 +133,3 @@ class OverflowCost:
             "overflow endpoint %s: %s; its requests stay here until %s", self._name, why, until,
             extra={"endpoint": self._name},
         )  # fmt: skip
-
-
-def _text(amount: int) -> str:
-    return f"{to_decimal(amount):f}"

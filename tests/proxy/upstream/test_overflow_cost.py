@@ -73,7 +73,10 @@ def test_a_cap_is_said_once_a_day(caplog: pytest.LogCaptureFixture) -> None:
     assert known.admits(750 * MICRO)
     known.tick(200.0)  # nothing was refused: nothing to say
     reached, again = [record.message for record in caplog.records]
-    assert "(0.0004 + 0.0006 of 0.001); its requests stay here until 1970-01-01T00:01:40Z" in reached
+    assert (
+        "(0.0004 USD spent, 0.0006 USD reserved, of 0.001 USD); its requests stay here until 1970-01-01T00:01:40Z"
+        in reached
+    )
     assert "available again, a new day began" in again
 
 
