@@ -27,6 +27,7 @@ SEVERAL_MODULES = {
     "proxy/balancing/test_release": "what balancer, load and estimators learn when requests end",
     "proxy/continuation/test_token_ids": "plan, splicer and transcript of streams with token ids",
     "proxy/http1/test_properties": "requests and chunks against h11, for any bytes",
+    "proxy/upstream/test_overflow_spending": "endpoint, cost and daily cap over any sequence of requests",
     "telemetry/test_malformed_pages": "merge and vllm_metrics on broken pages",
     "topology/test_captured_machines": "sysfs and machine against hwloc on every captured machine",
     "topology/test_synthetic_trees": "the trees that the tests write, read by sysfs",
