@@ -36,6 +36,7 @@ class Result:
     its length shows), refused (429), failed (an error or nothing before the first byte); the rest is dishonest:
     wrong (it ended well with another text or usage), silent (a stream just stopped), unframed, lost."""
     detail: str = ""
+    tokens: tuple[int, int] | None = None  # prompt and output, of an exact response
     arrivals: array[float] = field(default_factory=lambda: array("d"))  # of events with a choice
 
 
@@ -117,7 +118,7 @@ class Client:
 
     async def _one(self, question: Question, result: Result) -> None:
         try:
-            answer = await self._wire.post(question.path, json.dumps(question.body).encode())
+            answer = await self._wire.post(question.path, json.dumps(question.body).encode(), question.name)
         except (Dropped, OSError) as error:
             result.outcome, result.detail = "failed", f"{type(error).__name__}: {error}"
             return
@@ -238,4 +239,5 @@ class Reading:
             return "wrong", f"usage {usage} where {sums if asked else None} is right"
         if len(self.idents) > 1 or self.roles != (self._result.streamed and self._question.path == CHAT):
             return "wrong", f"{self.roles} roles, {len(self.idents)} ids"
+        self._result.tokens = sums["prompt_tokens"], sums["completion_tokens"]
         return "exact", ""

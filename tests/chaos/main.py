@@ -8,6 +8,7 @@ of its file descriptors left.
 
 Prints a report; exit status 1 if a bound is broken: no request fails before its first byte; no truncated response looks
 complete; every refusal has a documented reason; at least 99 % of the cut plain streams continue exactly; counters add up;
+the usage ledger, /metrics and the clients count the same tokens;
 memory stays flat; every restart and every hang ends in a ready instance in time; every slot is watched; the control socket
 and /health always answer.
 """
@@ -31,10 +32,12 @@ from typing import Any
 
 import psutil
 
+from chaos import agreement
 from chaos.actions import Actions
 from chaos.clients import KINDS, Client, Result
 from chaos.hostile import Silent, Unread, Upload
 from chaos.verdict import Fault, judge, readable
+from chaos.wire import Wire
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
 
@@ -117,6 +120,7 @@ class Chaos:
         ]  # fmt: skip
         certify(folder / "tls.pem")
         self.door = str(folder / "p.sock")
+        self.ledger = folder / "usage.db"
         config = folder / "config.toml"
         config.write_text(
             CONFIG.format(
@@ -222,7 +226,13 @@ class Chaos:
             kind: round(max(one.longest_s for one in self.silent if one.kind == kind), 1)
             for kind in ("TLS", "UNIX")
         }
-        report = judge(self.results, faults, requests, self.actions.notes, longest)
+        wire = Wire(self.door)
+        page = (await wire.get("/metrics")).decode()
+        wire.close()
+        accepted = int(requests.get("accepted", 0))
+        found = await asyncio.to_thread(agreement.books, self.ledger, accepted)
+        agreed = agreement.compare(self.results, found, page, accepted)
+        report = judge(self.results, faults, requests, self.actions.notes, silent_s=longest, agreement=agreed)
         return report | {"seconds": self.args.seconds, "seed": self.args.seed}
 
     def end(self) -> None:

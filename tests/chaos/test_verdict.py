@@ -12,13 +12,14 @@ from chaos.verdict import Fault, readable
 from chaos.verdict import judge as judge_all
 
 FLAT = [100 << 20] * 20
+AGREED: dict[str, Any] = {"wrong": []}
 SILENT = {"TLS": 12.0, "UNIX": 12.0}
 
 
 def judge(
     results: list[Result], faults: list[Fault], requests: dict[str, Any], rss: list[int], **noted: Any
 ) -> dict[str, Any]:
-    return judge_all(results, faults, requests, Notes(rss=rss, **noted), SILENT)
+    return judge_all(results, faults, requests, Notes(rss=rss, **noted), silent_s=SILENT, agreement=AGREED)
 
 
 def result(outcome: str, name: str = "a", arrivals: tuple[float, ...] = ()) -> Result:
@@ -130,5 +131,19 @@ def test_a_refusal_has_a_stated_reason(kind: str, status: int, detail: str, brok
 
 
 def test_a_silent_connection_kept_too_long() -> None:
-    report = judge_all([result("exact")], [], sums(accepted=1, completed=1), Notes(rss=FLAT), {"TLS": 61.0})
+    report = judge_all(
+        [result("exact")],
+        [],
+        sums(accepted=1, completed=1),
+        Notes(rss=FLAT),
+        silent_s={"TLS": 61.0},
+        agreement=AGREED,
+    )
     assert report["broken"] == ["silent connections were kept for {'TLS': 61.0} s"]
+
+
+def test_a_ledger_that_does_not_agree() -> None:
+    agreed = {"wrong": ["/metrics say (1, 0, 1), the entries (2, 0, 1)"]}
+    asked = sums(accepted=1, completed=1)
+    report = judge_all([result("exact")], [], asked, Notes(rss=FLAT), silent_s=SILENT, agreement=agreed)
+    assert report["broken"] == ["tokens: /metrics say (1, 0, 1), the entries (2, 0, 1)"]

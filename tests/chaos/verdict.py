@@ -48,10 +48,12 @@ def judge(
     faults: Iterable[Fault],
     requests: dict[str, Any],
     notes: Notes,
+    *,
     silent_s: Mapping[str, float],
+    agreement: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The report; `broken` names every bound that does not hold. `silent_s`: the longest that a silent connection was
-    kept, by kind."""
+    kept, by kind. `agreement`: of ledger, metrics and clients (agreement.py)."""
     faults = list(faults)
     hits: dict[str, list[Fault]] = {}
     for fault in faults:
@@ -97,6 +99,7 @@ def judge(
             "daemon": {key: value for key, value in requests.items() if isinstance(value, int)},
             "wrong": _accounts(outcomes, sum(r.kind == "unread" for r in results), requests),
         },
+        "agreement": dict(agreement),
         "rss_mib": _rss(notes.rss),
         "silent_s": dict(silent_s),
         "refusals": dict(Counter(f"{r.status} {r.detail}" for r in results if r.outcome == "refused")),
@@ -237,6 +240,7 @@ def _broken(report: dict[str, Any]) -> list[str]:
         f"{report['dishonest']} dishonest answers": report["dishonest"] == 0,
         f"{share} of the cut streams continued, not {CONTINUED_SHARE}": share is None or share >= CONTINUED_SHARE,
         f"accounts do not add up: {'; '.join(report['accounting']['wrong'])}": not report["accounting"]["wrong"],
+        f"tokens: {'; '.join(report['agreement']['wrong'])}": not report["agreement"]["wrong"],
         f"RSS grew from {rss['start']} to {rss['end']} MiB": rss["end"] <= rss["start"] * RSS_GROWTH,
         f"median of the first token after a fail-over is {late} s, not {bound:.3f}": late <= bound,
         "no request was made": report["requests"] > 0,
@@ -282,6 +286,7 @@ def readable(report: dict[str, Any]) -> str:
         f"first token without a fault    p50 {usual.get('p50')} s, p99 {usual.get('p99')} s",
         *(f"  {story}" for story in report["slowest_failovers"]),
         f"accounting                     {daemon}: {report['accounting']['wrong'] or 'adds up'}",
+        f"usage ledger                   {report['agreement']}",
         f"RSS of the daemon              {rss.get('start')} -> {rss.get('end')} MiB: {rss.get('tenths')}",
         f"restarts                       {report['restarts']}, failed actions {report['failed_actions']}",
         *(

@@ -57,21 +57,37 @@ class Answer:
 class Wire:
     """One connection, reopened after it was closed."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, address: str) -> None:
+        """`address`: path of a UNIX socket, or host:port."""
+        self._address = address
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._over = False
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes, request_id: str) -> Answer:
         """Send one request. Raises Dropped when no answer comes."""
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: {request_id}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        return await self._ask(head.encode() + body)
+
+    async def get(self, path: str) -> bytes:
+        """A whole page. Raises Dropped."""
+        answer = await self._ask(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        return b"".join([piece async for piece in answer.payload()])
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._address.startswith("/"):
+            return await asyncio.open_unix_connection(self._address, limit=1 << 20)
+        host, port = self._address.rsplit(":", 1)
+        return await asyncio.open_connection(host, int(port), limit=1 << 20)
+
+    async def _ask(self, request: bytes) -> Answer:
         if self._over or self._reader is None or self._reader.at_eof():
             self.close()
-            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+            self._reader, self._writer = await self._connect()
         assert self._writer is not None
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         try:
-            self._writer.write(head.encode() + b"\r\n\r\n" + body)
+            self._writer.write(request)
             raw = await self._reader.readuntil(b"\r\n\r\n")
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise Dropped(f"before the answer: {error or type(error).__name__}") from None

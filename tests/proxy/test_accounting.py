@@ -15,10 +15,12 @@ from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, Script
 from proxy.token_engine import PROMPT, TokenEngine
+from proxy.upstream.test_overflow import Cloud, Make, cloud, proxy_with
 
 from launcher.money import token_prices
 from launcher.usage.entry import Entry
 
+__all__ = ["cloud", "proxy_with"]  # fixtures
 SAID = tuple(f" w{number}" for number in range(20))
 ENGINE = TokenEngine(CHAT, SAID)
 PROMPTED = TokenEngine(COMPLETIONS, SAID)
@@ -566,3 +568,48 @@ async def test_a_request_that_was_not_served_takes_nothing(
         assert response.status == status
     entry = await ended(proxy)
     assert (tokens(entry), entry.exact, entry.outcome, entry.status) == ((0, 0, 0), True, outcome, status)
+
+
+# --- overflow -------------------------------------------------------------------------------------
+
+
+def endpoint_streams(*events: bytes) -> list[bytes]:
+    """A cloud's script: a head, then these events, each in a read of its own."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return [head, *(b"%x\r\n%b\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"]
+
+
+NULL = [event.replace(b"}\n\n", b',"usage":null}\n\n') for event in TWO]
+ASKED_OUTSIDE = {"model": "m", "stream": True, "messages": [], "n": 2, "max_tokens": 40}
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_stream_of_an_overflow_endpoint(proxy_with: Make, cloud: Cloud, together: bool) -> None:
+    """OpenAI's API writes null into each event but the last, where it is asked for usage."""
+    told = [*NULL, LAST, DONE]
+    cloud.script = endpoint_streams(*([b"".join(told)] if together else told))
+    proxy = await proxy_with(input=2.0, output=10.0, cached=1.0)
+    async with proxy.client.post(CHAT, json=ASKED_OUTSIDE) as response:
+        assert await response.read() == b"".join([*NULL, DONE])
+    ((_, _, body),) = cloud.got
+    assert json.loads(body) == ASKED_OUTSIDE | USAGE | {"model": "big-model"}
+    entry = await ended(proxy)
+    assert (tokens(entry), entry.exact) == ((31, 16, 9), True)
+    assert entry.picos == (15 * 2 + 16 * 1 + 9 * 10) * 10**6
+    assert tokens(entry) == await metered(proxy)
+
+
+async def test_an_overflow_endpoint_that_refuses_to_tell_usage(proxy_with: Make, cloud: Cloud) -> None:
+    refused = b'{"error":{"message":"unknown field stream_options"}}'
+    head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(refused)
+    usual = endpoint_streams(*TWO, DONE)
+    proxy = await proxy_with()
+
+    def next_script() -> None:
+        cloud.script = usual if cloud.got and b"stream_options" not in cloud.got[-1][2] else [head + refused]
+
+    cloud.before = next_script
+    for _ in range(2):
+        async with proxy.client.post(CHAT, json=ASKED_OUTSIDE) as response:
+            assert await response.read() == b"".join([*TWO, DONE])
+    assert [b"stream_options" in body for _, _, body in cloud.got] == [True, False, False]

@@ -54,6 +54,7 @@ class Cloud:
     """While clear, it answers up to the last piece."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
+    before: Callable[[], object] = lambda: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -66,6 +67,7 @@ class Cloud:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.got.append((top[0], headers, body))
+                self.before()
                 for piece in self.script[:-1]:
                     writer.write(piece)
                     await writer.drain()
