@@ -21,6 +21,8 @@ from launcher.usage.sums import HourOf, Row, Sums
 Metered = Mapping[tuple[str, int, str], float]
 """(what, hour, name) -> amount."""
 
+# Entries in one row of `entries`: a row is read as a whole, also for one of them.
+MOST_IN_ROW: Final = 2_000
 # A statement takes and gives back Python's lock once, and beside a busy event loop each takes milliseconds to come back:
 # the rows of many are one statement. SQLite allows 32,766 values in one.
 _ROWS: Final = 50
@@ -78,15 +80,17 @@ class LedgerFile:
         """Bytes of the file and its write-ahead log."""
         return sum(part.stat().st_size for part in parts(self.path) if part.exists())
 
-    def write(self, batch: Sequence[Entry], metered: Metered) -> None:
+    def write(self, batch: Sequence[Entry], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
         """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
         with self._transaction() as connection:
-            if batch:
-                times = [entry.ended_at for entry in batch]
+            for begin in range(0, len(batch), per_row):
+                part = batch[begin : begin + per_row]
+                times = [entry.ended_at for entry in part]
                 connection.execute(
                     "INSERT INTO entries (first_at, last_at, count, data) VALUES (?, ?, ?, ?)",
-                    (min(times), max(times), len(batch), packed(batch)),
+                    (min(times), max(times), len(part), packed(part)),
                 )
+            if batch:
                 self._put("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(batch), "")
             self._put(
                 "INSERT INTO metered VALUES",

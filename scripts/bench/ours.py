@@ -11,13 +11,12 @@ from pathlib import Path
 import uvloop
 
 from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.config.schema import Model, Policy, Proxy, Usage
+from launcher.config.schema import Audit, Config, Model, Policy, Proxy, Usage
+from launcher.daemon.accounts import Accounts
 from launcher.host import gc_tuning, journal
-from launcher.proxy.accounting import Accounting
 from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.dispatch import registry
 from launcher.proxy.server import ProxyServer
-from launcher.usage.ledger import Ledger
 
 
 def _address(text: str) -> Address:
@@ -33,16 +32,22 @@ async def _serve(args: argparse.Namespace) -> None:
         policy=Policy(args.policy),
         access_log=args.access_log,
     )
-    ledger = Ledger(Usage(), args.ledger) if args.ledger else None
-    if ledger is not None:
-        ledger.start()
+    accounts = None
+    if args.ledger:
+        usage = Usage(path=str(args.ledger))
+        audit = Audit(path=str(args.audit) if args.audit else None)
+        accounts = Accounts(
+            Config(models=(Model(name="m", path="/m"),), proxy=proxy, usage=usage, audit=audit)
+        )
     server = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
-        accounting=Accounting() if ledger is None else Accounting(record=ledger.record),
+        accounting=None if accounts is None else accounts.accounting,
     )
+    if accounts is not None:
+        await accounts.start(server.occupancy)
     await server.start()
     for slot, upstream in enumerate(args.upstreams):
         server.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
@@ -52,8 +57,8 @@ async def _serve(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
     await server.stop(0)
-    if ledger is not None:
-        await asyncio.to_thread(ledger.stop)
+    if accounts is not None:
+        await accounts.stop()
 
 
 def main() -> None:
@@ -76,6 +81,9 @@ def main() -> None:
         help="let requests wait for the prefill of earlier ones (Python sources only)",
     )
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="keep the usage ledger there")
+    parser.add_argument(
+        "--audit", type=Path, metavar="FOLDER", help="keep the audit trail there, beside the ledger"
+    )
     parser.add_argument(
         "--no-entries", action="store_true", help="make no entry of a request (Python sources only)"
     )
