@@ -63,7 +63,10 @@ def of(part: list[Entry]) -> dict[str, Any]:
             for e in part if e.queued_s is not None
         ),
         "queued": counts_of([e.queued_s for e in part if e.queued_s is not None]).tolist(),
-        "first_byte": counts_of([e.first_byte_s for e in part if e.first_byte_s is not None]).tolist(),
+        "first_byte": counts_of(
+            [e.first_byte_s for e in part
+             if e.first_byte_s is not None and e.outcome in ("completed", "client_aborted")]
+        ).tolist(),
         "duration": counts_of([e.duration_s for e in part if e.outcome == "completed"]).tolist(),
     }  # fmt: skip
 
