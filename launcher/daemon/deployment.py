@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
 from launcher.planning.render import plan_json
 from launcher.planning.rules_zentorch import WEIGHT_PREPACK
+from launcher.planning.serving import context_of
 from launcher.redaction import MASK, Redactor, masked_arguments
 from launcher.sizes import format_size
 from launcher.topology.model import Topology
@@ -44,6 +46,8 @@ class Deployment:
     stack: Stack
     binding: Binding
     engine: Engine
+    contexts: Mapping[str, int | None] = field(default_factory=dict)
+    """Tokens of the longest prompt and response together, by model; None: not known."""
     measured: MeasuredLayout | None = None
     """What `tune` measured here; None when it was not asked for, or nothing is remembered."""
 
@@ -130,7 +134,10 @@ def deploy(config: Config, host: Host) -> Deployment:
         plan = make_plan(topology, config, host.profiles, cpus_only=host.cpus_only)
         binding = _binding_elsewhere(config.engine)
     engine = make_engine(config, stack, binding, run_dir(config))
-    return Deployment(config, topology, plan, stack, binding, engine)
+    contexts = {
+        model.name: context_of(model, config, host.profiles.get(model.name)) for model in config.models
+    }
+    return Deployment(config, topology, plan, stack, binding, engine, contexts)
 
 
 def build_deployment(

@@ -252,7 +252,8 @@ class Daemon:
     def _apply(self, event: InstanceEvent) -> None:
         match event:
             case InstanceReady():
-                config = self.operations.config_of(event.slot)
+                deployment = self.operations.deployment_of(event.slot)
+                config = deployment.config
                 place = self._placement_of(event.slot)
                 self.proxy.add_upstream(
                     event.slot, event.generation, event.model, event.address, event.max_num_seqs,
@@ -260,6 +261,7 @@ class Daemon:
                     adapters=lora_adapters(config, event.model), ask_template=True,
                     token_ids=config.engine.kind is EngineKind.VLLM,
                     sampling_defaults=sampling_defaults(config, event.model),
+                    context_tokens=deployment.contexts.get(event.model),
                 )  # fmt: skip
             case InstanceDraining():
                 self.proxy.drain_upstream(event.slot, event.generation)

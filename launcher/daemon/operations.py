@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import launcher
 from launcher.build import build
-from launcher.config.schema import Config
 from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
 from launcher.daemon.deployment import Deployment
@@ -74,12 +73,12 @@ class Operations:
             controller.slot_state.state is State.READY for controller in self._supervisor.controllers.values()
         )
 
-    def config_of(self, slot: int) -> Config:
-        """The configuration of a slot: during a reload, or after one that got stuck, some slots have the next one."""
+    def deployment_of(self, slot: int) -> Deployment:
+        """The deployment of a slot: during a reload, or after one that got stuck, some slots have the next one."""
         target, controller = self._reloader.target, self._supervisor.controllers.get(slot)
         if target is not None and controller is not None and controller.engine is target.engine:
-            return target.config
-        return self.deployment.config
+            return target
+        return self.deployment
 
     def _on_reloaded(self, deployment: Deployment) -> None:
         self.deployment = deployment

@@ -58,8 +58,7 @@ def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo
 
     Raises LauncherError for a number or size that cannot be read."""
     args = config.engine.args
-    length = _number(args, "--max-model-len") or model.max_model_len
-    length = length or profile.max_model_len or DEFAULT_MAX_MODEL_LEN
+    length = context_of(model, config, profile) or DEFAULT_MAX_MODEL_LEN
     seqs = _number(args, "--max-num-seqs") or model.max_num_seqs
     latent = profile.mla and "amx_tile" not in cpu.flags
     step = _number(args, "--max-num-batched-tokens") or model.max_num_batched_tokens
@@ -79,6 +78,15 @@ def serving_of(model: Model, config: Config, profile: ModelProfile, cpu: CpuInfo
         kv_bytes=kv_bytes,
         kv_source=source,
     )
+
+
+def context_of(model: Model, config: Config, profile: ModelProfile | None) -> int | None:
+    """Tokens of the longest prompt and response together; None: not known. Raises LauncherError for a number that cannot
+    be read. `profile`: None where the engine is no vLLM."""
+    if profile is None:
+        return model.max_model_len
+    given = _number(config.engine.args, "--max-model-len")
+    return given or model.max_model_len or profile.max_model_len
 
 
 def kinds_of(profile: ModelProfile) -> frozenset[LayerKind]:

@@ -18,7 +18,7 @@ from launcher.planning.facts import Facts
 from launcher.planning.layers import KvLayers, LayerKind
 from launcher.planning.planner import make_plan
 from launcher.planning.profile import ModelProfile
-from launcher.planning.serving import serving_of
+from launcher.planning.serving import context_of, serving_of
 from launcher.sizes import GIB
 from launcher.topology.model import CpuInfo
 
@@ -269,3 +269,22 @@ def test_more_requests_never_get_less(profile: ModelProfile, gib: int, seqs: int
     assert fewer is not None
     assert more is not None
     assert fewer <= more
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "profile", "context"),
+    [
+        ((), None, PROFILE, 4096),
+        ((), 1000, PROFILE, 1000),
+        (("--max-model-len", "2k"), 1000, PROFILE, 2000),
+        (("--max-model-len", "2k"), 1000, None, 1000),  # the arguments of another engine
+        ((), None, replace(PROFILE, max_model_len=None), None),
+        ((), None, None, None),
+    ],
+)
+def test_the_context(
+    args: tuple[str, ...], given: int | None, profile: ModelProfile | None, context: int | None
+) -> None:
+    model = Model(name="m", path="/m", max_model_len=given)
+    config = Config(models=(model,), engine=Engine(args=args))
+    assert context_of(model, config, profile) == context
