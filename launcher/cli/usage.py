@@ -158,7 +158,9 @@ def _ledger(args: argparse.Namespace) -> tuple[Path, str]:
     own, service = (
         ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.geteuid()), SYSTEM)
     )
-    return own if own.exists() or not service.exists() else service, cost.currency
+    # os.path: another user's folder, which may not be searched, is no error here.
+    found = os.path.exists(own) or not os.path.exists(service)  # noqa: PTH110
+    return own if found else service, cost.currency
 
 
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:

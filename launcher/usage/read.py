@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.usage.entry import Entry
 from launcher.usage.schema import version_of
 
@@ -26,11 +26,18 @@ class NoLedgerError(LauncherError):
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection to a ledger, also while a daemon writes it. Raises LauncherError."""
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError:
         raise NoLedgerError(
             f"cannot read the usage ledger '{path}': no such file",
             "start the daemon with [usage] enabled = true, or name the file with --file",
-        )
+        ) from None
+    except OSError as hidden:
+        raise LauncherError(
+            f"cannot read the usage ledger '{path}': {reason(hidden)}",
+            "run as a user who may read it, such as root, or name another file with --file",
+        ) from None
     # A ledger without write-ahead log has no writer. Its folder may be one in which the reader cannot make the log.
     modes = ["mode=ro"] if _log_of(path).exists() else ["mode=ro", "mode=ro&immutable=1"]
     error: sqlite3.Error | None = None
@@ -41,7 +48,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
             error = failed
     raise LauncherError(
         f"cannot read the usage ledger '{path}': {error}",
-        "check that you may read the file and that it is a usage ledger of numa-launcher",
+        "run as a user who may read it, such as root; check that it is a usage ledger of numa-launcher",
     )
 
 

@@ -64,3 +64,9 @@ def test_files_that_are_no_ledger(tmp_path: Path, content: bytes | None, said: s
         path.write_bytes(content)
     with pytest.raises(LauncherError, match=said):
         open_reader(path)
+
+
+def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"cannot read the usage ledger .*: file name too long") as raised:
+        open_reader(tmp_path / ("x" * 300))
+    assert "as a user who may read it" in raised.value.remedy
