@@ -51,11 +51,17 @@ class CloudProcess:
         return f"https://localhost:{self.port}/v1"
 
     def bill(self) -> Bill:
+        return Bill(**json.loads(self._ask("GET")))
+
+    def begin_bill(self) -> None:
+        self._ask("POST")
+
+    def _ask(self, method: str) -> bytes:
+        request = urllib.request.Request(f"https://localhost:{self.port}/bill", method=method)
         context = ssl.create_default_context(cafile=str(self.certificate.path))
-        with urllib.request.urlopen(
-            f"https://localhost:{self.port}/bill", context=context, timeout=30
-        ) as answer:
-            return Bill(**json.load(answer))
+        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            said: bytes = answer.read()
+        return said
 
 
 @contextmanager

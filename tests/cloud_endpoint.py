@@ -10,7 +10,8 @@ It prints its port. The field `cloud` of a request's body says what becomes of i
                            stall: no byte   cut: breaks in the middle                garbage: no HTTP
     {"usage": KIND}        none, negative, text, huge, float, more (more output than was asked for): what it says it took
 
-`GET /bill` says what it charges for: the tokens that it took in and made, whatever it says of them.
+`GET /bill` says what it charges for: the tokens that it took in and made, whatever it says of them. `POST /bill` begins
+another bill.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ import asyncio
 import json
 import ssl
 import sys
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import web
 
 
+@dataclass
+class Bill:
+    prompt: int = 0
+    output: int = 0
+    requests: int = 0
+    streams_with_usage: int = 0
+
+
 class Cloud:
     def __init__(self) -> None:
-        self.prompt = self.output = self.requests = 0
-        self.streams_with_usage = 0
+        self.bill = Bill()
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -37,23 +46,25 @@ class Cloud:
                 web.post("/v1/chat/completions", self.complete),
                 web.post("/v1/completions", self.complete),
                 web.post("/v1/embeddings", self.complete),
-                web.get("/bill", self.bill),
+                web.get("/bill", self.tell),
+                web.post("/bill", self.begin),
             ]
         )
         return app
 
-    async def bill(self, _request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "prompt": self.prompt, "output": self.output, "requests": self.requests,
-                "streams_with_usage": self.streams_with_usage,
-            }
-        )  # fmt: skip
+    async def tell(self, _request: web.Request) -> web.Response:
+        return web.json_response(asdict(self.bill))
+
+    async def begin(self, _request: web.Request) -> web.Response:
+        """Another bill; requests under way count for the one before."""
+        self.bill = Bill()
+        return web.Response()
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         wanted = body.get("cloud") or {}
-        self.requests += 1
+        bill = self.bill
+        bill.requests += 1
         fault = wanted.get("fault")
         refused = {"refuse": 429, "refuse_for": 429, "fail": 500, "unauthorized": 401}
         if fault in refused:
@@ -69,15 +80,15 @@ class Cloud:
         prompt = max(1, len(json.dumps(body.get("messages") or body.get("prompt") or body.get("input"))) // 2)
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16384
         output = 0 if request.path == "/v1/embeddings" else min(wanted.get("say", 5), limit)
-        self.prompt += prompt
+        bill.prompt += prompt
         if fault == "stall":
-            self.output += output
+            bill.output += output
             await asyncio.sleep(3600)
         usage = _usage(prompt, output, wanted.get("usage"))
         await asyncio.sleep(wanted.get("wait_s", 0))
         if body.get("stream"):
-            return await self._stream(request, body, output, usage, cut=fault == "cut")
-        self.output += output
+            return await self._stream(request, body, bill, output, usage, cut=fault == "cut")
+        bill.output += output
         message = {"role": "assistant", "content": "word " * output}
         answer: dict[str, Any] = {
             "id": "there", "object": "chat.completion", "model": body["model"],
@@ -97,10 +108,10 @@ class Cloud:
         return web.Response(text=text, content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, body: dict[str, Any], output: int, usage: Any, *, cut: bool
+        self, request: web.Request, body: dict[str, Any], bill: Bill, output: int, usage: Any, *, cut: bool
     ) -> web.StreamResponse:
         asked = bool((body.get("stream_options") or {}).get("include_usage"))
-        self.streams_with_usage += asked
+        bill.streams_with_usage += asked
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         head = {"id": "there", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
@@ -108,7 +119,7 @@ class Cloud:
         for number in range(output):
             delta = {"content": f"word{number} "}
             chunk = {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **extra}
-            self.output += 1
+            bill.output += 1
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
             if cut and number == output // 2:
                 assert request.transport is not None

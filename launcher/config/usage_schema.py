@@ -28,7 +28,10 @@ class Usage(Section, frozen=True):
     ] = "UTC"
     when_unknown: Annotated[
         Literal["refuse", "allow"],
-        doc("Requests of keys with a budget while the ledger cannot be read: refused or allowed."),
+        doc(
+            "While the ledger cannot be read: requests of keys with a budget, and overflow to endpoints with `max_per_day`, "
+            "are refused or allowed."
+        ),
     ] = "refuse"
 
 

@@ -32,12 +32,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("cloud"))
 
 
-@pytest.fixture
-def clouds(certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CloudProcess]]:
-    """Two endpoints."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.path))
+@pytest.fixture(scope="module")
+def processes(certificate: Certificate) -> Iterator[list[CloudProcess]]:
     with ExitStack() as stack:
         yield [stack.enter_context(cloud_process(certificate)) for _ in range(2)]
+
+
+@pytest.fixture
+def clouds(processes: list[CloudProcess], monkeypatch: pytest.MonkeyPatch) -> list[CloudProcess]:
+    """Two endpoints."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(processes[0].certificate.path))
+    for process in processes:
+        process.begin_bill()
+    return processes
 
 
 @dataclass
