@@ -16,7 +16,7 @@ from launcher.usage.read import unpacked
 from launcher.usage.report import reading
 
 MAX_LIMIT: Final = 10_000
-# Entries searched for one report: about a second.
+# Entries searched for one report: about two seconds.
 MAX_SEARCHED: Final = 1_000_000
 
 

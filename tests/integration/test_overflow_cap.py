@@ -105,3 +105,13 @@ def test_sigkill_under_load_holds_the_cap(
         f"{kills} kills: {bill.requests} requests, charged {charged / PICOS:.6f}, counted {spent}, cap {cap:g}"
     )
     assert charged / PICOS <= float(spent) <= cap
+    usage_shows_it(daemon, float(spent))
+
+
+def usage_shows_it(daemon: DaemonProcess, spent: float) -> None:
+    """The ledger lacks at most the last second before each kill, so its sum is no more than what was spent."""
+    report = json.loads(daemon.cli("usage", "--by", "overflow", "--since", "yesterday", "--json").stdout)
+    (row,) = (row for row in report["rows"] if row["name"] == "cloud")
+    assert row["requests"] == row["overflowed"] == report["total"]["overflowed"] > 0
+    assert 0 < float(row["overflow_cost"]) <= spent + 1e-9
+    assert " cloud (full)" in daemon.cli("usage", "--requests", "--limit", "10000").stdout
