@@ -222,6 +222,7 @@ class Balancer:
         prefilled = ending is not Ending.REFUSED and number not in load.pending
         computed = ticket.first_token_at is not None or prefilled
         upstream.in_flight -= 1
+        self._prediction.seen_free_place(upstream, now)
         load.leave(number, now)
         outliers.left(number)
         self._drained.add(now)
@@ -385,4 +386,6 @@ class Balancer:
             self.costs.seen_bound(upstream, uncached, now)
             self._prediction.seen_bound(ticket, upstream)
         upstream.in_flight += 1
+        if upstream.in_flight >= upstream.max_num_seqs and upstream.load.full_since is None:
+            upstream.load.full_since = now
         upstream.outliers.bound(number)

@@ -15,6 +15,9 @@ class Load:
         self.last_first: float | None = None  # when its last first token came
         # Ticket number -> when it was bound, or had its first token, and the tokens that its response is expected to have.
         self.running: dict[int, tuple[float, int]] = {}
+        # When its last request ended, and since when it has run as many as it can (None: it runs fewer).
+        self.last_end: float | None = None
+        self.full_since: float | None = None
         # Queued requests that wait for just this instance, and how many of them this pass over the queue has left waiting.
         self.waiting: int = 0
         self.waiting_s: float = 0.0

@@ -13,6 +13,7 @@ from launcher.proxy.balancing.upstreams import Upstream
 SAME_TURN_S: Final = 0.001
 # Part of the first tokens that come no later than a prediction "at worst". At the start: 30 % later.
 WORST: Final = 0.98
+KNOWN_TURNS: Final = 20  # ends seen before the time between them is trusted
 WORST_PRIOR: Final = 1.3
 
 
@@ -24,6 +25,8 @@ class Pace:
         self._alone: RelativeFit = RelativeFit()
         # From one first token to the next of an instance that had no pause in between, over tokens.
         self._busy: LinearFit = LinearFit(memory=100)
+        # From one end to the next of an instance that runs as many as it can.
+        self._turn_s: Mean = Mean(0.0, 100)
         self.step_s: Mean = Mean(TOKEN_S, 50)
         self.output_tokens: Mean = Mean(OUTPUT, 100)  # that those bound of late are expected to have
         # Measured ÷ predicted of those that were queued: the median before its correction, the worst after it.
@@ -40,10 +43,19 @@ class Pace:
         found = self._busy if self._busy.count >= KNOWN else upstream.fit
         return found.base * upstream.lag, found.slope * upstream.lag
 
-    @property
-    def decode_s(self) -> float:
-        """From a first token to the end."""
+    def place_s(self, upstream: Upstream) -> float:
+        """How long a request keeps its place on an instance that runs as many as it can."""
+        if self._turn_s.count >= KNOWN_TURNS:
+            return self._turn_s.value * upstream.max_num_seqs * upstream.lag
         return self.step_s.value * self.output_tokens.value
+
+    def seen_free_place(self, upstream: Upstream, now: float) -> None:
+        """One of its requests has left it."""
+        load = upstream.load
+        last, since = load.last_end, load.full_since
+        if last is not None and since is not None and since <= last + SAME_TURN_S:
+            self._turn_s.add((now - last) / upstream.lag)
+        load.last_end, load.full_since = now, None
 
     def seen_first_token(
         self, ticket: Ticket, upstream: Upstream, began: float, tokens: float, now: float

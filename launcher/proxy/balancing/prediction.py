@@ -75,6 +75,9 @@ class Prediction:
     ) -> None:
         self._pace(upstream).seen_first_token(ticket, upstream, began, tokens, now)
 
+    def seen_free_place(self, upstream: Upstream, now: float) -> None:
+        self._pace(upstream).seen_free_place(upstream, now)
+
     def seen_end(self, ticket: Ticket, upstream: Upstream, now: float) -> None:
         self._pace(upstream).seen_end(ticket, now)
 
@@ -149,7 +152,7 @@ class Prediction:
             free += max(0, upstream.max_num_seqs - mine)
         if number <= free:
             return 0.0
-        step_s, decode_s = pace.step_s.value, pace.decode_s
+        step_s, decode_s = pace.step_s.value, pace.place_s(usable[0])
         if running > MOST_PLACES:
             return (number - free) * decode_s / running
         lefts = [

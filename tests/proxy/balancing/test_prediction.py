@@ -185,3 +185,20 @@ def test_ends_come_in_order(ends: list[float], number: int, decode_s: float) -> 
     assert at[0] == pytest.approx(min(ends))
     # Each place ends one request per decode_s: no more can have ended.
     assert at[-1] <= max(ends) + number / len(ends) * decode_s + 1e-6
+
+
+def test_ends_of_full_instances_are_timed() -> None:
+    """A place is kept 20 s as far as the expected tokens tell, and 10 s as ends do."""
+    made = taught(1, seqs=4)
+    now = 0.0
+    running = [offered(made, tokens=1, output=400) for _ in range(4)]
+    for _ in range(80):
+        offered(made, tokens=1, output=400)
+    for _ in range(40):
+        now += 2.5
+        one = running.pop(0)
+        made.release(one, now, Ending.LEFT)
+        running += made.pump(now)
+    late = made.predicted_ttft(ticket(tokens=1, output=400).demand, now)
+    assert made.queue.count == 40
+    assert late == pytest.approx(41 * 2.5, rel=0.2)
