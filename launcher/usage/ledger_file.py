@@ -21,8 +21,8 @@ from launcher.usage.sums import HourOf, Row, Sums
 Metered = Mapping[tuple[str, int, str], float]
 """(what, hour, name) -> amount."""
 
-# Entries in one row of `entries`: a row is read as a whole, also for one of them.
-MOST_IN_ROW: Final = 2_000
+# Entries in one row of `entries`. Compressing 1,500 at once takes twice the CPU time, and saves 2 % of the size.
+MOST_IN_ROW: Final = 128
 # A statement takes and gives back Python's lock once, and beside a busy event loop each takes milliseconds to come back:
 # the rows of many are one statement. SQLite allows 32,766 values in one.
 _ROWS: Final = 50
@@ -82,14 +82,10 @@ class LedgerFile:
 
     def write(self, batch: Sequence[Entry], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
         """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
-        with self._transaction() as connection:
-            for begin in range(0, len(batch), per_row):
-                part = batch[begin : begin + per_row]
-                times = [entry.ended_at for entry in part]
-                connection.execute(
-                    "INSERT INTO entries (first_at, last_at, count, data) VALUES (?, ?, ?, ?)",
-                    (min(times), max(times), len(part), packed(part)),
-                )
+        with self._transaction():
+            parts = [batch[begin : begin + per_row] for begin in range(0, len(batch), per_row)]
+            insert = "INSERT INTO entries (first_at, last_at, count, data) VALUES"
+            self._put(insert, [_row_of(part) for part in parts], "")
             if batch:
                 self._put("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(batch), "")
             self._put(
@@ -158,6 +154,11 @@ class LedgerFile:
             if self._connection.in_transaction:  # a full disk may have ended it
                 self._connection.rollback()
             raise
+
+
+def _row_of(entries: Sequence[Entry]) -> tuple[float, float, int, bytes]:
+    times = [entry.ended_at for entry in entries]
+    return min(times), max(times), len(entries), packed(entries)
 
 
 def is_broken(error: sqlite3.Error) -> bool:

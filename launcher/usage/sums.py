@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,14 +19,16 @@ from launcher.usage.entry import Entry
 from launcher.usage.latency import BUCKETS, buckets_of, each_to_bytes, merged
 from launcher.usage.schema import HISTOGRAMS, INTEGERS, SECONDS
 
+_T = TypeVar("_T")
 Integers = NDArray[np.int64]
+# Key, model, slot, overflow endpoint, outcome, whether its tokens are exact, whether it was continued.
+_Group = tuple[str, str, int | None, str, str, bool, bool]
 Row = tuple[Any, ...]  # of `hourly`, in the order of its columns
 Stored = Callable[[str, int], Sequence[Row]]
 """The rows that the ledger has of a dimension and an hour."""
 HourOf = Callable[[float], int]
 
 OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
-_OUTCOME: Final = {outcome: number for number, outcome in enumerate(OUTCOMES, start=1)}
 # Time zones change their offsets at whole quarters of an hour.
 _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
@@ -84,53 +86,64 @@ def check(entry: Entry) -> bool:
 
 
 class _Columns:
-    """What entries add to every dimension, column by column."""
+    """What entries add to every dimension. Those that differ in amounts and seconds alone are one group."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        counted = np.array(
-            [
-                (
-                    _OUTCOME.get(entry.outcome, 0), entry.continued > 0, entry.overflow != "", not entry.exact,
-                    entry.prompt_tokens, entry.cached_tokens, entry.output_tokens, entry.picos,
-                )
-                for entry in entries
-            ],
-            dtype=np.int64,
-        )  # fmt: skip
-        outcome = counted[:, 0]
-        self.integers = np.empty((len(entries), len(INTEGERS)), dtype=np.int64)
-        self.integers[:, 0] = 1
-        for number in _OUTCOME.values():
-            self.integers[:, number] = outcome == number
-        self.integers[:, 5:12] = counted[:, 1:]
-        self.integers[:, 12] = counted[:, 7] * counted[:, 2]
-        measured = np.array(
-            [(entry.duration_s, entry.queued_s, entry.first_byte_s) for entry in entries], dtype=float
+        groups: _Numbers[_Group] = _Numbers()
+        self.group_of = np.array(
+            [groups[e.key, e.model, e.slot, e.overflow, e.outcome, e.exact, e.continued > 0] for e in entries]
         )
+        amounts = np.array(
+            [(e.prompt_tokens, e.cached_tokens, e.output_tokens, e.picos) for e in entries], dtype=np.int64
+        )
+        measured = np.array([(e.duration_s, e.queued_s, e.first_byte_s) for e in entries], dtype=float)
         duration, queued, first_byte = measured.T
         # A request that got no byte spent all of its time on an instance in prefill.
         begun = np.where(np.isnan(first_byte), duration, first_byte)
-        self.seconds = np.nan_to_num(np.stack((begun - queued, duration - first_byte, queued), axis=1))
-        completed = outcome == _OUTCOME["completed"]
-        served = completed | (outcome == _OUTCOME["client_aborted"])
-        self.counted = [(~np.isnan(queued)), served & ~np.isnan(first_byte), completed]
+        seconds = np.nan_to_num(np.stack((begun - queued, duration - first_byte, queued), axis=1))
+        self.integers = _integers(list(groups), self.group_of, amounts)
+        self.seconds = np.zeros((len(groups), len(SECONDS)))
+        _add(self.seconds, self.group_of, seconds)
+        outcomes = np.array([group[4] for group in groups])[self.group_of]
+        completed = outcomes == "completed"
+        served = completed | (outcomes == "client_aborted")
+        self.counted = [~np.isnan(queued), served & ~np.isnan(first_byte), completed]
         self.buckets = [
             buckets_of(values[counted])
             for values, counted in zip((queued, first_byte, duration), self.counted, strict=True)
         ]
         self.names: dict[str, list[str]] = {
-            "all": [""] * len(entries),
-            "key": [entry.key for entry in entries],
-            "model": [entry.model for entry in entries],
-            "slot": ["" if entry.slot is None else str(entry.slot) for entry in entries],
-            "overflow": [entry.overflow for entry in entries],
+            "all": [""] * len(groups),
+            "key": [group[0] for group in groups],
+            "model": [group[1] for group in groups],
+            "slot": ["" if group[2] is None else str(group[2]) for group in groups],
+            "overflow": [group[3] for group in groups],
         }
+        """Of each group."""
 
 
-class _Names(dict[str, int]):
-    """Numbers of names, in the order in which they were first asked for."""
+def _integers(groups: Sequence[_Group], group_of: Integers, amounts: Integers) -> Integers:
+    """The sums of each group, in the order of INTEGERS."""
+    ones = np.array(
+        [
+            (1, *(outcome == each for each in OUTCOMES), continued, overflow != "", not exact)
+            for _, _, _, overflow, outcome, exact, continued in groups
+        ],
+        dtype=np.int64,
+    )
+    found = np.zeros((len(groups), len(INTEGERS)), dtype=np.int64)
+    found[:, : ones.shape[1]] = ones * np.bincount(group_of, minlength=len(groups))[:, None]
+    sums = np.zeros((len(groups), amounts.shape[1]), dtype=np.int64)
+    _add(sums, group_of, amounts)
+    found[:, ones.shape[1] : -1] = sums
+    found[:, -1] = sums[:, -1] * ones[:, INTEGERS.index("overflowed")]
+    return found
 
-    def __missing__(self, name: str) -> int:
+
+class _Numbers(dict[_T, int]):
+    """Numbers of names or groups, in the order in which they were first asked for."""
+
+    def __missing__(self, name: _T) -> int:
         number = self[name] = len(self)
         return number
 
@@ -140,7 +153,7 @@ class _Table:
 
     def __init__(self, dimension: str, hour: int, stored: Sequence[Row]) -> None:
         self._dimension, self._hour = dimension, hour
-        self._names = _Names()
+        self._names: _Numbers[str] = _Numbers()
         self._integers = np.zeros((len(stored), len(INTEGERS)), dtype=np.int64)
         self._seconds = np.zeros((len(stored), len(SECONDS)))
         self._histograms = np.zeros((len(stored), len(HISTOGRAMS), BUCKETS), dtype=np.int64)
@@ -157,7 +170,7 @@ class _Table:
         _add(self._seconds, numbers, columns.seconds)
         flat = self._histograms.reshape(-1)
         for which, (counted, buckets) in enumerate(zip(columns.counted, columns.buckets, strict=True)):
-            rows = numbers[counted] * len(HISTOGRAMS) + which
+            rows = numbers[columns.group_of[counted]] * len(HISTOGRAMS) + which
             np.add.at(flat, rows * BUCKETS + buckets, 1)
         return self._rows(list(dict.fromkeys(names)))
 

@@ -16,7 +16,7 @@ from typing import Final
 from launcher.config.schema import Usage
 from launcher.errors import LauncherError, reason
 from launcher.usage.entry import Entry
-from launcher.usage.ledger_file import MOST_IN_ROW, LedgerFile, Metered, is_broken, move_aside
+from launcher.usage.ledger_file import LedgerFile, Metered, is_broken, move_aside
 from launcher.usage.spans import hour_begin, zone_of
 from launcher.usage.sums import check
 
@@ -27,7 +27,7 @@ BATCH_S: Final = 1.0
 # While the file cannot be written; some 60 MB. What comes after is lost, and counted.
 MOST_WAITING: Final = 100_000
 # Entries of one transaction: Python's lock is held for a few milliseconds at a time.
-_SLICE: Final = MOST_IN_ROW
+_SLICE: Final = 2_000
 # Of one turn, so that a backlog does not take the event loop's time for seconds.
 _SLICES: Final = 10
 _PRUNE_S: Final = 60.0
