@@ -25,6 +25,8 @@ from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
 
 from launcher.cpuset import CpuSet
+from launcher.usage.entry import Entry
+from launcher.usage.read import entries, open_reader
 
 # Well below supervision.stop_timeout_s (30): it did not wait for that.
 STOP_S = 120.0
@@ -143,6 +145,59 @@ def test_answers_through_the_proxy_equal_the_instances_own(daemon: DaemonProcess
         assert through["choices"][0]["message"] in [answer["choices"][0]["message"] for answer in own]
         assert own[0]["choices"][0]["message"] == own[1]["choices"][0]["message"]
         assert through["usage"] == own[0]["usage"]
+
+
+def stream_of(url: str, name: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a streamed chat, without what differs from one request to the next."""
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body | {"stream": True}).encode(),
+        {"Content-Type": "application/json", "X-Request-Id": name},
+    )
+    with urllib.request.urlopen(request) as answer:
+        *events, done, rest = answer.read().split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    return [{key: chunk[key] for key in chunk if key not in {"id", "created"}} for chunk in chunks]
+
+
+def test_a_stream_counts_as_its_whole_response_does(daemon: DaemonProcess) -> None:
+    """Its client sees nothing of the usage that the proxy asks for."""
+    body = {
+        "model": "tiny", "temperature": 0, "max_tokens": 24,
+        "messages": [{"role": "user", "content": "Count to a thousand, please. " * 30}],
+    }  # fmt: skip
+    ask = {"stream_options": {"include_usage": True}}
+    whole = urllib.request.Request(
+        f"{daemon.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "X-Request-Id": "whole"},
+    )
+    with urllib.request.urlopen(whole) as answer:
+        usage = json.load(answer)["usage"]
+    *asked, last = stream_of(daemon.url, "asked", body | ask)
+    unasked = stream_of(daemon.url, "unasked", body)
+    stream_of(daemon.url, "two", body | {"n": 2})
+    assert last["choices"] == []
+    assert [chunk for chunk in unasked if "usage" in chunk] == []
+    assert unasked == asked
+    ledger = daemon.folder / "state" / "usage" / "usage.db"
+
+    def entered() -> dict[str, Entry] | None:
+        reader = open_reader(ledger)
+        found = {entry.request_id: entry for entry in entries(reader, 0, 1e12)}
+        reader.close()
+        return found if found.keys() >= {"whole", "asked", "unasked", "two"} else None
+
+    found = eventually(entered, what="entries")
+    told = (usage["prompt_tokens"], usage["completion_tokens"])
+    for name in ("whole", "asked", "unasked"):
+        assert (found[name].prompt_tokens, found[name].output_tokens, found[name].exact) == (*told, True)
+    assert (found["two"].prompt_tokens, found["two"].output_tokens) == (told[0], 2 * told[1])
+    cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found["asked"].cached_tokens == cached
+    # Each instance has had the prompt by then; its blocks have 128 tokens.
+    assert found["two"].cached_tokens >= 128
 
 
 def test_a_client_that_leaves_ends_its_request(daemon: DaemonProcess) -> None:

@@ -23,6 +23,7 @@ from launcher.proxy.downstream import response
 from launcher.proxy.http1.chunks import ChunkedDecoder
 from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.request.events import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.ports import Downstream
@@ -125,9 +126,15 @@ class Relayed:
 
 
 async def relayed(
-    path: str, reads: list[bytes], *, transcript: Transcript | None, version: int = 1
+    path: str,
+    reads: list[bytes],
+    *,
+    transcript: Transcript | None,
+    version: int = 1,
+    ask: UsageAsk = UsageAsk.NO,
 ) -> Relayed:
     made = Relayed(path, transcript, version=version)
+    made.request.usage_ask = ask
     for data in reads:
         made.connection.data_received(data)
     return made
@@ -142,9 +149,10 @@ def framed(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
-def events_of(path: str, said: tuple[str, ...], *, ids: bool) -> list[bytes]:
+def events_of(path: str, said: tuple[str, ...], *, ids: bool, usage: bool = False) -> list[bytes]:
     engine = TokenEngine(path, said, merged=frozenset({2, 5}), parser=True)
     more: dict[str, Any] = {"return_token_ids": True} if ids else {}
+    more |= {"stream_options": {"include_usage": True}} if usage else {}
     return [told for told in engine.answer(engine.request(max_tokens=99, **more)) if told]
 
 
@@ -183,3 +191,34 @@ def test_byte_by_byte() -> None:
     made = asyncio.run(relayed(CHAT, single, transcript=Transcript(token_ids=True)))
     other = asyncio.run(relayed(CHAT, [whole], transcript=Transcript(token_ids=True)))
     assert made.result() == other.result()
+
+
+@given(
+    path=st.sampled_from([CHAT, COMPLETIONS]),
+    said=st.lists(st.text(max_size=4), min_size=1, max_size=14).map(tuple) | st.just(WORDS),
+    ids=st.booleans(),
+    kept=st.booleans(),
+    marks=st.lists(st.integers(0), max_size=20) | st.none(),
+)
+def test_a_usage_that_its_client_does_not_want_is_hidden_however_the_bytes_are_cut(
+    *, path: str, said: tuple[str, ...], ids: bool, kept: bool, marks: list[int] | None
+) -> None:
+    told = events_of(path, said, ids=ids)
+    *events, usage, done = events_of(path, said, ids=ids, usage=True)
+    assert [*events, done] == told
+    chunks = [*map(framed, [*events, usage, done]), b"0\r\n\r\n"]
+    reads = chunks if marks is None else cut(b"".join(chunks), marks)
+
+    def run(reads: list[bytes], ask: UsageAsk) -> Relayed:
+        transcript = Transcript(token_ids=ids) if kept else None
+        return asyncio.run(relayed(path, [STREAM_HEAD, *reads], transcript=transcript, ask=ask))
+
+    hidden = run(reads, UsageAsk.ADDED)
+    unasked = run([*map(framed, told), b"0\r\n\r\n"], UsageAsk.NO)
+    assert hidden.result()[0] == unasked.result()[0]
+    assert hidden.request.usage is not None
+    if kept:
+        assert hidden.request.transcript is not None
+        assert not hidden.request.transcript.usage_seen
+        if ids:
+            assert hidden.request.transcript.counted() == hidden.request.usage[:2]
