@@ -26,6 +26,7 @@ SESSION_HEADER = "X-Session-Id"
 
 _WHEN: Final = re.compile(r"full|predicted_ttft\s*>\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)")
 Amount = Annotated[float, Meta(ge=0, le=1_000_000)]
+Price = Annotated[float, Meta(ge=0, le=10_000)]
 EndpointName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -71,11 +72,11 @@ class Overflow(Section, frozen=True):
         ),
     ] = "full"
     input: Annotated[
-        Amount | None, doc("Its price of a million prompt tokens, in `cost.currency`.", examples=[0.15])
+        Price | None, doc("Its price of a million prompt tokens, in `cost.currency`.", examples=[0.15])
     ] = None
-    output: Annotated[Amount | None, doc("Its price of a million output tokens.", examples=[0.6])] = None
+    output: Annotated[Price | None, doc("Its price of a million output tokens.", examples=[0.6])] = None
     cached: Annotated[
-        Amount | None,
+        Price | None,
         doc("Its price of a million cached prompt tokens. Default: that of prompt tokens."),
     ] = None
     max_per_day: Annotated[

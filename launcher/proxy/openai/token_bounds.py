@@ -12,8 +12,8 @@ import msgspec
 TEMPLATE_TOKENS: Final = 1024
 # Of one image or sound. The most known is gpt-4o-mini's for an image of eight tiles: 48,169.
 MEDIA_TOKENS: Final = 1 << 16
-# No context is as long.
-MAX_SAID_TOKENS: Final = 1 << 24
+# No context is as long, and no response.
+MAX_TOKENS: Final = 1 << 24
 _MEDIA: Final = (b'_url"', b'"input_audio"', b'"file"')
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _USAGE: Final = b'"usage":'
@@ -42,9 +42,8 @@ def bounds_of(body: bytes | bytearray) -> TokenBounds:
     choices = max(_number(fields, "n") or 1, _number(fields, "best_of") or 1) * _prompts(fields)
     limits = [_number(fields, name) for name in ("max_tokens", "max_completion_tokens")]
     named = [limit for limit in limits if limit is not None]
-    return TokenBounds(
-        len(body) + TEMPLATE_TOKENS + media * MEDIA_TOKENS, choices, max(named) if named else None
-    )
+    prompt = len(body) + TEMPLATE_TOKENS + media * MEDIA_TOKENS
+    return TokenBounds(min(prompt, MAX_TOKENS), choices, max(named) if named else None)
 
 
 def _number(fields: Mapping[str, msgspec.Raw], name: str) -> int | None:
@@ -86,4 +85,4 @@ def said_usage(data: bytes, *, output: bool = True) -> SaidUsage | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= MAX_SAID_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None

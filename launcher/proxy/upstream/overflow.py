@@ -86,6 +86,7 @@ class Overflow:
         """Name of the endpoint that a request may be sent to now: the first that serves its model, has not had it, is below
         its limits and has not just failed; else, of a request that would be refused, the first that has just failed.
         Limits that keep a request here are counted."""
+        self._begin_days()
         record = None if request.key is None else request.key.record
         if request.path not in OVERFLOW_PATHS or not _allows(record, reason):
             return None
@@ -144,14 +145,20 @@ class Overflow:
 
     def end(self, call: OverflowCall, left: Left, now: float) -> tuple[int, bool]:
         """A request has left its endpoint: picos that it cost, and whether they are by the usage that the endpoint says."""
-        return call.endpoint.end(call, left, now, self._wall())
+        return call.endpoint.end(call, left, now, self._begin_days())
 
     def tick(self, now: float) -> None:
         """`now`: the event loop's time."""
-        wall = self._wall()
         for endpoint in self._endpoints.values():
             endpoint.pool.sweep(now)
+        self._begin_days()
+
+    def _begin_days(self) -> float:
+        """Begin the next day of the caps where it is time to; returns Unix time."""
+        wall = self._wall()
+        for endpoint in self._endpoints.values():
             endpoint.cost.tick(wall)
+        return wall
 
     def close(self) -> None:
         for endpoint in self._endpoints.values():

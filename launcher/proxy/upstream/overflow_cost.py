@@ -8,7 +8,7 @@ from typing import Final
 
 from launcher.config.schema import Overflow
 from launcher.money import TokenPrices, to_text, token_prices
-from launcher.proxy.openai.token_bounds import SaidUsage, TokenBounds
+from launcher.proxy.openai.token_bounds import MAX_TOKENS, SaidUsage, TokenBounds
 from launcher.usage.daily_cap import DailyCap
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class OverflowCost:
         if prices is None:
             return 0
         each = self._most_output if tokens.output is None else tokens.output
-        output = tokens.choices * each if has_output(path) else 0
+        output = min(tokens.choices * each, MAX_TOKENS) if has_output(path) else 0
         return tokens.prompt * max(prices.prompt, prices.cached) + output * prices.output
 
     def admits(self, amount: int) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.proxy.openai.token_bounds import (
-    MAX_SAID_TOKENS,
+    MAX_TOKENS,
     MEDIA_TOKENS,
     TEMPLATE_TOKENS,
     SaidUsage,
@@ -95,7 +95,7 @@ def test_usage() -> None:
         {"prompt_tokens": 9, "completion_tokens": "4"},
         {"prompt_tokens": 9.0, "completion_tokens": 4},
         {"prompt_tokens": True, "completion_tokens": 4},
-        {"prompt_tokens": 9, "completion_tokens": MAX_SAID_TOKENS + 1},
+        {"prompt_tokens": 9, "completion_tokens": MAX_TOKENS + 1},
         {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 10}},
         {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": -1}},
     ],

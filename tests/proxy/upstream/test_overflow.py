@@ -27,6 +27,7 @@ from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.balancing.demand import Ending
 from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import parse_request
+from launcher.proxy.openai.token_bounds import SaidUsage
 from launcher.proxy.request.actions import Outcome, OverflowReason
 from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.endpoint import Endpoint
@@ -38,6 +39,7 @@ from launcher.proxy.upstream.overflow_endpoint import (
     OverflowCall,
     OverflowEndpoint,
 )
+from launcher.usage.daily_cap import DailyCap, Day
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
@@ -581,3 +583,18 @@ async def test_prices_are_those_of_the_endpoints_that_may_take_it() -> None:
     there = Overflow(settings, 1.0)
     assert there.prices_of("m") == (token_prices(1.0, 2.0),)
     assert there.prices_of("n") == there.prices_of(None) == ()
+
+
+async def test_a_request_that_ends_after_midnight_counts_on_that_day() -> None:
+    """Also before the server's clock has ticked."""
+    wall = [50.0]
+    cap = DailyCap(10**12, lambda now: Day(now // 100 * 100, now // 100 * 100 + 100), 0.0)
+    settings = schema.Overflow(
+        url="http://x/v1", name="a", models={"m": "b"}, input=1.0, output=4.0, max_per_day=1.0
+    )
+    there = Overflow([settings], 1.0, {"a": cap}, wall=lambda: wall[0])
+    call = send_to(there, "a")
+    wall[0] = 100.0
+    picos, exact = there.end(call, Left(Ending.WHOLE, 200, True, None, SaidUsage(7, 5, 0)), 0.0)
+    assert (picos, exact) == (27 * 10**6, True)
+    assert (cap.settled, cap.reserved, cap.ends) == (picos, 0, 200.0)

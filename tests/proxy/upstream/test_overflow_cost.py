@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config import schema
 from launcher.money import PICOS
-from launcher.proxy.openai.token_bounds import SaidUsage, TokenBounds
+from launcher.proxy.openai.token_bounds import MAX_TOKENS, SaidUsage, TokenBounds
 from launcher.proxy.upstream.overflow_cost import OverflowCost, has_output
 from launcher.usage.daily_cap import DailyCap, Day
 
@@ -35,6 +35,7 @@ def test_the_bound_is_of_the_dearest_tokens() -> None:
     assert cost().bound(CHAT, NAMED) == (100 * 1 + 2 * 50 * 4) * MICRO
     assert cost().bound(CHAT, UNNAMED) == (100 * 1 + 1000 * 4) * MICRO
     assert cost().bound(EMBEDDINGS, UNNAMED) == 100 * MICRO
+    assert cost().bound(CHAT, TokenBounds(1, 10**9, 10**9)) == (1 + MAX_TOKENS * 4) * MICRO
     assert cost(cached=3.0).bound(CHAT, NAMED) == (100 * 3 + 2 * 50 * 4) * MICRO
     assert cost(input=None, output=None).bound(CHAT, NAMED) == 0
     assert [has_output(CHAT), has_output(EMBEDDINGS)] == [True, False]
