@@ -93,7 +93,7 @@ def test_sigkill_under_load_holds_the_cap(
         daemon.nothing_left()
     daemon = begin()
     asyncio.run(load(daemon.url, chance, until_refused=True))
-    eventually(lambda: "overflow endpoint cloud: its max_per_day is spent" in daemon.log.read_text())
+    eventually(lambda: "overflow endpoint cloud: its max_per_day is spent" in daemon.cli("events").stdout)
     bill = cloud.bill()
     charged = PRICES.amount(bill.prompt, 0, bill.output)
     assert bill.requests > 20 * kills
