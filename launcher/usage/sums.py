@@ -104,9 +104,10 @@ class _Columns:
         self.integers = _integers(list(groups), self.group_of, amounts)
         self.seconds = np.zeros((len(groups), len(SECONDS)))
         _add(self.seconds, self.group_of, seconds)
-        outcomes = np.array([group[4] for group in groups])[self.group_of]
-        completed = outcomes == "completed"
-        served = completed | (outcomes == "client_aborted")
+        completed, served = (
+            np.array([group[4] in outcomes for group in groups])[self.group_of]
+            for outcomes in (("completed",), ("completed", "client_aborted"))
+        )
         self.counted = [~np.isnan(queued), served & ~np.isnan(first_byte), completed]
         self.buckets = [
             buckets_of(values[counted])
