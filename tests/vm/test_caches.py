@@ -34,6 +34,15 @@ def test_it_is_the_shipped_unit(caches: Facts) -> None:
     assert "CapabilityBoundingSet=cap_chown cap_sys_ptrace" in caches["unit"]
 
 
+def test_the_usage_ledger_is_root_s_alone(caches: Facts) -> None:
+    """The unit may write it; the instances, which run the model's code, may not even read it."""
+    assert caches["ledger"]["owners"] == ["root", "root"]
+    assert caches["ledger"]["modes"] == [0o640, 0o750]
+    assert caches["ledger"]["instances"]["status"] != 0
+    assert caches["ledger"]["instances"]["error"].count("Permission denied") == 2
+    assert not [line for line in said(caches) if "usage ledger" in line]
+
+
 def test_each_slot_has_a_stamped_cache_of_what_was_compiled_together(caches: Facts) -> None:
     first = caches["first"]
     assert stamps(first) == ["slot0", "slot1"]

@@ -119,6 +119,13 @@ def serve() -> None:
     note("unit", sh("systemctl", "show", UNIT, "--property=RestrictSUIDSGID,CapabilityBoundingSet")["out"])
     until(lambda: len([*BASE.glob("*/slot*/stamp.json")]) == 2, READY_S)
     note("first", tree())
+    ledger = Path("/var/lib/numa-launcher/usage/usage.db")
+    until(ledger.exists, READY_S)
+    note("ledger", {
+        "owners": [ledger.owner(), ledger.parent.owner()],
+        "modes": [stat.S_IMODE(path.stat().st_mode) for path in (ledger, ledger.parent)],
+        "instances": as_user(f"cat {ledger}; touch {ledger.parent}/mine"),
+    })  # fmt: skip
 
 
 def copy() -> None:
