@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,9 @@ class Row:
     """Per request, of the whole process."""
     threads_us: float
     """Per request, of its threads besides the event loop's."""
+    p50_ms: float
+    """From sending a request to its response."""
+    p99_ms: float
     failures: int
 
 
@@ -130,16 +134,10 @@ async def _requests(args: argparse.Namespace, cpus: Cpus) -> list[Row]:
                     # The load begins before the window, and ends after it; the threads' time is that of all of it.
                     share = args.seconds / (args.seconds + point.settle_s)
                     threads_us = (_threads_s(process.popen.pid) - before) * share / measured.units * 1e6
-                    rows.append(
-                        Row(
-                            number,
-                            ledger,
-                            measured.units,
-                            measured.cpu_us or 0.0,
-                            threads_us,
-                            measured.failures,
-                        )
-                    )
+                    rows.append(Row(
+                        number, ledger, measured.units, measured.cpu_us or 0.0, threads_us,
+                        1e3 * measured.ttft_p50_s, 1e3 * measured.ttft_p99_s, measured.failures,
+                    ))  # fmt: skip
     return rows
 
 
@@ -192,12 +190,21 @@ def _text(rows: Sequence[Row], args: argparse.Namespace, *, pin: bool) -> str:
         lines.append(
             f"ratio: {ratio.estimate:.3f} ({ratio.low:.3f} to {ratio.high:.3f}, 95 % interval, paired rounds)"
         )
+    lines += [
+        f"{name} of the response time, median of the rounds: {_median(off, column):.2f} ms without, "
+        f"{_median(on, column):.2f} ms with {what}"
+        for name, column in (("median", "p50_ms"), ("p99", "p99_ms"))
+    ]
     if threads is not None:
         lines.append(
             f"threads of the {what}: {threads.estimate:.2f} us ({threads.low:.2f} to {threads.high:.2f}), "
             f"{100 * threads.estimate / base:.1f} % of a request"
         )
     return "\n".join(lines)
+
+
+def _median(rows: Sequence[Row], column: str) -> float:
+    return statistics.median(getattr(row, column) for row in rows)
 
 
 def _month(args: argparse.Namespace) -> int:
