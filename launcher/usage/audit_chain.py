@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Self
 
@@ -214,16 +215,22 @@ def sealed(line: Struct) -> tuple[bytes, str]:
     return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
 
 
-def of_request(after: Link, entry: Entry) -> RequestEnded:
+@lru_cache(maxsize=1024)
+def _short(text: str) -> str:
+    """Names, which recur."""
+    return quoted(text)
+
+
+def of_request(n: int, prev: str, entry: Entry) -> RequestEnded:
     return RequestEnded(
-        after.n + 1,
-        after.hash,
+        n,
+        prev,
         _TIME(entry.ended_at, dt.UTC),
         quoted(entry.request_id),
-        quoted(entry.key),
-        quoted(entry.model),
-        quoted(entry.adapter),
-        quoted(entry.path),
+        _short(entry.key),
+        _short(entry.model),
+        _short(entry.adapter),
+        _short(entry.path),
         entry.status,
         entry.outcome,
         entry.slot,
@@ -240,7 +247,7 @@ def of_request(after: Link, entry: Entry) -> RequestEnded:
     )
 
 
-def of_control(after: Link, entry: ControlEntry) -> Controlled:
+def of_control(n: int, prev: str, entry: ControlEntry) -> Controlled:
     verb, arguments, slot, user, reason = (
         quoted(text, most)
         for text, most in (
@@ -248,7 +255,7 @@ def of_control(after: Link, entry: ControlEntry) -> Controlled:
         )
     )  # fmt: skip
     return Controlled(
-        after.n + 1, after.hash, moment(entry.at), verb, arguments, slot, user, entry.uid, entry.gid, entry.pid,
+        n, prev, moment(entry.at), verb, arguments, slot, user, entry.uid, entry.gid, entry.pid,
         entry.status, entry.result, reason,
     )  # fmt: skip
 

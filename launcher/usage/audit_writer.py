@@ -186,19 +186,21 @@ class Writer:
 
     def add(self, entries: Iterable[Entry | ControlEntry]) -> None:
         """Into the buffer."""
-        last, buffer = self._last, self._buffer
-        assert last is not None  # noqa: S101  open
+        assert self._last is not None  # noqa: S101  open
+        buffer, count, (n, digest) = self._buffer, 0, self._last
         for entry in entries:
             try:
-                line = of_request(last, entry) if isinstance(entry, Entry) else of_control(last, entry)
-                raw, digest = sealed(line)
+                to_line = of_request if isinstance(entry, Entry) else of_control
+                raw, digest = sealed(to_line(n + 1, digest, entry))  # type: ignore[arg-type]  # as was asked
             except Exception:  # one entry must not keep the others from being recorded
                 log.exception("audit trail: an entry cannot be recorded")
                 self.unfit += 1
                 continue
             buffer += raw
-            self._last = last = Link(line.n, digest)
-            self.unsaved += 1
+            n += 1
+            count += 1
+        self._last = Link(n, digest)
+        self.unsaved += count
 
     def lost(self, count: int, since: float, why: str) -> None:
         self._add(Lost(*self._next(), count, moment(since), why))

@@ -38,7 +38,7 @@ FIELDS = [
 
 
 def test_the_fields_of_a_request_and_their_order() -> None:
-    raw, _ = sealed(of_request(GENESIS, an_entry(7)))
+    raw, _ = sealed(of_request(1, GENESIS.hash, an_entry(7)))
     line = json.loads(raw)
     assert list(line) == FIELDS
     assert line["kind"] == "request"
@@ -50,20 +50,20 @@ def test_the_fields_of_a_request_and_their_order() -> None:
 
 
 def test_the_hash_is_that_of_the_bytes_before_it() -> None:
-    raw, digest = sealed(of_request(GENESIS, an_entry(1)))
+    raw, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
     body, _, rest = raw.partition(b',"hash":"')
     assert sha256(body).hexdigest() == digest == rest.removesuffix(b'"}\n').decode()
 
 
 def test_the_next_line_holds_the_hash_of_the_one_before() -> None:
-    _, digest = sealed(of_request(GENESIS, an_entry(1)))
-    raw, _ = sealed(of_request(Link(1, digest), an_entry(2)))
+    _, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
+    raw, _ = sealed(of_request(2, digest, an_entry(2)))
     assert json.loads(raw)["prev"] == digest
 
 
 def test_a_request_that_left_the_host() -> None:
     entry = msgspec.structs.replace(an_entry(1), slot=None, overflow="api.example", overflow_reason="full")
-    line = json.loads(sealed(of_request(GENESIS, entry))[0])
+    line = json.loads(sealed(of_request(1, GENESIS.hash, entry))[0])
     assert line["left_host"] is True
     assert line["overflow"] == "api.example"
     assert line["slot"] is None
@@ -74,7 +74,7 @@ def test_texts_of_clients_stay_in_one_bounded_line(texts: list[str]) -> None:
     request_id, key, model, adapter, path, reason = texts
     entry = Entry(ended_at=1.0, request_id=request_id, key=key, model=model, adapter=adapter, path=path)
     control = ControlEntry(at=1.0, verb=key, arguments=model, slot=adapter, user=path, reason=reason)
-    for line in (of_request(GENESIS, entry), of_control(GENESIS, control)):
+    for line in (of_request(1, GENESIS.hash, entry), of_control(1, GENESIS.hash, control)):
         raw, digest = sealed(line)
         assert raw.count(b"\n") == 1
         assert len(raw) < MAX_LINE_BYTES
@@ -82,7 +82,7 @@ def test_texts_of_clients_stay_in_one_bounded_line(texts: list[str]) -> None:
 
 
 def test_a_changed_byte_is_found_at_every_place() -> None:
-    raw = sealed(of_request(GENESIS, an_entry(1)))[0][:-1]
+    raw = sealed(of_request(1, GENESIS.hash, an_entry(1)))[0][:-1]
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 1
@@ -97,12 +97,12 @@ def test_a_line_of_a_later_version_is_named() -> None:
 
 
 def test_what_does_not_follow() -> None:
-    first, digest = sealed(of_request(GENESIS, an_entry(1)))
+    first, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
 
     def next_to(link: Link) -> Chain:
         chain = Chain(GENESIS)
         chain.follow(*parsed(first[:-1]))
-        chain.follow(*parsed(sealed(of_request(link, an_entry(2)))[0][:-1]))
+        chain.follow(*parsed(sealed(of_request(link.n + 1, link.hash, an_entry(2)))[0][:-1]))
         return chain
 
     assert next_to(Link(1, digest)).last.n == 2
