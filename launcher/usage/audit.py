@@ -74,16 +74,17 @@ class AuditTrail:
 
     def refusal(self) -> str | None:
         """With `strict`: why no request may be served now."""
-        if not self._strict:
-            return None
-        return self.state.why or None
+        return (self._problem() or None) if self._strict else None
 
     @property
     def state(self) -> AuditState:
-        why, began = self._why, self._turn_began
-        if not why and began is not None and time.monotonic() - began > STALL_S:
-            why = f"a write takes longer than {STALL_S:g} s"
-        return AuditState(self._writer.lines, self._lost + self._writer.unfit, why)
+        return AuditState(self._writer.lines, self._lost + self._writer.unfit, self._problem())
+
+    def _problem(self) -> str:
+        began = self._turn_began
+        if self._why or began is None or time.monotonic() - began <= STALL_S:
+            return self._why
+        return f"a write takes longer than {STALL_S:g} s"
 
     def start(self) -> None:
         """Begin to write; returns when the first line is on the disk, or when it could not be written."""

@@ -208,11 +208,22 @@ def moment(unix: float) -> dt.datetime:
     return _TIME(unix, dt.UTC)
 
 
-def sealed(line: Struct) -> tuple[bytes, str]:
-    """A line's bytes with their end, and its hash."""
+def seal(buffer: bytearray, line: Struct) -> str:
+    """Append a line with its end; its hash."""
     body = _encode(line)[:-1]
     digest = sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
+    buffer += body
+    buffer += _SEPARATOR
+    buffer += digest.encode()
+    buffer += b'"}\n'
+    return digest
+
+
+def sealed(line: Struct) -> bytes:
+    """A line's bytes with their end."""
+    buffer = bytearray()
+    seal(buffer, line)
+    return bytes(buffer)
 
 
 @lru_cache(maxsize=1024)

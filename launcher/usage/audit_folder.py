@@ -109,7 +109,7 @@ class Lock:
         return os.pread(self.fd, _HEAD_BYTES, 0)
 
     def write(self, head: Head) -> None:
-        raw, _ = sealed(head)
+        raw = sealed(head)
         if os.pwrite(self.fd, raw.ljust(_HEAD_BYTES - 1) + b"\n", 0) < len(raw):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -30,7 +30,7 @@ from launcher.usage.audit_chain import (
     moment,
     of_control,
     of_request,
-    sealed,
+    seal,
 )
 from launcher.usage.entry import Entry
 
@@ -191,12 +191,11 @@ class Writer:
         for entry in entries:
             try:
                 to_line = of_request if isinstance(entry, Entry) else of_control
-                raw, digest = sealed(to_line(n + 1, digest, entry))  # type: ignore[arg-type]  # as was asked
+                digest = seal(buffer, to_line(n + 1, digest, entry))  # type: ignore[arg-type]  # as was asked
             except Exception:  # one entry must not keep the others from being recorded
                 log.exception("audit trail: an entry cannot be recorded")
                 self.unfit += 1
                 continue
-            buffer += raw
             n += 1
             count += 1
         self._last = Link(n, digest)
@@ -213,9 +212,7 @@ class Writer:
         return self._last.n + 1, self._last.hash, moment(self._clock())
 
     def _add(self, line: Line) -> None:
-        raw, digest = sealed(line)
-        self._buffer += raw
-        self._last = Link(line.n, digest)
+        self._last = Link(line.n, seal(self._buffer, line))
 
     # --- the disk ------------------------------------------------------------------------------------
 

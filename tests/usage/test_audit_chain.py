@@ -10,6 +10,7 @@ import pytest
 from audit_trails import an_entry
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from launcher.usage.audit_chain import (
     GENESIS,
@@ -26,6 +27,7 @@ from launcher.usage.audit_chain import (
     of_request,
     parsed,
     parsed_head,
+    seal,
     sealed,
 )
 from launcher.usage.entry import Entry
@@ -37,8 +39,14 @@ FIELDS = [
 ]  # fmt: skip
 
 
+def hashed(line: Struct) -> tuple[bytes, str]:
+    buffer = bytearray()
+    digest = seal(buffer, line)
+    return bytes(buffer), digest
+
+
 def test_the_fields_of_a_request_and_their_order() -> None:
-    raw, _ = sealed(of_request(1, GENESIS.hash, an_entry(7)))
+    raw = sealed(of_request(1, GENESIS.hash, an_entry(7)))
     line = json.loads(raw)
     assert list(line) == FIELDS
     assert line["kind"] == "request"
@@ -50,20 +58,20 @@ def test_the_fields_of_a_request_and_their_order() -> None:
 
 
 def test_the_hash_is_that_of_the_bytes_before_it() -> None:
-    raw, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
+    raw, digest = hashed(of_request(1, GENESIS.hash, an_entry(1)))
     body, _, rest = raw.partition(b',"hash":"')
     assert sha256(body).hexdigest() == digest == rest.removesuffix(b'"}\n').decode()
 
 
 def test_the_next_line_holds_the_hash_of_the_one_before() -> None:
-    _, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
-    raw, _ = sealed(of_request(2, digest, an_entry(2)))
+    _, digest = hashed(of_request(1, GENESIS.hash, an_entry(1)))
+    raw = sealed(of_request(2, digest, an_entry(2)))
     assert json.loads(raw)["prev"] == digest
 
 
 def test_a_request_that_left_the_host() -> None:
     entry = msgspec.structs.replace(an_entry(1), slot=None, overflow="api.example", overflow_reason="full")
-    line = json.loads(sealed(of_request(1, GENESIS.hash, entry))[0])
+    line = json.loads(sealed(of_request(1, GENESIS.hash, entry)))
     assert line["left_host"] is True
     assert line["overflow"] == "api.example"
     assert line["slot"] is None
@@ -75,14 +83,14 @@ def test_texts_of_clients_stay_in_one_bounded_line(texts: list[str]) -> None:
     entry = Entry(ended_at=1.0, request_id=request_id, key=key, model=model, adapter=adapter, path=path)
     control = ControlEntry(at=1.0, verb=key, arguments=model, slot=adapter, user=path, reason=reason)
     for line in (of_request(1, GENESIS.hash, entry), of_control(1, GENESIS.hash, control)):
-        raw, digest = sealed(line)
+        raw, digest = hashed(line)
         assert raw.count(b"\n") == 1
         assert len(raw) < MAX_LINE_BYTES
         assert parsed(raw[:-1]) == (line, digest)
 
 
 def test_a_changed_byte_is_found_at_every_place() -> None:
-    raw = sealed(of_request(1, GENESIS.hash, an_entry(1)))[0][:-1]
+    raw = sealed(of_request(1, GENESIS.hash, an_entry(1)))[:-1]
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 1
@@ -93,16 +101,16 @@ def test_a_changed_byte_is_found_at_every_place() -> None:
 def test_a_line_of_a_later_version_is_named() -> None:
     later = msgspec.defstruct("Later", [("n", int)], tag_field="kind", tag="newer")
     with pytest.raises(ChainError, match="does not know: newer"):
-        parsed(sealed(later(1))[0][:-1])
+        parsed(sealed(later(1))[:-1])
 
 
 def test_what_does_not_follow() -> None:
-    first, digest = sealed(of_request(1, GENESIS.hash, an_entry(1)))
+    first, digest = hashed(of_request(1, GENESIS.hash, an_entry(1)))
 
     def next_to(link: Link) -> Chain:
         chain = Chain(GENESIS)
         chain.follow(*parsed(first[:-1]))
-        chain.follow(*parsed(sealed(of_request(link.n + 1, link.hash, an_entry(2)))[0][:-1]))
+        chain.follow(*parsed(sealed(of_request(link.n + 1, link.hash, an_entry(2)))[:-1]))
         return chain
 
     assert next_to(Link(1, digest)).last.n == 2
@@ -135,7 +143,7 @@ def test_anchors_are_printed_as_they_are_read(text: str) -> None:
 
 def test_a_head_is_read_padded_and_refused_damaged() -> None:
     head = Head(5, "a" * 64, moment(1.5), "audit-2026-11-23-000001.jsonl", 1234)
-    raw, _ = sealed(head)
+    raw = sealed(head)
     assert parsed_head(raw.ljust(511) + b"\n") == head
     for at in range(len(raw) - 1):
         assert parsed_head(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) is None

@@ -173,7 +173,7 @@ def test_a_line_that_was_replaced_with_its_hash_recomputed() -> None:
         path = folder / NAMES[1]
         lines = path.read_bytes().splitlines(keepends=True)
         _, before = lines[2][:-1].rsplit(b'"hash":"', 1)
-        lines[3] = sealed(of_request(11, before[:64].decode(), an_entry(999)))[0]
+        lines[3] = sealed(of_request(11, before[:64].decode(), an_entry(999)))
         path.write_bytes(b"".join(lines))
         assert wrong_place(verify(folder)) == f"{NAMES[1]}:4"
 
