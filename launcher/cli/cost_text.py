@@ -46,10 +46,10 @@ def _head(report: CostReport, zone: ZoneInfo) -> Iterator[str]:
         f"served here  {counted(report.requests, 'request')}, {report.prompt_tokens:,} prompt tokens{_cached(report)}, "
         f"{report.output_tokens:,} output tokens"
     )
-    if report.utilization is None:
-        yield "utilization  not known: the ledger has no times of slots"
+    if report.utilisation is None:
+        yield "utilisation  not known: the ledger has no times of slots"
     else:
-        yield f"utilization  {_percent(report.utilization)} of the time of {counted(report.slots, 'slot')}"
+        yield f"utilisation  {_percent(report.utilisation)} of the time of {counted(report.slots, 'slot')}"
 
 
 def _cached(report: CostReport) -> str:
@@ -85,10 +85,12 @@ def _costs(report: CostReport) -> Iterator[str]:
     ):
         rows.append((label, _of(report.allocated, name), _of(report.used, name)))
     yield from table(rows)
-    if report.input_share is not None:
+    if report.input_share is None:
+        yield "prompts and output cannot be told apart: that takes the times of streams, and there were none"
+    else:
         yield (
-            f"the last two rows split the bill by measured time: {_percent(report.input_share)} before the first token; "
-            "cached prompt tokens take no part of it"
+            f"the last two rows split the bill by the measured time of streams: {_percent(report.input_share)} before the "
+            "first token; cached prompt tokens take no part of it"
         )
     yield "allocated: the whole bill over what was served; used: the bill of the busy time alone"
 
@@ -164,11 +166,11 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
         f"{_millions(month.prompt_tokens)} input and {_millions(month.output_tokens)} output tokens"
     )
     yield f"bill         {shown(month.bill, currency)} a month: {_machines(month)}{price}, {MONTH_HOURS} h"
-    yield f"utilization  {_percent(month.utilization)}: {month.busy_hours:,.1f} of {MONTH_HOURS} h at {speed}"
+    yield f"utilisation  {_percent(month.utilisation)}: {month.busy_hours:,.1f} of {MONTH_HOURS} h at {speed}"
     if not month.fits:
         yield f"             does not fit: it takes {counted(month.machines, 'machine')}"
-    elif month.utilization > 0.5:
-        yield f"             {_percent(1 - month.utilization)} is left for peaks; requests in a peak above that wait"
+    elif month.utilisation > 0.5:
+        yield f"             {_percent(1 - month.utilisation)} is left for peaks; requests in a peak above that wait"
     if month.per_million_output is not None and month.per_million_total is not None:
         yield (
             f"allocated    {shown(month.per_million_output, currency)} per million output tokens, "

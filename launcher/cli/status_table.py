@@ -96,8 +96,8 @@ def _cost(cost: dict[str, Any]) -> str:
         else f"{shown(each, currency)} per million output tokens in the last {time}"
     ]
     if today is not None:
-        used = cost["today_utilization"]
-        at = "" if used is None else f" at {used * 100:.0f} % utilization"
+        used = cost["today_utilisation"]
+        at = "" if used is None else f" at {used * 100:.0f} % utilisation"
         parts.append(f"today {shown(today, currency)}{at}")
     return ", ".join(parts)
 

@@ -152,7 +152,7 @@ class Status:
     ledger that can be read at once."""
     cost: CostNow | None = None
     """Live costs: `currency`, `per_million_output` (allocated cost of a million output tokens in the last `seconds`, at most
-    an hour; null if there were none), `today` (bill since midnight), `today_utilization`; null without a price in [cost]."""
+    an hour; null if there were none), `today` (bill since midnight), `today_utilisation`; null without a price in [cost]."""
 
 
 def slot_status(

@@ -130,4 +130,5 @@ def entry_of(
         overflow_reason=request.overflow_reason or "",
         picos=request.picos + (0 if prices is None or request.overflow else prices.amount(*tokens[:3])),
         predicted_s=request.predicted_s,
+        streamed=request.tracker is not None,
     )

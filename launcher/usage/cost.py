@@ -1,7 +1,7 @@
 """What tokens cost on this machine: the bill over what was served, and the share of the busy time alone. Pure.
 
 Two figures, because one misleads. Allocated: the whole bill over what was served; idle hours are paid for, too. Used: the
-bill of the busy time alone, what a token would cost on a machine that is never idle. Utilization lies between them."""
+bill of the busy time alone, what a token would cost on a machine that is never idle. Utilisation lies between them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PerMillion(msgspec.Struct, frozen=True, kw_only=True):
     total: float | None
     """The whole cost over prompt and output tokens."""
     input_part: float | None
-    """The cost of the time before the first byte, over the prompt tokens that were not cached."""
+    """The cost of the time before the first byte of streams, over the prompt tokens that were not cached."""
     output_part: float | None
     """The cost of the time after the first byte, over the output tokens."""
 
@@ -117,14 +117,14 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens of requests served here."""
     slots: int
     """The most slots in an hour; 0: not metered."""
-    utilization: float | None
+    utilisation: float | None
     """Share of the slots' time with requests; null: not metered."""
     input_share: float | None
-    """Share of the requests' time on instances that was before the first byte; null: nothing was served."""
+    """Share of the streams' time on instances that was before the first byte; null: there were none."""
     allocated: PerMillion
     """The whole bill over what was served."""
     used: PerMillion | None
-    """The busy share of the bill alone; null: utilization is not known."""
+    """The busy share of the bill alone; null: utilisation is not known."""
     month_bill: float
     """The bill of 730 hours at the rate of this time."""
     month_tokens: int
@@ -162,7 +162,7 @@ def cost_report(cost: Cost, observed: Observed, references: References, zone: st
         cached_tokens=local.tokens.cached,
         output_tokens=local.tokens.output,
         slots=observed.slots,
-        utilization=None if busy is None else float(busy),
+        utilisation=None if busy is None else float(busy),
         input_share=None if input_share is None else float(input_share),
         allocated=_per_million(Fraction(parts.total), local.tokens, input_share),
         used=None if busy is None else _per_million(parts.total * busy, local.tokens, input_share),
@@ -185,8 +185,11 @@ def _per_million(amount: Fraction, tokens: Tokens, input_share: Fraction | None)
 
 
 def _input_share(sums: Sums) -> Fraction | None:
+    """None where nothing was served, or output that was not streamed, whose time is not known."""
     before, after = Fraction(sums.prefill_s), Fraction(sums.decode_s)
-    return before / (before + after) if before + after else None
+    if not before + after or (sums.tokens.output and not after):
+        return None
+    return before / (before + after)
 
 
 def _overflow(sums: Sums, machine: int) -> OverflowCost | None:

@@ -36,3 +36,4 @@ class Entry(Struct, frozen=True, gc=False, kw_only=True, array_like=True):
     picos: int = (
         0  # of the currency: at the overflow endpoint's prices, or for a local request at [cost.price]
     )
+    streamed: bool = True  # its first byte came when its first token was there, not all of them

@@ -37,7 +37,7 @@ class Month(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     busy_hours: float
     """Of one machine at the given throughput."""
-    utilization: float
+    utilisation: float
     """Share of the month of one machine; above 1 it does not fit."""
     machines: int
     """That it takes."""
@@ -94,7 +94,7 @@ def _month(machine: int, speed: Fraction, demand: Demand, references: References
         prompt_tokens=tokens.prompt,
         output_tokens=tokens.output,
         busy_hours=float(busy_s / HOUR_S),
-        utilization=float(share),
+        utilisation=float(share),
         machines=machines,
         bill=units(machine * machines),
         per_million_output=per_million(machine * machines, tokens.output),

@@ -24,7 +24,7 @@ class CostNow:
     """The last hour, or less after a start of the daemon."""
     today: float | None
     """Bill since midnight in the zone of [usage], or since the ledger's begin; null if the ledger cannot be read."""
-    today_utilization: float | None
+    today_utilisation: float | None
     """Share of the slots' time with requests, since then; null if unknown."""
 
 
@@ -68,7 +68,7 @@ class Meter:
             ),
             seconds=last.at - first.at,
             today=None if today is None else units(bill(cost, today.seconds, today.joules).total),
-            today_utilization=busy,
+            today_utilisation=busy,
         )
 
     def _ends(self) -> tuple[_Sample, _Sample]:

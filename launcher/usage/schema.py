@@ -11,7 +11,8 @@
 
 Each request counts once in each dimension, so the rows of a dimension sum up to those of `all`. `hour` is the Unix time
 at which the hour began in the zone of [usage]. `prefill_s` is the time from sending a request to an instance until its
-first byte, `decode_s` from there to its end, `queued_s` before. The histograms are launcher.usage.latency's.
+first byte, `decode_s` from there to its end (of a response with output tokens that is not streamed neither: its first byte
+is at its end), `queued_s` before. The histograms are launcher.usage.latency's.
 
 `metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package).
 `entries` has the single requests, those of a batch in one row: msgpack of a list of Entry, compressed by zlib.

@@ -96,11 +96,16 @@ class _Columns:
         amounts = np.array(
             [(e.prompt_tokens, e.cached_tokens, e.output_tokens, e.picos) for e in entries], dtype=np.int64
         )
-        measured = np.array([(e.duration_s, e.queued_s, e.first_byte_s) for e in entries], dtype=float)
-        duration, queued, first_byte = measured.T
+        measured = np.array(
+            [(e.duration_s, e.queued_s, e.first_byte_s, e.streamed) for e in entries], dtype=float
+        )
+        duration, queued, first_byte, streamed = measured.T
         # A request that got no byte spent all of its time on an instance in prefill.
         begun = np.where(np.isnan(first_byte), duration, first_byte)
-        seconds = np.nan_to_num(np.stack((begun - queued, duration - first_byte, queued), axis=1))
+        # A response that is not streamed has its first byte at its end: its time is in neither, unless it has no output.
+        split = (streamed > 0) | (amounts[:, 2] == 0)
+        on_instance = np.where(split, (begun - queued, duration - first_byte), 0.0)
+        seconds = np.nan_to_num(np.vstack((on_instance, queued)).T)
         self.integers = _integers(list(groups), self.group_of, amounts)
         self.seconds = np.zeros((len(groups), len(SECONDS)))
         _add(self.seconds, self.group_of, seconds)

@@ -82,7 +82,7 @@ def test_estimate_in_json(capsys: Output) -> None:
     assert estimate(*CASE, "--requests", "500000", *TICKETS, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["month_bill"] == 576.70
-    assert found["month"]["utilization"] == pytest.approx(0.9513, abs=1e-4)
+    assert found["month"]["utilisation"] == pytest.approx(0.9513, abs=1e-4)
     assert {row["name"]: row["amount"] for row in found["month"]["references"]}["GPT-4o-mini"] == 127.5
     assert found["slo"]["result"] is None
     assert main(["cost", "--json", "estimate", *CASE]) == 0  # before the action, too
@@ -265,11 +265,11 @@ def test_an_error_of_the_daemon_is_not_answered_from_the_file(daemon: Backstage,
 def test_status_has_one_line_of_cost(daemon: Backstage, capsys: Output) -> None:
     assert main(["status"]) == 0
     assert "cost:" not in capsys.readouterr().out
-    now = CostNow(currency="USD", per_million_output=4.1234, seconds=3600, today=6.3, today_utilization=0.431)
+    now = CostNow(currency="USD", per_million_output=4.1234, seconds=3600, today=6.3, today_utilisation=0.431)
     daemon.operations.cost_now = now
     for changes, wanted in (
-        ({}, "cost: 4.12 USD per million output tokens in the last hour, today 6.30 USD at 43 % utilization"),
-        ({"seconds": 120, "today_utilization": None}, "in the last 2m00s, today 6.30 USD"),
+        ({}, "cost: 4.12 USD per million output tokens in the last hour, today 6.30 USD at 43 % utilisation"),
+        ({"seconds": 120, "today_utilisation": None}, "in the last 2m00s, today 6.30 USD"),
         ({"per_million_output": None, "today": None}, "cost: no output tokens in the last hour"),
     ):
         daemon.operations.cost_now = replace(now, **changes)  # type: ignore[arg-type]

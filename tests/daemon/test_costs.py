@@ -73,7 +73,7 @@ async def test_the_last_hour_and_today(clock: Clock, planted: PlantedLedger) -> 
     now = costs.now()
     assert now is not None
     assert now.per_million_output == pytest.approx(3.54)
-    assert (now.seconds, now.today, now.today_utilization) == (3540, 3.6, 0.5)
+    assert (now.seconds, now.today, now.today_utilisation) == (3540, 3.6, 0.5)
     values = costs.values()
     assert values[metrics.COST] == {LABELS: 3.6}
     assert values[metrics.COST_PER_MILLION][LABELS] == pytest.approx(3.54)
@@ -105,7 +105,7 @@ async def test_without_a_ledger_the_bill_still_counts(clock: Clock, tmp_path: Pa
         await costs.read()
         now = costs.now()
         assert now is not None
-        assert (now.per_million_output, now.today, now.today_utilization) == (None, None, None)
+        assert (now.per_million_output, now.today, now.today_utilisation) == (None, None, None)
         assert costs.values()[metrics.COST] == {LABELS: 3.6}
         assert costs.values()[metrics.COST_PER_MILLION] == {}
 

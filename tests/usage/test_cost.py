@@ -74,7 +74,7 @@ def test_bills_of_parts_sum_up(hourly: float, parts: list[int]) -> None:
 def test_allocated_is_the_whole_bill_and_used_the_busy_share() -> None:
     found = report()
     assert found.bill == 576.70
-    assert found.utilization == 0.25
+    assert found.utilisation == 0.25
     assert found.allocated.output == pytest.approx(576.70 / 30, abs=1e-12)
     assert found.allocated.total == pytest.approx(576.70 / 80, abs=1e-12)
     assert found.used is not None
@@ -108,6 +108,15 @@ def test_prompts_alone() -> None:
     assert found.allocated.total == pytest.approx(576_700.0)
 
 
+def test_output_without_a_stream_cannot_be_split() -> None:
+    for before in (0.0, 5.0):  # of embeddings, whose time is that of their prompts
+        found = report(local=Sums(5, Tokens(1000, 0, 500), before, 0.0))
+        assert found.input_share is None
+        assert found.allocated.input_part is None
+        assert found.allocated.output_part is None
+        assert found.allocated.output is not None
+
+
 def test_a_free_machine() -> None:
     found = report(Cost(hourly=0))
     assert found.bill == 0
@@ -115,15 +124,15 @@ def test_a_free_machine() -> None:
     assert found.month_bill == 0
 
 
-def test_utilization_that_was_not_metered_is_not_made_up() -> None:
+def test_utilisation_that_was_not_metered_is_not_made_up() -> None:
     found = report(busy_s=None, slots=0)
-    assert found.utilization is None
+    assert found.utilisation is None
     assert found.used is None
     assert found.allocated.output is not None
 
 
-def test_utilization_is_at_most_one() -> None:
-    assert report(busy_s=MONTH_S * 1.001).utilization == 1.0
+def test_utilisation_is_at_most_one() -> None:
+    assert report(busy_s=MONTH_S * 1.001).utilisation == 1.0
 
 
 # --- references, overflow ----------------------------------------------------------------------------
@@ -196,7 +205,7 @@ def test_a_ledger_that_is_an_hour_old(ledger: PlantedLedger) -> None:
         300,
     )
     assert found.slots == 2
-    assert found.utilization == 0.375
+    assert found.utilisation == 0.375
     assert found.input_share == 0.25
     assert found.zone == "UTC"
 
@@ -207,7 +216,7 @@ def test_hours_without_the_daemon_cost(ledger: PlantedLedger) -> None:
     ledger.meter("ready_s", BEGAN, "0", 3600.0)
     found = of(ledger, BEGAN + 10 * HOUR)
     assert found.bill == 7.9
-    assert found.utilization == 0.1
+    assert found.utilisation == 0.1
 
 
 def test_the_number_of_slots_may_change(ledger: PlantedLedger) -> None:
@@ -217,7 +226,7 @@ def test_the_number_of_slots_may_change(ledger: PlantedLedger) -> None:
         ledger.meter("busy_s", BEGAN + HOUR, slot, 3600.0)
     found = of(ledger, BEGAN + 2 * HOUR)
     assert found.slots == 4
-    assert found.utilization == 0.75
+    assert found.utilisation == 0.75
 
 
 def test_since_a_time_begins_with_its_hour(ledger: PlantedLedger) -> None:

@@ -79,11 +79,11 @@ def test_what_the_case_is_silent_on() -> None:
     found = month(500_000)
     assert found.output_tokens == 150_000_000
     assert round(found.busy_hours) == 694
-    assert round(found.utilization * 100) == 95
+    assert round(found.utilisation * 100) == 95
     assert found.fits
     assert found.machines == 1
     assert cents(found.per_million_output or 0) == "3.84"
-    assert round(month(100_000).utilization * 100) == 19
+    assert round(month(100_000).utilisation * 100) == 19
 
 
 def test_a_demand_above_one_machine() -> None:

@@ -97,6 +97,6 @@ def test_a_ledger_that_began_again() -> None:
 def test_today() -> None:
     today = Observed(begin=0, end=1000, local=NONE, overflow=NONE, slots=2, busy_s=250.0, joules=None)
     found = Meter(0.0).now(RENT, today)
-    assert (found.today, found.today_utilization) == (1.0, 0.25)
-    assert Meter(0.0).now(RENT, today._replace(busy_s=None)).today_utilization is None
+    assert (found.today, found.today_utilisation) == (1.0, 0.25)
+    assert Meter(0.0).now(RENT, today._replace(busy_s=None)).today_utilisation is None
     assert Meter(0.0).now(RENT, None).today is None

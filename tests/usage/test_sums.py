@@ -28,7 +28,7 @@ def an_entry(draw: st.DrawFn) -> Entry:
         slot=draw(st.none() | st.integers(0, 2)), duration_s=draw(st.floats(0, 1000)), queued_s=draw(TIME),
         first_byte_s=draw(TIME), prompt_tokens=draw(COUNT), cached_tokens=draw(COUNT), output_tokens=draw(COUNT),
         exact=draw(st.booleans()), continued=draw(st.integers(0, 3)), overflow=draw(st.sampled_from(["", "api"])),
-        picos=draw(st.integers(0, 10**16)),
+        picos=draw(st.integers(0, 10**16)), streamed=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -45,6 +45,10 @@ def one_by_one(entries: Sequence[Entry]) -> dict[tuple[str, int, str], dict[str,
     return {key: of(part) for key, part in parts.items()}
 
 
+def is_split(entry: Entry) -> bool:
+    return entry.streamed or not entry.output_tokens
+
+
 def of(part: list[Entry]) -> dict[str, Any]:
     def total(amounts: Any) -> int:
         return sum(map(int, amounts))
@@ -57,10 +61,10 @@ def of(part: list[Entry]) -> dict[str, Any]:
         "output_tokens": total(e.output_tokens for e in part), "picos": total(e.picos for e in part),
         "overflow_picos": total(e.picos for e in part if e.overflow),
         "queued_s": sum(e.queued_s or 0.0 for e in part),
-        "decode_s": sum(e.duration_s - e.first_byte_s for e in part if e.first_byte_s is not None),
+        "decode_s": sum(e.duration_s - e.first_byte_s for e in part if e.first_byte_s is not None and is_split(e)),
         "prefill_s": sum(
             (e.duration_s if e.first_byte_s is None else e.first_byte_s) - e.queued_s
-            for e in part if e.queued_s is not None
+            for e in part if e.queued_s is not None and is_split(e)
         ),
         "queued": counts_of([e.queued_s for e in part if e.queued_s is not None]).tolist(),
         "first_byte": counts_of(
