@@ -120,11 +120,11 @@ class Engine:
             "created": 0,
         }
         head["model"] = self.args.model
+        usage = {"prompt_tokens": seed, "completion_tokens": count, "total_tokens": seed + count}
         if not body.get("stream"):
             await asyncio.sleep(self.args.token_s * count)
             text = " ".join(words)
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            usage = {"prompt_tokens": seed, "completion_tokens": count, "total_tokens": seed + count}
             return web.json_response(
                 {**head, "choices": [{"index": 0, "finish_reason": "length", **choice}], "usage": usage}
             )
@@ -140,6 +140,9 @@ class Engine:
             event = {**head, "choices": [{"index": 0, "finish_reason": last, **delta}]}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             await asyncio.sleep(self.args.token_s)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            last_event = {**head, "choices": [], "usage": usage}
+            await response.write(b"data: " + json.dumps(last_event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 

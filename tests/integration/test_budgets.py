@@ -1,0 +1,161 @@
+"""A budget of a proxy that is killed under load: what clients get never exceeds it by more than the requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import aiohttp
+import pytest
+from proxy.end_to_end.test_access_control import new_key
+
+from launcher.usage.budgets import Budgets, Rules
+from launcher.usage.past import read_past
+from launcher.usage.spent_file import SpentFile
+
+from .conftest import FAKE_ENGINE, eventually
+
+PROXY = Path(__file__).parent.parent / "budget_proxy.py"
+WORKERS = 8
+MOST_OUTPUT = 40
+# The fake engine's prompt tokens are the length of the messages' JSON.
+MESSAGES = [{"role": "user", "content": "how are you?"}]
+PROMPT = len(json.dumps(MESSAGES))
+WORTH = PROMPT + MOST_OUTPUT
+TOKENS_PER_KILL = 2000
+UTC = ZoneInfo("UTC")
+
+
+@dataclass
+class Received:
+    """Tokens that clients got."""
+
+    whole: int = 0  # of requests that were answered to their end
+    cut: int = 0  # of streams that a kill cut, their prompts included
+    under_way: dict[int, int] = field(default_factory=dict)
+    """By number: requests that a client waits for, and what they take at most."""
+    refused: int = 0
+
+
+@dataclass
+class Kill:
+    process: subprocess.Popen[str]
+    after_s: float
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Path]:
+    socket = tmp_path / "engine.sock"
+    with subprocess.Popen(
+        [sys.executable, str(FAKE_ENGINE), "--uds", str(socket), "--model", "fake", "--token-s", "0.002"],
+        stderr=subprocess.DEVNULL,  # of clients that left
+    ) as process:
+        try:
+            eventually(socket.exists)
+            yield socket
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def proxy(tmp_path: Path, engine: Path, keys: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with subprocess.Popen(
+        [sys.executable, str(PROXY), str(tmp_path), str(engine), str(keys)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+async def client(url: str, key: str, received: Received, chance: random.Random, *, until_spent: bool) -> None:
+    """Requests one after another, until the proxy dies or the budget is spent."""
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}) as session:
+        while True:
+            number, tokens, stream = (
+                chance.getrandbits(60),
+                chance.randrange(1, MOST_OUTPUT),
+                chance.random() < 0.5,
+            )
+            body = {"model": "fake", "messages": MESSAGES, "max_tokens": tokens, "stream": stream}
+            received.under_way[number] = PROMPT + tokens
+            text = b""
+            try:
+                async with session.post("/v1/chat/completions", data=json.dumps(body)) as answer:
+                    async for data in answer.content.iter_any():
+                        text += data
+            except aiohttp.ClientError:
+                if b"content" in text:
+                    received.cut += PROMPT + text.count(b'"content"')
+                return
+            if answer.status == 200:
+                received.whole += received.under_way.pop(number)
+            else:
+                assert answer.status == 429, text
+                del received.under_way[number]
+                if json.loads(text)["error"]["code"] == "insufficient_quota":
+                    received.refused += 1
+                    if until_spent:
+                        return
+                await asyncio.sleep(0.02)
+
+
+async def load(url: str, key: str, received: Received, chance: random.Random, *, kill: Kill | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(client(url, key, received, chance, until_spent=kill is None))
+        if kill is not None:
+            await asyncio.sleep(kill.after_s)
+            kill.process.kill()
+
+
+def spent(tmp_path: Path, budget: str) -> int:
+    """What the next daemon would count."""
+    file = SpentFile(tmp_path / "usage.db.spent")
+    budgets = Budgets(Rules(), UTC, time.time, file.slot)
+    budgets.follow({"ann": budget})
+    budgets.learn(read_past(tmp_path / "usage.db", UTC, time.time()))
+    file.close()
+    [state] = budgets.states()
+    assert isinstance(state.spent, int)
+    return state.spent
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.release)])
+def test_sigkill_at_random_moments(tmp_path: Path, engine: Path, kills: int) -> None:
+    chance = random.Random(kills)  # noqa: S311
+    limit = kills * TOKENS_PER_KILL
+    budget = f"{limit}-tokens/month"
+    keys = tmp_path / "keys"
+    key = new_key(keys, "ann", budget=budget)
+    received = Received()
+    in_flight = 0
+    for _ in range(kills):
+        with proxy(tmp_path, engine, keys) as (process, url):
+            kill = Kill(process, chance.uniform(0.02, 0.4))
+            asyncio.run(load(url, key, received, chance, kill=kill))
+        in_flight += sum(received.under_way.values())
+        received.under_way.clear()
+        # A kill between a response's last byte and its count, which one callback of the event loop does.
+        assert received.whole - WORTH * kills <= spent(tmp_path, budget) <= received.whole + in_flight
+    at_kills = received.whole
+    with proxy(tmp_path, engine, keys) as (_, url):
+        asyncio.run(load(url, key, received, chance, kill=None))
+    assert received.refused >= WORKERS
+    counted = spent(tmp_path, budget)
+    print(
+        f"{kills} kills: budget {limit}, counted {counted}, clients got {received.whole} in whole responses "
+        f"({at_kills} before the last kill) and {received.cut} in cut ones, {in_flight} in flight at the kills"
+    )
+    assert limit <= counted < limit + WORTH
+    assert received.whole + received.cut < limit + WORTH + in_flight
