@@ -68,13 +68,13 @@ def tokens_of(request: Request) -> Tokens:
 def _served(request: Request) -> Tokens:
     usage, said = request.usage, request.transcript
     if usage is not None and request.outcome is Outcome.COMPLETED:
-        return Tokens(usage[0], usage[2] or 0, usage[1], request.usage_is_exact)
+        return Tokens(usage[0], min(usage[2] or 0, usage[0]), usage[1], request.usage_is_exact)
     counted = None if said is None else said.counted()
     if counted is not None:
         return Tokens(counted[0], 0, counted[1], exact=True)
     if usage is None:
         return Tokens(_prompt(request), 0, _output(request), exact=False)
-    return Tokens(usage[0], usage[2] or 0, max(usage[1], _output(request)), exact=False)
+    return Tokens(usage[0], min(usage[2] or 0, usage[0]), max(usage[1], _output(request)), exact=False)
 
 
 def _computes(route: Route) -> bool:
