@@ -138,7 +138,7 @@ class Account:
     end: int = 0
     spent: int = 0  # tokens or picos, as the budget
     known: bool = True  # False: neither the ledger nor the file of sums says what was spent before
-    level: int = 0  # of _SHARES: how many of them were passed
+    tell_at: float = 0  # the amount at which an event is logged
     reserved: Spent = NOTHING  # by running requests
 
     def of(self, amount: Spent) -> int:
@@ -148,9 +148,10 @@ class Account:
     def ratio(self) -> float:
         return self.spent / self.budget.amount
 
-    def passed(self) -> int:
-        """How many of the shares that are told of."""
-        return sum(self.spent * 100 >= self.budget.amount * share for share in _SHARES)
+    def set_tell_at(self) -> None:
+        """To the next share that is not reached."""
+        amounts = (-(-self.budget.amount * share // 100) for share in _SHARES)
+        self.tell_at = min((amount for amount in amounts if amount > self.spent), default=inf)
 
 
 def rules_of(config: Config) -> Rules:
@@ -259,18 +260,16 @@ class Budgets:
         """A request has ended."""
         if not entry.key:
             return
-        amount = Spent(entry.prompt_tokens + entry.output_tokens, entry.picos)
-        self._spending.add(entry.key, entry.ended_at, *amount)
+        at, tokens, picos = entry.ended_at, entry.prompt_tokens + entry.output_tokens, entry.picos
         account = self._accounts.get(entry.key)
-        if account is None:
-            return
-        if account.begin <= entry.ended_at < account.end:
-            account.spent += account.of(amount)
-        else:
-            self._begin(account, entry.ended_at)
-        if account.known:
-            account.slot.store(account.begin, account.spent)
-        self._tell(account)
+        if account is not None:
+            self._roll(account, at)
+            account.spent += picos if account.budget.is_money else tokens
+            if account.known:
+                account.slot.store(account.begin, account.spent)
+            if account.spent >= account.tell_at:
+                self._tell(account)
+        self._spending.add(entry.key, at, tokens, picos)
 
     def ratios(self) -> dict[str, float]:
         """Spent divided by the budget, by the name of the key; without the keys of which it is unknown."""
@@ -319,7 +318,7 @@ class Budgets:
         if stored is not None and self._lost_at != inf:
             account.known = True
             self._add_lost(account, max(0, stored - account.spent), now)
-        account.level = account.passed()
+        account.set_tell_at()
 
     def _add_lost(self, account: Account, lost: int, now: float) -> None:
         """What a killed daemon had served and not yet entered."""
@@ -328,15 +327,13 @@ class Budgets:
 
     def _tell(self, account: Account) -> None:
         """Once for each share in each period."""
-        level = account.passed()
-        if level > account.level:
-            what = "budget spent" if level == len(_SHARES) else f"{ALMOST} % of the budget spent"
-            _LOG.warning(
-                "API key %s: %s: %s, %s, until %s",
-                account.name, what, account.text, self.shown(account, account.spent), iso(account.end, self._zone),
-                extra={"key": account.name, "budget": account.text, "spent_ratio": round(account.ratio, 4)},
-            )  # fmt: skip
-        account.level = level
+        account.set_tell_at()
+        what = "budget spent" if account.tell_at == inf else f"{ALMOST} % of the budget spent"
+        _LOG.warning(
+            "API key %s: %s: %s, %s, until %s",
+            account.name, what, account.text, self.shown(account, account.spent), iso(account.end, self._zone),
+            extra={"key": account.name, "budget": account.text, "spent_ratio": round(account.ratio, 4)},
+        )  # fmt: skip
 
     def _state(self, account: Account) -> BudgetState:
         money = account.budget.is_money

@@ -43,8 +43,11 @@ class Spending:
             # From noon of the next day: a day may have 25 hours.
             self._next_day = day_begin(self._day + DAY_S * 3 // 2, self._zone)
             self._forget(self._day - KEPT_S)
-        days = self._days.setdefault(name, {})
-        days[self._day] = days.get(self._day, NOTHING).plus(Spent(tokens, picos))
+        days = self._days.get(name)
+        if days is None:
+            days = self._days[name] = {}
+        before = days.get(self._day, NOTHING)
+        days[self._day] = Spent(before[0] + tokens, before[1] + picos)
 
     def add_all(self, rows: Iterable[tuple[str, float, int, int]]) -> None:
         """Rows of name, Unix time, tokens, picos."""

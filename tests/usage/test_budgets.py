@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from dataclasses import dataclass, field
+from math import inf
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -166,13 +167,17 @@ def test_a_request_over_midnight_counts_in_the_period_of_its_end() -> None:
     assert daemon.sums.now["key", "ann", "tokens/day"] == (int(instant("2026-11-21T00:00")), 30)
 
 
-def test_the_first_that_happens_in_a_new_period_is_an_end() -> None:
+def test_the_first_that_happens_in_a_new_period_is_an_end(caplog: pytest.LogCaptureFixture) -> None:
     daemon = Daemon(now=instant("2026-11-20T23:59:59"), ann="100-tokens/day")
     first, second = daemon.admit(50), daemon.admit(40)
     daemon.end(first, 50)
     daemon.now += 2
     daemon.end(second, 40)
     assert daemon.sums.now["key", "ann", "tokens/day"] == (int(instant("2026-11-21T00:00")), 40)
+    daemon.now += 86400
+    caplog.clear()
+    daemon.budgets.spend(entry("ann", daemon.now, 100))
+    assert "budget spent: 100-tokens/day, 100 of 100 tokens, until 2026-11-23" in caplog.text
 
 
 def test_it_is_told_once_at_80_percent_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -332,8 +337,10 @@ def test_shares_are_exact(limit: int, spent: int) -> None:
     logging.getLogger("launcher.usage.budgets").setLevel(logging.CRITICAL)
     daemon = Daemon(ann=f"{limit}-tokens/day")
     daemon.budgets.spend(entry("ann", daemon.now, spent))
-    account = daemon.budgets._accounts["ann"]
-    assert account.level == (5 * spent >= 4 * limit) + (spent >= limit)
+    told = daemon.budgets._accounts["ann"].tell_at
+    assert (told == inf) == (spent >= limit)
+    assert (told == limit) == (spent < limit and 5 * spent >= 4 * limit) or limit < 5
+    assert spent < told
 
 
 LIMIT, MOST = 1000, 300

@@ -28,6 +28,9 @@ _SCORING: Final = frozenset({"/v1/score", "/score", "/v1/rerank", "/v2/rerank", 
 _POOLING: Final = _SCORING | {"/v1/embeddings", "/v2/embed", "/classify", "/pooling"}
 # What the server loads from elsewhere, or decodes: image_url, audio_url, video_url, input_audio.
 _LOADED: Final = (b'_url"', b'"input_audio"', b'"source"')
+# Where a list's first item begins, except behind more white space than any client sends.
+_BEGIN_BYTES: Final = 64
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class MostTokens(NamedTuple):
@@ -64,11 +67,11 @@ def _prompts(said: RequestBody, *, any_list: bool) -> int:
     route a list of conversations. `any_list`: also lists of objects, which else are one conversation."""
     most = 1
     for field in said.prompt.values():
-        if bytes(field[:1]) == b"[":
-            try:
-                items = msgspec.json.decode(field, type=list[msgspec.Raw])
-            except (msgspec.MsgspecError, RecursionError):
-                continue
-            if items and (any_list or bytes(items[0])[:1] in {b'"', b"["}):
-                most = max(most, len(items))
+        begin = bytes(field[:_BEGIN_BYTES])
+        if begin[:1] != b"[" or not (any_list or begin[1:].lstrip()[:1] in {b'"', b"[", b""}):
+            continue
+        try:
+            most = max(most, len(_LIST.decode(field)))
+        except (msgspec.MsgspecError, RecursionError):
+            continue
     return most
