@@ -242,4 +242,4 @@ def _notes_on_requests(report: Report) -> Iterator[str]:
         yield "Earlier requests of this time are left out: raise --limit, or give an earlier --until."
     elif report["left_out"] == "search":
         yield ""
-        yield "Only the latest million requests of this time were searched: give an earlier --until for others."
+        yield "Only the latest requests of this time were searched, up to a million: give an earlier --until for others."

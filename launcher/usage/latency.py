@@ -77,9 +77,16 @@ def merged_by(stored: Sequence[bytes], groups: Sequence[int], count: int) -> Cou
 
 def quantile(counts: Counts, share: float) -> float | None:
     """The duration in seconds below which `share` (0 to 1) of the counted ones are; None for none counted."""
-    total = int(counts.sum())
-    if not total:
-        return None
-    rank = max(0, math.ceil(share * total) - 1)
-    bucket = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
-    return float(LOW * RATIO**bucket * 2 * RATIO / (1 + RATIO))
+    return quantiles(counts.reshape(1, -1), share)[0]
+
+
+def quantiles(histograms: Counts, share: float) -> list[float | None]:
+    """The same of each row."""
+    sums = np.cumsum(histograms, axis=1)
+    totals = sums[:, -1]
+    ranks = np.maximum(0, np.ceil(share * totals) - 1)
+    buckets = (sums <= ranks[:, np.newaxis]).sum(axis=1)
+    middles = LOW * RATIO**buckets * 2 * RATIO / (1 + RATIO)
+    return [
+        middle if total else None for middle, total in zip(middles.tolist(), totals.tolist(), strict=True)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,24 +17,31 @@ from launcher.usage.read import unpacked
 from launcher.usage.report import reading
 
 MAX_LIMIT: Final = 10_000
-# Entries searched for one report: about two seconds.
+# Entries searched for one report: two seconds of CPU time, longer beside a busy event loop.
 MAX_SEARCHED: Final = 1_000_000
+SEARCH_S: Final = 20.0
 
 
-def latest_requests(path: Path, question: Question, limit: int, now: float, currency: str) -> UsageRequests:
+def latest_requests(
+    path: Path, question: Question, limit: int, now: float, currency: str, *, within_s: float = SEARCH_S
+) -> UsageRequests:
     """The last `limit` requests of a time, a key and a model; `question.by` is not used. Raises LauncherError."""
     if not 0 < limit <= MAX_LIMIT:
         raise LauncherError(
             f"cannot list {limit:,} requests: not a number from 1 to {MAX_LIMIT:,}",
             "give limit=50, and search for more with an earlier `until`",
         )
+    deadline = time.monotonic() + within_s
     with reading(path) as (reader, zone, _):
         times = Times.of(question.since, question.until, now, zone)
         found: list[Entry] = []
         searched, left_out = 0, None
         for batch in _backwards(reader, times):
-            if len(found) >= limit or searched >= MAX_SEARCHED:
-                left_out = "limit" if len(found) >= limit else "search"
+            if len(found) >= limit:
+                left_out = "limit"
+                break
+            if searched >= MAX_SEARCHED or time.monotonic() > deadline:
+                left_out = "search"
                 break
             found += (entry for entry in batch if _is_wanted(entry, question, times))
             searched += len(batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from operator import add
 from pathlib import Path
@@ -123,10 +123,7 @@ class _Reading:
             if question.by in {"instance", "day", "hour"}:
                 groups.setdefault(name_of(label), _Sums()).meter(what, amount)
         first_bytes, durations = self._histograms({name: index for index, name in enumerate(groups)})
-        made = [
-            _row(name, sums, first_bytes[index], durations[index])
-            for index, (name, sums) in enumerate(groups.items())
-        ]
+        *rows, whole = _rows([*groups.items(), ("", total)], first_bytes, durations)
         return UsageReport(
             since=self._hours[0],
             until=int(min(self._hours[1], self._times.until)),
@@ -136,8 +133,8 @@ class _Reading:
             key=question.key,
             model=question.model,
             currency=currency,
-            rows=tuple(_ordered(made, question.by)) if question.by is not None else (),
-            total=_row("", total, first_bytes.sum(axis=0), durations.sum(axis=0)),
+            rows=tuple(_ordered(rows, question.by)) if question.by is not None else (),
+            total=whole,
         )
 
     def _expected(self) -> Iterator[str]:
@@ -198,7 +195,7 @@ class _Reading:
         )
 
     def _histograms(self, names: dict[str, int]) -> tuple[latency.Counts, latency.Counts]:
-        """Of the first bytes and of the durations: a count for each name and bucket."""
+        """Of the first bytes and of the durations: a row for each name, and the last one for all."""
         where, values = self._where
         cursor = self._reader.execute(
             f"SELECT {self._label}, first_byte, duration FROM hourly WHERE {where}",  # noqa: S608  columns of ours
@@ -206,15 +203,16 @@ class _Reading:
         )
         name_of = self._name_of
         index_of: dict[int | str, int] = {}
-        first_bytes = np.zeros((len(names), latency.BUCKETS), dtype=np.int64)
+        first_bytes = np.zeros((len(names) + 1, latency.BUCKETS), dtype=np.int64)
         durations = np.zeros_like(first_bytes)
         while rows := cursor.fetchmany(_CHUNK):
             labels, firsts, ends = zip(*rows, strict=True)
             for label in set(labels) - index_of.keys():
                 index_of[label] = names[name_of(label)]
             indices = [index_of[label] for label in labels]
-            first_bytes += latency.merged_by(firsts, indices, len(names))
-            durations += latency.merged_by(ends, indices, len(names))
+            first_bytes[:-1] += latency.merged_by(firsts, indices, len(names))
+            durations[:-1] += latency.merged_by(ends, indices, len(names))
+        first_bytes[-1], durations[-1] = first_bytes.sum(axis=0), durations.sum(axis=0)
         return first_bytes, durations
 
     def _refuse_unknown(self, total: _Sums) -> None:
@@ -232,30 +230,39 @@ class _Reading:
             )
 
 
-def _row(name: str, sums: _Sums, first_bytes: latency.Counts, durations: latency.Counts) -> UsageRow:
+def _rows(
+    groups: Sequence[tuple[str, _Sums]], first_bytes: latency.Counts, durations: latency.Counts
+) -> Iterator[UsageRow]:
+    quantiles = zip(
+        *(latency.quantiles(first_bytes, share) for share in (0.5, 0.9, 0.99)),
+        *(latency.quantiles(durations, share) for share in (0.5, 0.99)),
+        strict=True,
+    )
+    for (name, sums), values in zip(groups, quantiles, strict=True):
+        rounded = [None if value is None else float(f"{value:.3g}") for value in values]
+        yield _row(name, sums, rounded)
+
+
+def _row(name: str, sums: _Sums, quantiles: Sequence[float | None]) -> UsageRow:
     figures = dict(zip(INTEGERS, sums.figures, strict=True))
     picos, overflow_picos = figures.pop("picos"), figures.pop("overflow_picos")
     ready_s = None if sums.ready_s is None else round(sums.ready_s)
+    first_byte_p50_s, first_byte_p90_s, first_byte_p99_s, duration_p50_s, duration_p99_s = quantiles
     return UsageRow(
         name=name,
         estimated=figures.pop("inexact"),
         **figures,
         charged=f"{to_decimal(picos):f}",
         overflow_cost=f"{to_decimal(overflow_picos):f}",
-        first_byte_p50_s=_quantile(first_bytes, 0.5),
-        first_byte_p90_s=_quantile(first_bytes, 0.9),
-        first_byte_p99_s=_quantile(first_bytes, 0.99),
-        duration_p50_s=_quantile(durations, 0.5),
-        duration_p99_s=_quantile(durations, 0.99),
+        first_byte_p50_s=first_byte_p50_s,
+        first_byte_p90_s=first_byte_p90_s,
+        first_byte_p99_s=first_byte_p99_s,
+        duration_p50_s=duration_p50_s,
+        duration_p99_s=duration_p99_s,
         ready_s=ready_s,
         busy_s=None if ready_s is None else round(sums.busy_s),
         utilisation=round(min(1.0, sums.busy_s / sums.ready_s), 4) if sums.ready_s else None,
     )
-
-
-def _quantile(counts: latency.Counts, share: float) -> float | None:
-    found = latency.quantile(counts, share)
-    return None if found is None else float(f"{found:.3g}")
 
 
 def _ordered(rows: list[UsageRow], by: str | None) -> list[UsageRow]:

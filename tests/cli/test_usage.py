@@ -358,7 +358,7 @@ def test_a_part_of_a_percent_is_not_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_out", "said"), [("limit", "raise --limit"), ("search", "latest million"), (None, "")]
+    ("left_out", "said"), [("limit", "raise --limit"), ("search", "up to a million"), (None, "")]
 )
 def test_what_a_list_leaves_out_is_said(left_out: str | None, said: str) -> None:
     found = {

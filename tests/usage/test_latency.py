@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.usage.latency import BUCKETS, ERROR, LOW, counts_of, merged, quantile, to_bytes
+from launcher.usage.latency import (
+    BUCKETS,
+    ERROR,
+    LOW,
+    counts_of,
+    merged,
+    merged_by,
+    quantile,
+    quantiles,
+    to_bytes,
+)
 
 DURATIONS = st.lists(st.floats(LOW, 9e4), min_size=1, max_size=60)
 
@@ -39,3 +49,15 @@ def test_none_counted() -> None:
 def test_bytes_that_are_no_histogram() -> None:
     with pytest.raises(ValueError, match="bucket 65535 of a histogram"):
         merged([b"\xff" * 6])
+    with pytest.raises(ValueError, match="bucket 65535 of a histogram"):
+        merged_by([b"\xff" * 6], [0], 1)
+
+
+@given(st.lists(st.tuples(DURATIONS, st.integers(0, 3)), max_size=9))
+def test_groups_are_merged_apart(parts: list[tuple[list[float], int]]) -> None:
+    stored, groups = [to_bytes(counts_of(durations)) for durations, _ in parts], [group for _, group in parts]
+    found = merged_by(stored, groups, 4)
+    for group in range(4):
+        mine = [histogram for histogram, its in zip(stored, groups, strict=True) if its == group]
+        assert found[group].tolist() == merged(mine).tolist()
+    assert quantiles(found, 0.9) == [quantile(row, 0.9) for row in found]

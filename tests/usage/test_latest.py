@@ -88,3 +88,10 @@ def test_a_broken_batch(ledger: LedgerFile) -> None:
         file.execute("UPDATE entries SET data = x'00'")
     with pytest.raises(LauncherError, match="cannot read the usage ledger"):
         asked(ledger)
+
+
+def test_a_search_that_takes_too_long_ends(ledger: LedgerFile) -> None:
+    found = latest_requests(
+        ledger.path, Question(since="1h", key="nobody"), 50, NOW + 0.5, "EUR", within_s=-1.0
+    )
+    assert (found.requests, found.left_out) == ((), "search")
