@@ -12,12 +12,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
+from typing import Final
 
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.queued_work import QueuedPrompts, QueuedWork
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 
+MOST_KEYS: Final = 64  # whose shares one prediction looks at
 # Rank, ticket number (unique), ticket.
 Entry = tuple[float, int, Ticket]
 
@@ -161,11 +164,14 @@ class AdmissionQueue:
             last = [entry[2] for entry in own.waiting[max(0, end - nearest) : end]]
             for other in last:
                 ahead.add(other, -1)
-        if len(among.keys) > 1 or own is None:
-            for queue in among.keys.values():
+        others = len(among.keys) - (own is not None)
+        if others:
+            # Of very many keys some stand for all.
+            scale = max(1.0, others / MOST_KEYS)
+            for queue in islice(among.keys.values(), MOST_KEYS):
                 share = tag - max(queue.finish, among.virtual)
                 if queue is not own and queue.cost > 0.0 and share > 0.0:
-                    ahead.plus(queue.work, min(1.0, share / queue.cost))
+                    ahead.plus(queue.work, scale * min(1.0, share / queue.cost))
         return last
 
     def expired(self, now: float) -> list[Ticket]:

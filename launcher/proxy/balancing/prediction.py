@@ -152,15 +152,19 @@ class Prediction:
             free += max(0, upstream.max_num_seqs - mine)
         if number <= free:
             return 0.0
-        step_s, decode_s = pace.step_s.value, pace.place_s(usable[0])
-        if running > MOST_PLACES:
-            return (number - free) * decode_s / running
+        needed, step_s, place_s = number - free, pace.step_s.value, pace.place_s(usable[0])
+        by_rate = needed * place_s / running
+        if needed >= running or running > MOST_PLACES:
+            return by_rate
         lefts = [
             since - now + tokens * step_s
             for upstream in usable
             for since, tokens in upstream.load.running.values()
         ]
-        return end_of([left if left > 0.0 else OVERDUE * decode_s for left in lefts], number - free, decode_s)
+        by_ends = end_of([left if left > 0.0 else OVERDUE * place_s for left in lefts], needed, place_s)
+        # The next end is that of a certain request; the more there are till then, the less the lengths of these tell.
+        part = (needed - 1) / running
+        return part * by_rate + (1.0 - part) * by_ends
 
 
 def filled_to(busy: Sequence[float], work_s: float) -> float:
