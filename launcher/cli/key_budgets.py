@@ -56,10 +56,13 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
         return {}
     from launcher.control.client import UnreachableError  # noqa: PLC0415  heavy
 
+    found: dict[str, dict[str, Any]] = {}
     try:
         if args.file is None or args.socket is not None or args.config is not None:
-            found = options.client_of(args).get("/budgets")["budgets"]
-            return {state["key"]: state for state in found if budgets.get(state["key"]) == state["budget"]}
+            answered = options.client_of(args).get("/budgets")["budgets"]
+            found = {
+                state["key"]: state for state in answered if budgets.get(state["key"]) == state["budget"]
+            }
     except UnreachableError:
         pass
     except LauncherError as error:
@@ -67,7 +70,9 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
             f"cannot tell how much remains of the budgets: {error.message}; {error.remedy}", file=sys.stderr
         )
         return {}
-    return _by_ledger(args, budgets)
+    # Of a daemon that has not seen the latest change of the file yet, too.
+    missing = {name: text for name, text in budgets.items() if name not in found}
+    return found | (_by_ledger(args, missing) if missing else {})
 
 
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -290,6 +290,7 @@ class ProxyServer:
 
     def budgets(self) -> list[BudgetState]:
         """Of API keys, by name."""
+        self._keys.look(self._loop.time())
         return [] if self._budgets is None else self._budgets.states()
 
     def first_token(self, slot: int) -> Quantiles | None:

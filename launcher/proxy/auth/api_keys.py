@@ -69,8 +69,7 @@ class ApiKeys:
         """
         if self._file is None:
             return None
-        if (records := self._file.latest(now)) is not self._records:
-            self._follow(records, now)
+        self.look(now)
         key = _sent(authorization, x_api_key)
         entry = self._entries.get(key_record.id_of(key))
         salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)
@@ -78,6 +77,11 @@ class ApiKeys:
             self.unauthorized += 1
             raise _refusal(key)
         return entry
+
+    def look(self, now: float) -> None:
+        """Apply a change of the file, at most once a second."""
+        if self._file is not None and (records := self._file.latest(now)) is not self._records:
+            self._follow(records, now)
 
     def reload(self, now: float) -> bool:
         """Read the file now. False: it cannot be used, and the keys stay as they are."""

@@ -278,6 +278,9 @@ def test_budgets_follow_the_file(path: Path, tmp_path: Path) -> None:
     put(path, msgspec.structs.replace(record, budget="2k-tokens/day"))
     entry(keys, f"Bearer {ann}", now=2.0)
     assert [(state.key, state.limit) for state in held.states()] == [("ann", 2000)]
+    put(path, msgspec.structs.replace(record, budget="3k-tokens/day"))
+    keys.look(4.0)  # without a request
+    assert [(state.key, state.limit) for state in held.states()] == [("ann", 3000)]
 
 
 def test_a_budget_that_cannot_be_held(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

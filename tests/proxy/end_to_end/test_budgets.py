@@ -12,10 +12,12 @@ from zoneinfo import ZoneInfo
 
 import openai
 import pytest
+from cloud import cloud_process, make_certificate
 from proxy.end_to_end.test_access_control import new_key
 from proxy.proxy_under_test import Build, ProxyUnderTest, until
 from proxy.scripted_engine import DONE, Call, event
 
+from launcher.config.schema import Overflow
 from launcher.money import PICOS, token_prices
 from launcher.proxy.accounting import Accounting
 from launcher.usage.budgets import Budgets, NoSums, Past, Rules
@@ -208,3 +210,28 @@ async def test_openais_client_does_not_try_again(make: Any) -> None:
     assert (caught.value.code, caught.value.type) == ("insufficient_quota", "insufficient_quota")
     assert "the next period begins at" in str(caught.value)
     assert client.proxy.sums()["rejected"] == 1
+
+
+async def test_overflow_is_reserved_and_charged_at_its_endpoints_prices(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.path))
+    budgets = Budgets(Rules(price=token_prices(1, 1)), UTC, time.time, NoSums)
+    budgets.learn(Past())
+    key = new_key(tmp_path / "keys", "ann", budget="1-usd/day")
+    accounting = Accounting(record=budgets.spend, budgets=budgets, prices=budgets.rules.price)
+    with cloud_process(certificate) as cloud:
+        overflow = (Overflow(url=cloud.url, models={"m": "big"}, input=1000.0, output=4000.0),)
+        proxy = await build(api_keys_file=str(tmp_path / "keys"), accounting=accounting, overflow=overflow)
+        client = Client(proxy, key, budgets, asyncio.Event())
+        asked = asyncio.create_task(client.ask(cloud={"wait_s": 0.2, "say": 5}))
+        await until(lambda: float(client.reserved) > 0)
+        assert float(client.reserved) > 0.5  # 512 tokens and more, 0.001 each
+        status, _, body = await asked
+    assert status == 200
+    said = body["usage"]
+    prices = token_prices(1000, 4000)
+    picos = prices.amount(said["prompt_tokens"], 0, said["completion_tokens"])
+    assert budgets._accounts["ann"].spent == picos
+    assert client.reserved == "0"
