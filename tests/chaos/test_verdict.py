@@ -65,6 +65,16 @@ def test_a_violated_bound(
     assert readable(report).splitlines()[-1].startswith("BROKEN: ")
 
 
+@pytest.mark.parametrize(("rejected", "holds"), [(0, True), (1, True), (2, False)])
+def test_an_upload_that_the_end_of_the_run_stops_may_just_have_been_refused(
+    rejected: int, *, holds: bool
+) -> None:
+    upload = Result("b", "upload", streamed=False, plain=False, begun=0.0, outcome="aborted")
+    counted = sums(accepted=1, client_aborted=1 - min(rejected, 1), rejected=rejected)
+    report = judge([upload], [], counted, FLAT)
+    assert (report["accounting"]["wrong"] == []) is holds
+
+
 def test_fail_over_times_are_judged_relative_to_the_machine() -> None:
     usual = [result("exact", f"u{number}", (2.5,)) for number in range(9)]
     late = [Fault("a", "reset", 1.0, 0, "x")]

@@ -97,7 +97,12 @@ def judge(
         "slowest_failovers": [f"{gap:.3f} s {name}: {_story(faults)}" for gap, name, faults in late[-3:]],
         "accounting": {
             "daemon": {key: value for key, value in requests.items() if isinstance(value, int)},
-            "wrong": _accounts(outcomes, sum(r.kind == "unread" for r in results), requests),
+            "wrong": _accounts(
+                outcomes,
+                requests,
+                unread=sum(r.kind == "unread" for r in results),
+                uploads=sum(r.kind == "upload" and r.outcome == "aborted" for r in results),
+            ),
         },
         "agreement": dict(agreement),
         "rss_mib": _rss(notes.rss),
@@ -183,9 +188,9 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _accounts(outcomes: Counter[str], unread: int, requests: dict[str, Any]) -> list[str]:
+def _accounts(outcomes: Counter[str], requests: dict[str, Any], *, unread: int, uploads: int) -> list[str]:
     """What does not add up. A client that leaves while the last bytes are under way may count as either, and one that does
-    not read never learns how its answer ended."""
+    not read never learns how its answer ended. `uploads`: those that the run's end stopped, perhaps just refused."""
     whole, left = outcomes["exact"] + outcomes["wrong"], outcomes["aborted"] + outcomes["lost"]
     bad = (
         outcomes["told"]
@@ -198,7 +203,9 @@ def _accounts(outcomes: Counter[str], unread: int, requests: dict[str, Any]) -> 
         "accepted = asked": requests["accepted"] == outcomes.total(),
         "in flight = 0": requests["in_flight"] == 0,
         "completed + client_aborted = whole answers + clients that left": (
-            whole + left - unread <= requests["completed"] + requests["client_aborted"] <= whole + left
+            whole + left - unread - uploads
+            <= requests["completed"] + requests["client_aborted"]
+            <= whole + left
         ),
         "completed ≥ whole answers": requests["completed"] >= whole,
         "failed = errors told, answers dropped, requests failed": bad <= requests["failed"] <= bad + unread,
@@ -206,7 +213,7 @@ def _accounts(outcomes: Counter[str], unread: int, requests: dict[str, Any]) -> 
             sum(requests[key] for key in ("completed", "client_aborted", "rejected", "failed"))
             == requests["accepted"]
         ),
-        "rejected = refused": requests["rejected"] == outcomes["refused"],
+        "rejected = refused": outcomes["refused"] <= requests["rejected"] <= outcomes["refused"] + uploads,
     }
     return [rule for rule, holds in rules.items() if not holds]
 
