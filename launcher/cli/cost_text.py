@@ -171,11 +171,10 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
         yield f"             does not fit: it takes {counted(month.machines, 'machine')}"
     elif month.utilisation > 0.5:
         yield f"             {_percent(1 - month.utilisation)} is left for peaks; requests in a peak above that wait"
-    if month.per_million_output is not None and month.per_million_total is not None:
-        yield (
-            f"allocated    {shown(month.per_million_output, currency)} per million output tokens, "
-            f"{shown(month.per_million_total, currency)} per million tokens in all"
-        )
+    yield (
+        f"allocated    {shown(month.per_million_output, currency)} per million output tokens, "
+        f"{shown(month.per_million_total, currency)} per million tokens in all"
+    )
     yield f"never idle   {each}"
     yield ""
     yield from _comparison(month.references, currency, month.references_note, "the same tokens at")

@@ -8,12 +8,12 @@ import msgspec
 
 from launcher.config.usage_schema import Cost
 from launcher.usage.bill import HOUR_S, MONTH_HOURS, MONTH_S, bill, exact
-from launcher.usage.compare import MILLION, Comparison, Tokens, comparisons, per_million, units
+from launcher.usage.compare import MILLION, Comparison, Tokens, comparisons, units
 from launcher.usage.references import References
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of a month, and the tokens of each."""
+    """Requests of a month, and the tokens of each: at least one request, and one output token."""
 
     requests: int
     input: int
@@ -43,8 +43,8 @@ class Month(msgspec.Struct, frozen=True, kw_only=True):
     """That it takes."""
     bill: float
     """Of all of them."""
-    per_million_output: float | None
-    per_million_total: float | None
+    per_million_output: float
+    per_million_total: float
     references: tuple[Comparison, ...]
     references_note: str
 
@@ -88,7 +88,7 @@ def _month(machine: int, speed: Fraction, demand: Demand, references: References
     busy_s = Fraction(tokens.output) / speed
     share = busy_s / MONTH_S
     machines = max(1, -(-share.numerator // share.denominator))
-    most = speed * MONTH_S * tokens.total / tokens.output if tokens.output else None
+    most = speed * MONTH_S * tokens.total / tokens.output
     return Month(
         demand=demand,
         prompt_tokens=tokens.prompt,
@@ -97,8 +97,8 @@ def _month(machine: int, speed: Fraction, demand: Demand, references: References
         utilisation=float(share),
         machines=machines,
         bill=units(machine * machines),
-        per_million_output=per_million(machine * machines, tokens.output),
-        per_million_total=per_million(machine * machines, tokens.total),
+        per_million_output=units(Fraction(machine * machines * MILLION, tokens.output)),
+        per_million_total=units(Fraction(machine * machines * MILLION, tokens.total)),
         references=comparisons(references.rows, tokens, machine, most),
         references_note=references.note,
     )

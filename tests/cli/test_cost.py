@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from launcher.bench import store
 from launcher.bench.result import BenchResult
 from launcher.cli import cost, cost_estimate, main
 from launcher.config.schema import Cost
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
 from launcher.usage.live import CostNow
 
 Output = pytest.CaptureFixture[str]
@@ -110,6 +113,22 @@ def test_estimate_from_a_configuration(tmp_path: Path, capsys: Output) -> None:
     assert "the oldest of 2026-01-30, 1 days ago" in text
     assert estimate("-c", str(file), "--purchase", "87600", "--tokens-per-second", "60") == 0
     assert "2.00 USD an hour" in capsys.readouterr().out
+
+
+def test_energy_to_be_measured_cannot_be_estimated(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[[models]]\nname = "m"\npath = "/m"\n[cost]\nwatts = "measured"\nprice_per_kwh = 0.3\n')
+    words = ["cost", "estimate", "-c", str(file), "--tokens-per-second", "60"]
+    first, second = refused(words, capsys)
+    assert "nothing is measured here" in first
+    assert "--watts 800" in second
+    assert main([*words, "--watts", "1000"]) == 0
+    assert "1.39 USD per million output tokens: 0.30 USD an hour" in capsys.readouterr().out
+
+
+def test_a_machine_with_room_for_peaks(capsys: Output) -> None:
+    assert estimate(*CASE, "--requests", "300000", *TICKETS) == 0
+    assert "42.9 % is left for peaks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -227,6 +246,33 @@ def test_report_in_text(ledger: PlantedLedger, config: Path, capsys: Output) -> 
     compare("report.txt", capsys)
 
 
+def test_report_of_a_purchase_and_its_energy(ledger: PlantedLedger, config: Path, capsys: Output) -> None:
+    text = config.read_text().replace("hourly = 0.79", "purchase = 43_800\nwatts = 500\nprice_per_kwh = 0.5")
+    config.write_text(text)
+    assert main(["cost", "-c", str(config)]) == 0
+    bill = "bill         60.00 USD: share of the purchase 48.00 USD, energy 12.00 USD (24.0 kWh)"
+    assert bill in capsys.readouterr().out.splitlines()
+    config.write_text(text.replace("purchase = 43_800\nwatts = 500", 'hourly = 1\nwatts = "measured"'))
+    ledger.meter("joules", BEGAN, "package-0", 36e6)
+    ledger.meter("joules_s", BEGAN, "", 12 * 3600.0)
+    assert main(["cost", "-c", str(config)]) == 0
+    bill = (
+        "bill         53.00 USD: rent 48.00 USD, energy 5.00 USD (10.0 kWh, measured in 25.0 % of the time)"
+    )
+    assert bill in capsys.readouterr().out.splitlines()
+
+
+def test_report_of_a_ledger_without_times(tmp_path: Path, config: Path, capsys: Output) -> None:
+    """Of slots, and of streams."""
+    ledger = PlantedLedger(tmp_path / "other.db", BEGAN)
+    ledger.hour(BEGAN, {"completed": 1, "prompt_tokens": 10, "output_tokens": 10})
+    assert main(["cost", "-c", str(config), "--file", str(ledger.path)]) == 0
+    text = capsys.readouterr().out
+    assert "utilisation  not known: the ledger has no times of slots" in text
+    assert "prompts and output cannot be told apart" in text
+    assert re.search(r"^output tokens +3,792,000.00 +-$", text, re.MULTILINE)
+
+
 def test_the_file_is_read_where_no_daemon_answers(
     ledger: PlantedLedger, config: Path, capsys: Output
 ) -> None:
@@ -255,6 +301,11 @@ def test_the_daemon_is_asked_first(daemon: Backstage, capsys: Output) -> None:
     assert main(["cost", "--since", "2026-01-02", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["begin"], found["bill"]) == (BEGAN + 24 * HOUR, pytest.approx(189.6))
+
+
+def test_a_time_that_the_daemon_does_not_know(daemon: Backstage) -> None:
+    with pytest.raises(LauncherError, match="cannot count since 'once': it is not a time"):
+        ControlClient(daemon.path).get("/cost?since=once")
 
 
 def test_an_error_of_the_daemon_is_not_answered_from_the_file(daemon: Backstage, capsys: Output) -> None:

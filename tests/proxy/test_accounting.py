@@ -147,7 +147,7 @@ async def test_a_whole_response_is_entered_as_its_usage_says(build: Build, tmp_p
         await response.read()
     entry = await ended(proxy)
     assert tokens(entry) == await metered(proxy) == expected
-    assert entry.exact
+    assert (entry.exact, entry.streamed) == (True, False)
     assert (entry.key, entry.model, entry.path, entry.status) == ("alice", "m", path, 200)
     assert (entry.outcome, entry.slot, entry.attempts, entry.continued) == ("completed", 0, 1, 0)
     assert entry.picos == (15 * 2 + 16 * 1 if expected[1] else 31 * 2) * 10**6 + expected[2] * 10**7

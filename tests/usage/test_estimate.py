@@ -82,7 +82,7 @@ def test_what_the_case_is_silent_on() -> None:
     assert round(found.utilisation * 100) == 95
     assert found.fits
     assert found.machines == 1
-    assert cents(found.per_million_output or 0) == "3.84"
+    assert cents(found.per_million_output) == "3.84"
     assert round(month(100_000).utilisation * 100) == 19
 
 
