@@ -76,11 +76,11 @@ class Sums:
 
 
 def check(entry: Entry) -> bool:
-    """Whether an entry can be summed up and written: whole numbers of 64 bits, texts of Unicode."""
+    """Whether an entry can be summed up, written and read again: types, whole numbers of 64 bits, texts of Unicode."""
     try:
         _Columns([entry])
-        msgspec.msgpack.encode(entry)
-    except (TypeError, ValueError, OverflowError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Entry)
+    except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
         return False
     return True
 

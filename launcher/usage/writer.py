@@ -32,6 +32,10 @@ _SLICE: Final = 2_000
 _SLICES: Final = 10
 _PRUNE_S: Final = 60.0
 _DAY_S: Final = 86_400
+# What a batch raises whose entries cannot be encoded, summed up or bound to a statement: another try would fail as well.
+_UNUSABLE: Final = (
+    TypeError, ValueError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.IntegrityError,
+)  # fmt: skip
 
 Sample = tuple[float, str, str, float]  # Unix time, what, name, amount
 
@@ -116,6 +120,7 @@ class Writer:
                     break
             file = self._opened()
             self._prune(file)
+            self._succeeded(file)
         except sqlite3.Error as error:
             self._failed(error)
         except OSError as error:
@@ -125,8 +130,13 @@ class Writer:
             )
         except LauncherError as error:
             self._fail(error.message, error.remedy)
-        else:
-            self._succeeded(file)
+        except Exception as error:
+            if not self._said:
+                log.exception("usage ledger '%s': unexpected error", self._path)
+            self._fail(
+                f"cannot write the usage ledger '{self._path}': {error!r}",
+                "report this with the daemon's log",
+            )
         self._bound()
 
     def _opened(self) -> LedgerFile:
@@ -144,9 +154,7 @@ class Writer:
             return False
         try:
             file.write(batch, self._metered(samples))
-        except (sqlite3.Error, OSError):
-            raise
-        except Exception:
+        except _UNUSABLE:
             log.exception("usage ledger: entries cannot be written")
             self._close()
             self._remove_unusable(batch)

@@ -124,6 +124,7 @@ def test_batches_sum_up_as_one_by_one(batches: list[list[Entry]], restart: bool)
         (Entry(ended_at=1.0, request_id="r"), True),
         (Entry(ended_at=1.0, request_id="r", picos=2**63), False),
         (Entry(ended_at=1.0, request_id="r", model="half a pair \ud800"), False),
+        (Entry(ended_at=1.0, request_id="r", key=None), False),  # type: ignore[arg-type]
     ],
 )
 def test_entries_that_no_file_can_take(entry: Entry, usable: bool) -> None:

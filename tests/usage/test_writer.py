@@ -175,18 +175,44 @@ def test_a_second_ledger_waits_until_the_first_ends(path: Path) -> None:
     assert recorded(path) == 2
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Entry(ended_at=NOW, request_id="\ud800"),
+        Entry(ended_at=NOW, request_id="", key=None),  # type: ignore[arg-type]
+        Entry(ended_at=NOW, request_id="", prompt_tokens=2**64),
+    ],
+)
 def test_an_entry_that_no_file_can_take_takes_no_other_with_it(
-    path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture, bad: Entry
 ) -> None:
     with started(path) as ledger:
         record(ledger, 2)
-        ledger.record(Entry(ended_at=NOW, request_id="\ud800"))
+        ledger.record(bad)
         record(ledger, 2)
         ledger.flush()
         assert ledger.flush()
         assert (ledger.state.recorded, ledger.state.lost) == (4, 1)
         assert len(messages(caplog)) == 2
     assert recorded(path) == 4
+
+
+def test_an_unexpected_error_ends_no_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> bool:
+        raise MemoryError
+
+    with started(path) as ledger:
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_file.LedgerFile, "write", fails)
+            record(ledger, 2)
+            assert not ledger.flush()
+            assert not ledger.flush()
+        assert "MemoryError" in ledger.state.problem
+        assert ledger.flush()
+        assert len(messages(caplog)) == 2
+    assert recorded(path) == 2
 
 
 def test_a_backlog_is_written_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
