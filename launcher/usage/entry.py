@@ -8,7 +8,7 @@ from msgspec import Struct
 class Entry(Struct, frozen=True, gc=False, kw_only=True, array_like=True):
     """Made once, when an accepted request has ended. Texts are "" where there is none.
 
-    The ledger keeps the fields by position: a new field has a default and goes to the end."""
+    The ledger keeps them as columns: a new field goes to the end here, and into columns.py."""
 
     ended_at: float  # Unix time, seconds
     request_id: str

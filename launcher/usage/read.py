@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from launcher.errors import LauncherError, reason
+from launcher.usage.columns import Columns
 from launcher.usage.entry import Entry
 from launcher.usage.schema import version_of
 
 # A writer holds the file for milliseconds; a checkpoint on a slow disk for longer.
 BUSY_S: Final = 5.0
-_ENTRIES: Final = msgspec.msgpack.Decoder(list[Entry])
 
 
 class NoLedgerError(LauncherError):
@@ -63,11 +60,11 @@ def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[
 
 def packed(batch: Sequence[Entry]) -> bytes:
     """The entries of a batch in one row's form."""
-    return zlib.compress(msgspec.msgpack.encode(batch), level=1)
+    return Columns.of(batch).to_bytes()
 
 
 def unpacked(data: bytes) -> list[Entry]:
-    return _ENTRIES.decode(zlib.decompress(data))
+    return list(Columns.from_bytes(data).entries())
 
 
 def _opened(path: Path, mode: str) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ first byte, `decode_s` from there to its end (of a response with output tokens t
 is at its end), `queued_s` before. The histograms are launcher.usage.latency's.
 
 `metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package).
-`entries` has the single requests, those of a batch in one row: msgpack of a list of Entry, compressed by zlib.
+`entries` has the single requests, those of a batch in one row: launcher.usage.columns.
 """
 
 from __future__ import annotations

@@ -7,22 +7,16 @@ make many refusals look like low latency.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.usage.entry import Entry
+from launcher.usage.columns import Columns, Integers, Numbers
 from launcher.usage.latency import BUCKETS, buckets_of, each_to_bytes, merged
 from launcher.usage.schema import HISTOGRAMS, INTEGERS, SECONDS
 
-_T = TypeVar("_T")
-Integers = NDArray[np.int64]
-# Key, model, slot, overflow endpoint, outcome, whether its tokens are exact, whether it was continued.
-_Group = tuple[str, str, int | None, str, str, bool, bool]
 Row = tuple[Any, ...]  # of `hourly`, in the order of its columns
 Stored = Callable[[str, int], Sequence[Row]]
 """The rows that the ledger has of a dimension and an hour."""
@@ -46,27 +40,22 @@ class Sums:
         self._stored = stored
         self._tables: dict[tuple[int, str], _Table] = {}
 
-    def add(self, batch: Sequence[Entry]) -> list[Row]:
+    def add(self, batch: Columns) -> list[Row]:
         """The rows of `hourly` that the batch changes, with it."""
         rows: list[Row] = []
-        for hour, entries in self._by_hour(batch):
-            columns = _Columns(entries)
-            for dimension, names in columns.names.items():
-                rows.extend(self._table(hour, dimension).add(names, columns))
+        for hour, columns in self._by_hour(batch):
+            added = _Added(columns)
+            for dimension, names in added.names.items():
+                rows.extend(self._table(hour, dimension).add(names, added))
         hours = sorted({hour for hour, _ in self._tables})[:-_HOURS_KEPT]
         self._tables = {key: table for key, table in self._tables.items() if key[0] not in hours}
         return rows
 
-    def _by_hour(self, batch: Sequence[Entry]) -> Iterator[tuple[int, Sequence[Entry]]]:
-        quarters = {int(entry.ended_at // _QUARTER_S) for entry in batch}
-        hours = {quarter: self._hour_of(float(quarter * _QUARTER_S)) for quarter in quarters}
-        if len(set(hours.values())) == 1:
-            yield next(iter(hours.values())), batch
-            return
-        parts: defaultdict[int, list[Entry]] = defaultdict(list)
-        for entry in batch:
-            parts[hours[int(entry.ended_at // _QUARTER_S)]].append(entry)
-        yield from sorted(parts.items())
+    def _by_hour(self, batch: Columns) -> Iterator[tuple[int, Columns]]:
+        quarters, quarter_of = np.unique(batch.times[:, 0] // _QUARTER_S, return_inverse=True)
+        hours = np.array([self._hour_of(quarter * _QUARTER_S) for quarter in quarters.tolist()])
+        for hour in sorted(set(hours.tolist())):
+            yield hour, batch.part((hours == hour)[quarter_of]) if len(quarters) > 1 else batch
 
     def _table(self, hour: int, dimension: str) -> _Table:
         table = self._tables.get((hour, dimension))
@@ -75,42 +64,23 @@ class Sums:
         return table
 
 
-def check(entry: Entry) -> bool:
-    """Whether an entry can be summed up, written and read again: types, whole numbers of 64 bits, texts of Unicode."""
-    try:
-        _Columns([entry])
-        msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Entry)
-    except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-        return False
-    return True
+class _Added:
+    """What entries add to every dimension, by group."""
 
-
-class _Columns:
-    """What entries add to every dimension. Those that differ in amounts and seconds alone are one group."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        groups: _Numbers[_Group] = _Numbers()
-        self.group_of = np.array(
-            [groups[e.key, e.model, e.slot, e.overflow, e.outcome, e.exact, e.continued > 0] for e in entries]
-        )
-        amounts = np.array(
-            [(e.prompt_tokens, e.cached_tokens, e.output_tokens, e.picos) for e in entries], dtype=np.int64
-        )
-        measured = np.array(
-            [(e.duration_s, e.queued_s, e.first_byte_s, e.streamed) for e in entries], dtype=float
-        )
-        duration, queued, first_byte, streamed = measured.T
+    def __init__(self, columns: Columns) -> None:
+        groups, self.group_of = columns.groups, columns.group_of
+        _, duration, queued, first_byte, _ = columns.times.T
         # A request that got no byte spent all of its time on an instance in prefill.
         begun = np.where(np.isnan(first_byte), duration, first_byte)
         # A response that is not streamed has its first byte at its end: its time is in neither, unless it has no output.
-        split = (streamed > 0) | (amounts[:, 2] == 0)
+        streamed = np.array([group.streamed for group in groups])[self.group_of]
+        split = streamed | (columns.amounts[:, 2] == 0)
         on_instance = np.where(split, (begun - queued, duration - first_byte), 0.0)
-        seconds = np.nan_to_num(np.vstack((on_instance, queued)).T)
-        self.integers = _integers(list(groups), self.group_of, amounts)
+        self.integers = _integers(columns)
         self.seconds = np.zeros((len(groups), len(SECONDS)))
-        _add(self.seconds, self.group_of, seconds)
+        _add(self.seconds, self.group_of, np.nan_to_num(np.vstack((on_instance, queued)).T))
         completed, served = (
-            np.array([group[4] in outcomes for group in groups])[self.group_of]
+            np.array([group.outcome in outcomes for group in groups])[self.group_of]
             for outcomes in (("completed",), ("completed", "client_aborted"))
         )
         self.counted = [~np.isnan(queued), served & ~np.isnan(first_byte), completed]
@@ -120,38 +90,34 @@ class _Columns:
         ]
         self.names: dict[str, list[str]] = {
             "all": [""] * len(groups),
-            "key": [group[0] for group in groups],
-            "model": [group[1] for group in groups],
-            "slot": ["" if group[2] is None else str(group[2]) for group in groups],
-            "overflow": [group[3] for group in groups],
+            "key": [group.key for group in groups],
+            "model": [group.model for group in groups],
+            "slot": ["" if group.slot is None else str(group.slot) for group in groups],
+            "overflow": [group.overflow for group in groups],
         }
         """Of each group."""
 
 
-def _integers(groups: Sequence[_Group], group_of: Integers, amounts: Integers) -> Integers:
+def _integers(columns: Columns) -> Integers:
     """The sums of each group, in the order of INTEGERS."""
     ones = np.array(
         [
-            (1, *(outcome == each for each in OUTCOMES), continued, overflow != "", not exact)
-            for _, _, _, overflow, outcome, exact, continued in groups
+            (
+                1, *(group.outcome == outcome for outcome in OUTCOMES), group.continued > 0, group.overflow != "",
+                not group.exact,
+            )
+            for group in columns.groups
         ],
         dtype=np.int64,
-    )
-    found = np.zeros((len(groups), len(INTEGERS)), dtype=np.int64)
-    found[:, : ones.shape[1]] = ones * np.bincount(group_of, minlength=len(groups))[:, None]
-    sums = np.zeros((len(groups), amounts.shape[1]), dtype=np.int64)
-    _add(sums, group_of, amounts)
+    )  # fmt: skip
+    counts = np.bincount(columns.group_of, minlength=len(ones))
+    found = np.zeros((len(ones), len(INTEGERS)), dtype=np.int64)
+    found[:, : ones.shape[1]] = ones * counts[:, None]
+    sums = np.zeros((len(ones), columns.amounts.shape[1]), dtype=np.int64)
+    _add(sums, columns.group_of, columns.amounts)
     found[:, ones.shape[1] : -1] = sums
     found[:, -1] = sums[:, -1] * ones[:, INTEGERS.index("overflowed")]
     return found
-
-
-class _Numbers(dict[_T, int]):
-    """Numbers of names or groups, in the order in which they were first asked for."""
-
-    def __missing__(self, name: _T) -> int:
-        number = self[name] = len(self)
-        return number
 
 
 class _Table:
@@ -159,7 +125,7 @@ class _Table:
 
     def __init__(self, dimension: str, hour: int, stored: Sequence[Row]) -> None:
         self._dimension, self._hour = dimension, hour
-        self._names: _Numbers[str] = _Numbers()
+        self._names: Numbers[str] = Numbers()
         self._integers = np.zeros((len(stored), len(INTEGERS)), dtype=np.int64)
         self._seconds = np.zeros((len(stored), len(SECONDS)))
         self._histograms = np.zeros((len(stored), len(HISTOGRAMS), BUCKETS), dtype=np.int64)
@@ -169,7 +135,7 @@ class _Table:
             self._seconds[number] = row[_FIRST_SECONDS:_FIRST_HISTOGRAM]
             self._histograms[number] = [merged([data]) for data in row[_FIRST_HISTOGRAM:]]
 
-    def add(self, names: Sequence[str], columns: _Columns) -> Iterator[Row]:
+    def add(self, names: Sequence[str], columns: _Added) -> Iterator[Row]:
         numbers = np.array([self._names[name] for name in names])
         self._grow(len(self._names))
         _add(self._integers, numbers, columns.integers)

@@ -15,10 +15,10 @@ from typing import Final
 
 from launcher.config.schema import Usage
 from launcher.errors import LauncherError, reason
+from launcher.usage.columns import check
 from launcher.usage.entry import Entry
 from launcher.usage.ledger_file import LedgerFile, Metered, is_broken, move_aside
 from launcher.usage.spans import hour_begin, zone_of
-from launcher.usage.sums import check
 
 log = logging.getLogger("launcher.usage")
 

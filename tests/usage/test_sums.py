@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.usage.columns import Columns
 from launcher.usage.entry import Entry
 from launcher.usage.latency import counts_of, merged
 from launcher.usage.schema import DIMENSIONS, HISTOGRAMS, INTEGERS, SECONDS
-from launcher.usage.sums import OUTCOMES, Sums, check
+from launcher.usage.sums import OUTCOMES, Sums
 
 BEGIN = 1_700_000_000 // 3600 * 3600
 COLUMNS = ("dimension", "hour", "name", *INTEGERS, *SECONDS, *HISTOGRAMS)
@@ -104,7 +105,7 @@ def test_batches_sum_up_as_one_by_one(batches: list[list[Entry]], restart: bool)
     rows = Rows()
     sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
     for batch in batches:
-        rows.put(sums.add(batch))
+        rows.put(sums.add(Columns.of(batch)))
         if restart:
             sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
     found, wanted = rows.read(), one_by_one([entry for batch in batches for entry in batch])
@@ -116,16 +117,3 @@ def test_batches_sum_up_as_one_by_one(batches: list[list[Entry]], restart: bool)
     for dimension in DIMENSIONS:
         requests = sum(row["requests"] for key, row in found.items() if key[0] == dimension)
         assert requests == sum(map(len, batches)), dimension
-
-
-@pytest.mark.parametrize(
-    ("entry", "usable"),
-    [
-        (Entry(ended_at=1.0, request_id="r"), True),
-        (Entry(ended_at=1.0, request_id="r", picos=2**63), False),
-        (Entry(ended_at=1.0, request_id="r", model="half a pair \ud800"), False),
-        (Entry(ended_at=1.0, request_id="r", key=None), False),  # type: ignore[arg-type]
-    ],
-)
-def test_entries_that_no_file_can_take(entry: Entry, usable: bool) -> None:
-    assert check(entry) == usable
