@@ -96,7 +96,7 @@ class Accounts:
         """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
 
         `occupancy`: of each slot."""
-        self.audit.start()
+        await self.audit.start()
         if self._no_ledger:
             log.error("%s", self._no_ledger)
         past = Past()

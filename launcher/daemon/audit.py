@@ -35,9 +35,10 @@ class AuditAccount:
         record = _both(accounting.record, trail.record)
         return replace(accounting, record=record, unrecorded=trail.refusal if self._strict else None)
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Returns when the first line is on the disk, or could not be written."""
         if self._trail is not None:
-            self._trail.start()
+            await asyncio.to_thread(self._trail.start)
 
     async def stop(self) -> None:
         """After the last request has ended, and the control socket is closed. Also without `start`."""

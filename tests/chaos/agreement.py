@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaos.clients import Result
 from launcher.errors import LauncherError
+from launcher.usage.audit_verify import verify
 from launcher.usage.entry import Entry
 from launcher.usage.read import entries, open_reader
 
@@ -89,6 +92,27 @@ def compare(results: Sequence[Result], found: Books, page: str, accepted: int) -
         "estimates of whole responses": sum(not entry.exact for _, entry in known),
         "wrong": [rule for rule, holds in rules.items() if not holds],
     }
+
+
+def differences(trail: Path, entered: Sequence[Entry]) -> list[str]:
+    """Of the audit trail and the ledger's entries. Blocks."""
+    deadline = time.monotonic() + FLUSHED_S
+    while True:
+        report = verify(trail)
+        if report.kinds.get("request", 0) >= len(entered) or report.wrong or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    texts = [text for path in trail.glob("audit-*.jsonl") for text in path.read_text().splitlines()]
+    lines = [line for line in map(json.loads, texts) if line["kind"] == "request"]
+    names = ("request_id", "model", "status", "outcome", "slot", "prompt_tokens", "output_tokens")
+    recorded = Counter(tuple(line[name] for name in names) for line in lines)
+    other = recorded - Counter(tuple(getattr(entry, name) for name in names) for entry in entered)
+    rules = {
+        f"audit trail: {report.wrong}": report.wrong is None,
+        f"audit trail: {len(lines)} requests of {len(entered)} entries": len(lines) == len(entered),
+        f"audit trail: not as entered: {list(other)[:3]}": not other,
+    }
+    return [rule for rule, holds in rules.items() if not holds]
 
 
 def _equal(result: Result, entry: Entry) -> bool:

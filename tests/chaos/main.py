@@ -88,6 +88,9 @@ park_timeout_s = 30
 access_log = "errors"
 [usage]
 path = "{folder}/usage.db"
+[audit]
+path = "{folder}/trail"
+strict = true
 [control]
 socket = "{folder}/c.sock"
 [supervision]
@@ -121,6 +124,7 @@ class Chaos:
         certify(folder / "tls.pem")
         self.door = str(folder / "p.sock")
         self.ledger = folder / "usage.db"
+        self.trail = folder / "trail"
         config = folder / "config.toml"
         config.write_text(
             CONFIG.format(
@@ -232,6 +236,7 @@ class Chaos:
         accepted = int(requests.get("accepted", 0))
         found = await asyncio.to_thread(agreement.books, self.ledger, accepted)
         agreed = agreement.compare(self.results, found, page, accepted)
+        agreed["wrong"] += await asyncio.to_thread(agreement.differences, self.trail, found.entries)
         report = judge(self.results, faults, requests, self.actions.notes, silent_s=longest, agreement=agreed)
         return report | {"seconds": self.args.seconds, "seed": self.args.seed}
 
