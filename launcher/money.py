@@ -6,12 +6,14 @@ a whole number of picos per token. 2**63 picos, what a database's integer holds,
 
 from __future__ import annotations
 
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
 PICOS: Final = 10**12
 """Of one unit of the currency."""
 _MILLION: Final = 10**6
+# More digits than any amount of numbers that a person may give; the default of 28 is not.
+_WIDE: Final = Context(prec=100)
 
 
 def picos(amount: Decimal | float | str) -> int:
@@ -45,16 +47,16 @@ def to_decimal(amount: int) -> Decimal:
 
 def to_text(amount: int, currency: str, decimals: int = 2) -> str:
     """An amount for people: "25.50 USD". An amount that the decimals would show as zero gets more of them."""
-    exact = to_decimal(amount)
+    exact = _WIDE.divide(Decimal(amount), Decimal(PICOS))
     while decimals < 12 and exact and abs(exact) < Decimal(1).scaleb(-decimals):
         decimals += 1
-    rounded = exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_EVEN)
+    rounded = exact.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_EVEN, context=_WIDE)
     return f"{rounded:,f} {currency}"
 
 
 def shown(amount: float, currency: str = "") -> str:
     """As `to_text`, of an amount in the currency's unit that was already divided for people."""
-    return to_text(round(Decimal(repr(amount)) * PICOS), currency).rstrip()
+    return to_text(round(_WIDE.multiply(Decimal(repr(amount)), PICOS)), currency).rstrip()
 
 
 class TokenPrices(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,17 +21,19 @@ if TYPE_CHECKING:
     from launcher.usage.estimate import Demand, Estimate
 
 _MAX: Final = 10**12
+_LEAST: Final = 0.001
 
 
 def _amount(text: str) -> float:
     value = float(text)
-    picos(value)
+    if picos(value) > picos(_MAX):
+        raise ValueError
     return value
 
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value < math.inf:
+    if not _LEAST <= value <= _MAX:
         raise ValueError
     return value
 
@@ -61,7 +62,7 @@ def _limits(text: str) -> dict[str, float]:
 
 
 _AMOUNT: Final = options.Value("an amount of 0 or more such as 0.79", _amount)
-_POSITIVE: Final = options.Value("a number above 0", _positive)
+_POSITIVE: Final = options.Value("a number from 0.001 on", _positive)
 _COUNT: Final = options.Value("a number of 0 or more", _count)
 _LEAST_ONE: Final = options.Value("a number of 1 or more", _least_one)
 _LIMITS: Final = options.Value("a list of limits such as ttft_p99=2s,itl_p99=150ms", _limits)

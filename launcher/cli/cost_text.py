@@ -119,6 +119,8 @@ def _each(row: Comparison) -> str:
 def _break_even(row: Comparison) -> str:
     if row.break_even_tokens is None:
         return "never"
+    if not row.break_even_tokens:
+        return "the first token"
     return f"{_millions(row.break_even_tokens)} tokens a month"
 
 
@@ -181,7 +183,7 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
 
 
 def _machines(month: Month) -> str:
-    return "" if month.fits else f"{month.machines} machines, each "
+    return "" if month.fits else f"{month.machines:,} machines, each "
 
 
 def _percent(share: float) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from launcher.config.usage_schema import Cost
 from launcher.errors import LauncherError
 from launcher.money import picos, picos_per_token
 
+MAX: Final = 10**12
+"""Of an amount, in the currency's unit."""
 Origin = Callable[[str], str]
 
 
@@ -16,7 +19,8 @@ def check_cost(cost: Cost, origin_of: Origin) -> None:
     """Raises LauncherError. `origin_of` says where a key was set."""
     for key, value, read in (*_amounts(cost), *_prices(cost)):
         try:
-            read(value)
+            if read(value) > picos(MAX):
+                raise ValueError(f"{value:g} is too much")
         except ValueError as error:
             raise LauncherError(
                 f"cannot use {origin_of(key)}: {key}: {error}", "write an amount such as 0.79"

@@ -126,6 +126,15 @@ def test_energy_to_be_measured_cannot_be_estimated(tmp_path: Path, capsys: Outpu
     assert "1.39 USD per million output tokens: 0.30 USD an hour" in capsys.readouterr().out
 
 
+def test_amounts_of_any_size_can_be_shown(capsys: Output) -> None:
+    most = ("--requests", "1000000000000", "--input", "1000000000000", "--output", "1000000000000")
+    assert estimate("--hourly", "1e12", "--tokens-per-second", "0.001", *most) == 1
+    assert "Claude Sonnet 4.5   18,000,000,000,000,000,000.00 " in capsys.readouterr().out
+    assert estimate("--hourly", "1e-12", "--tokens-per-second", "1e12", *most) == 1
+    assert estimate("--hourly", "0", "--tokens-per-second", "60", "--requests", "1", *TICKETS) == 0
+    assert "the first token" in capsys.readouterr().out
+
+
 def test_a_machine_with_room_for_peaks(capsys: Output) -> None:
     assert estimate(*CASE, "--requests", "300000", *TICKETS) == 0
     assert "42.9 % is left for peaks" in capsys.readouterr().out
@@ -141,8 +150,10 @@ def test_a_machine_with_room_for_peaks(capsys: Output) -> None:
         (["--hourly=-1", "--tokens-per-second", "60"], "'-1' is not an amount", "0.79"),
         (["--hourly", "$0.79", "--tokens-per-second", "60"], "'$0.79' is not an amount", "such as 0.79"),
         (["--hourly", "nan", "--tokens-per-second", "60"], "'nan' is not an amount", "such as 0.79"),
-        (["--hourly", "0.79", "--tokens-per-second", "0"], "'0' is not a number above 0", "above 0"),
-        (["--hourly", "0.79", "--tokens-per-second", "inf"], "'inf' is not", "above 0"),
+        (["--hourly", "0.79", "--tokens-per-second", "0"], "'0' is not a number from 0.001 on", "0.001"),
+        (["--hourly", "0.79", "--tokens-per-second", "inf"], "'inf' is not", "0.001"),
+        (["--hourly", "1e13", "--tokens-per-second", "60"], "'1e13' is not an amount", "such as 0.79"),
+        (["--hourly", "1", "--tokens-per-second", "1e-9"], "'1e-9' is not a number from 0.001 on", "0.001"),
         ([*CASE, "--requests", "0", *TICKETS], "'0' is not a number of 1 or more", "1 or more"),
         ([*CASE, "--requests", "10", "--input", "1", "--output", "0"], "'0' is not", "1 or more"),
         ([*CASE, "--currency", "dollars"], "'dollars' is not a currency", "USD"),

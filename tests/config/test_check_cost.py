@@ -40,6 +40,7 @@ def test_what_is_valid(cost: dict[str, Any]) -> None:
     [
         ({"hourly": 0.1234567890123}, "cost.hourly", "an amount such as 0.79"),
         ({"hourly": float("inf")}, "cost.hourly", "an amount"),
+        ({"purchase": 1e13}, "cost.purchase: 1e+13 is too much", "an amount"),
         ({"hourly": float("nan")}, "cost.hourly", ""),
         ({"hourly": -1}, "cost.hourly", ""),
         ({"years": 0}, "cost.years", ""),
