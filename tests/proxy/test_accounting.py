@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fakes import SOON_S
 from proxy.end_to_end.test_access_control import new_key
@@ -224,6 +226,18 @@ async def test_an_upstream_that_does_not_count(proxy: ProxyUnderTest) -> None:
     assert 300 < entry.prompt_tokens < 1000
     assert 0 < entry.output_tokens <= 30
     assert tokens(entry) == await metered(proxy)
+
+
+async def test_a_transcription_is_an_estimate(proxy: ProxyUnderTest) -> None:
+    """vLLM says how many seconds it was."""
+    await proxy.engine(0, says({"text": "word " * 80, "usage": {"type": "duration", "seconds": 9}}))
+    form = aiohttp.FormData({"model": "m", "file": io.BytesIO(b"RIFF")})
+    async with proxy.client.post("/v1/audio/transcriptions", data=form) as response:
+        assert response.status == 200
+        await response.read()
+    entry = await ended(proxy)
+    assert not entry.exact
+    assert 80 < entry.output_tokens < 160
 
 
 # --- streams --------------------------------------------------------------------------------------

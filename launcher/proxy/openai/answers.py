@@ -27,6 +27,8 @@ USAGE_BYTES: Final = 512
 """A usage in a larger body: so much of it may have come with the bytes before."""
 _PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})')
 _COMPLETION_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})')
+_BILLED: Final = b'"billed_units"'
+_IMAGE_TOKENS: Final = re.compile(rb'"image_tokens"\s*:\s*(\d{1,9})')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 # Anthropic's `input_tokens` exclude cached tokens (vLLM 0.32, anthropic/serving.py).
 _CACHE_READ: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
@@ -86,7 +88,7 @@ def usage_of(data: bytes, before: Counts | None = None) -> Counts | None:
     while at >= 0 and _OBJECT.match(data, at + len(_USAGE)) is None:
         at = data.rfind(_USAGE, 0, at)
     if at < 0:
-        return None
+        return _billed(data)
     prompt, completion = _PROMPT_TOKENS.search(data, at), _COMPLETION_TOKENS.search(data, at)
     if prompt is None:
         return None if before is None or completion is None else (before[0], int(completion[1]), before[2])
@@ -96,6 +98,16 @@ def usage_of(data: bytes, before: Counts | None = None) -> Counts | None:
         cached, created = _CACHE_READ.search(data, at), _CACHE_CREATED.search(data, at)
         tokens += (int(cached[1]) if cached else 0) + (int(created[1]) if created else 0)
     return tokens, int(completion[1]) if completion else 0, int(cached[1]) if cached else None
+
+
+def _billed(data: bytes) -> Counts | None:
+    """/v2/embed says it in Cohere's form: all tokens are of images where there is one (vLLM 0.32, pooling/embed)."""
+    at = data.rfind(_BILLED)
+    tokens = None if at < 0 else _PROMPT_TOKENS.search(data, at)
+    if tokens is None:
+        return None
+    images = _IMAGE_TOKENS.search(data, at)
+    return int(tokens[1]) + (int(images[1]) if images else 0), 0, None
 
 
 def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | None:

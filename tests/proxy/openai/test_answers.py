@@ -54,11 +54,27 @@ def test_the_id_of_a_stored_response() -> None:
             (65, 2, 0),
         ),
         (b'{"choices":[{"text":"\\"usage\\":{\\"prompt_tokens\\":3}"}]}', None),
+        (b'{"texts":["a"],"meta":{"billed_units":{"input_tokens":3,"image_tokens":0}}}', (3, 0, None)),
+        (b'{"meta":{"billed_units":{"input_tokens":0,"image_tokens":9}}}', (9, 0, None)),
+        (
+            b'{"usage":{"billed_units":{"input_tokens":3.0,"output_tokens":4.0},"cached_tokens":2.0}}',
+            (3, 4, 2),
+        ),
+        (b'{"usage" : {"prompt_tokens": 3, "completion_tokens": 4}, "tool": {"usage": null}}', (3, 4, None)),
+        (
+            b'{"text":"x_input_tokens","usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}',
+            (3, 0, 2),
+        ),
         (b"{}", None),
     ],
 )
 def test_usage(told: bytes, usage: tuple[int, int, int | None] | None) -> None:
     assert usage_of(told) == usage
+
+
+def test_a_usage_of_output_alone_completes_what_was_said_before() -> None:
+    told = b'event: message_delta\ndata: {"usage":{"output_tokens":2}}\n\n'
+    assert usage_of(told, (31, 0, 16)) == (31, 2, 16)
 
 
 def test_events_before_the_prompt_is_computed() -> None:
