@@ -10,11 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from chaos.agreement import books, compare
 from chaos.clients import Client, Result
 from chaos.wire import Wire
-from integration.conftest import DaemonProcess
+from integration.conftest import DaemonProcess, eventually
+
+pytestmark = pytest.mark.timeout(900)
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 3.0
@@ -71,6 +75,12 @@ async def ask(address: str, kill: Callable[[], object]) -> list[Result]:
     return results
 
 
+def idle(daemon: DaemonProcess) -> dict[str, Any] | None:
+    """The sums of requests, once none is in flight."""
+    requests = daemon.status().get("requests")
+    return requests if requests and not requests["in_flight"] else None
+
+
 async def metrics(address: str) -> str:
     wire = Wire(address)
     page = await wire.get("/metrics")
@@ -85,8 +95,7 @@ def test_they_agree(tmp_path: Path) -> None:
         address = f"127.0.0.1:{daemon.port}"
         pid = daemon.slot(0)["pid"]
         results = asyncio.run(ask(address, lambda: os.kill(pid, signal.SIGKILL)))
-        while (requests := daemon.status()["requests"])["in_flight"]:
-            time.sleep(0.05)
+        requests = eventually(lambda: idle(daemon), what="no request in flight")
         accepted = requests["accepted"]
         page = asyncio.run(metrics(address))
         ledger = tmp_path / "usage.db"
