@@ -90,14 +90,13 @@ def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str
     if path is None:
         return {}
     zone = zone_of(config.usage.zone)
-    past = read_past(path, zone, time.time())
     held = Budgets(rules_of(config), zone, time.time, NoSums)
+    held.learn(read_past(path, zone, time.time()))
     try:
         held.follow(budgets)
     except LauncherError as error:
         print(f"{error.message}; {error.remedy}", file=sys.stderr)
         return {}
-    held.learn(past)
     return {state.key: asdict(state) for state in held.states()}
 
 

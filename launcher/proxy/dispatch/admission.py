@@ -31,7 +31,7 @@ from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.usage.budgets import Budgets
-from launcher.usage.spending import Spent
+from launcher.usage.spending import NOTHING, Spent
 
 TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
 LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
@@ -239,12 +239,13 @@ class Admission:
             context=traits.context_tokens(model),
             defaults=traits.sampling_defaults(model),
         )
-        prices = [] if self._overflow is None else [*self._overflow.prices_of(model)]
-        if budgets.rules.price is not None:
-            prices.append(budgets.rules.price)
-        picos = max((price.amount(most.prompt, 0, most.output) for price in prices), default=0)
+        price = budgets.rules.price
+        here = Spent(
+            most.prompt + most.output, 0 if price is None else price.amount(most.prompt, 0, most.output)
+        )
+        away = NOTHING if self._overflow is None else self._overflow.most_spent(request, most)
         if request.grant is not None:
-            request.grant.reserve(budgets, name, Spent(most.prompt + most.output, picos), now)
+            request.grant.reserve(budgets, name, Spent(*map(max, here, away)), now)
 
 
 def _log_prompt(request: Request) -> None:

@@ -36,6 +36,7 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 class MostTokens(NamedTuple):
     prompt: int
     output: int
+    unlimited: int = 0  # choices without a limit of the client's; another server may generate more of them
 
 
 def most_tokens(
@@ -59,7 +60,8 @@ def most_tokens(
         return MostTokens(prompt, 0)
     named = said.max_tokens or (COMPLETION_TOKENS if path == _COMPLETIONS else defaults.get("max_tokens"))
     output = min(each, int(named or each), int(defaults.get("most_tokens", each)))
-    return MostTokens(prompt, count * said.n * output)
+    choices = count * said.n
+    return MostTokens(prompt, choices * output, 0 if said.max_tokens or path == _COMPLETIONS else choices)
 
 
 def _prompts(said: RequestBody, *, any_list: bool) -> int:

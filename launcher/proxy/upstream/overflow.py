@@ -8,13 +8,14 @@ from types import MappingProxyType
 from typing import Final
 
 from launcher.config import schema
-from launcher.money import TokenPrices
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.request.actions import Outcome, OverflowReason
+from launcher.proxy.request.most_tokens import MostTokens
 from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.overflow_cost import OverflowCost
 from launcher.proxy.upstream.overflow_endpoint import Health, Left, OverflowCall, OverflowEndpoint
 from launcher.usage.daily_cap import DailyCap
+from launcher.usage.spending import Spent
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""
@@ -57,10 +58,17 @@ class Overflow:
     def __iter__(self) -> Iterator[OverflowEndpoint]:
         return iter(self._endpoints.values())
 
-    def prices_of(self, model: str | None) -> tuple[TokenPrices, ...]:
-        """Of the endpoints that a request for the model may go to, where they are known."""
-        found = self._of.get(model or "", ())
-        return tuple(endpoint.cost.prices for endpoint in found if endpoint.cost.prices is not None)
+    def most_spent(self, request: Request, most: MostTokens) -> Spent:
+        """The most that a request can spend at an endpoint that may take it."""
+        record = None if request.key is None else request.key.record
+        tokens = picos = 0
+        if request.path in OVERFLOW_PATHS and _allows(record, OverflowReason.FULL):
+            for endpoint in self._of.get(request.model or "", ()):
+                output = max(most.output, most.unlimited * endpoint.cost.most_output)
+                tokens = max(tokens, most.prompt + output)
+                if endpoint.cost.prices is not None:
+                    picos = max(picos, endpoint.cost.prices.amount(most.prompt, 0, output))
+        return Spent(tokens, picos)
 
     def limit_s(self, path: str, model: str | None, record: KeyRecord | None) -> float | None:
         """The least predicted time to the first token beyond which an endpoint takes such a request; None: none does."""

@@ -35,7 +35,7 @@ class OverflowCost:
         self.prices = prices_of(settings)
         self.cap = cap
         self._closed = cap is None and settings.max_per_day is not None
-        self._most_output = settings.max_output_tokens
+        self.most_output = settings.max_output_tokens
         self.spent = 0
         """Of the requests that ended."""
         self.refused = 0
@@ -50,7 +50,7 @@ class OverflowCost:
         prices = self.prices
         if prices is None:
             return 0
-        each = self._most_output if tokens.output is None else tokens.output
+        each = self.most_output if tokens.output is None else tokens.output
         output = min(tokens.choices * each, MAX_TOKENS) if has_output(path) else 0
         return tokens.prompt * max(prices.prompt, prices.cached) + output * prices.output
 
@@ -103,7 +103,7 @@ class OverflowCost:
         if self.exceeded == 1:
             _LOG.warning(
                 "overflow endpoint %s: a response cost more than was reserved; raise its max_output_tokens, which is %d",
-                self._name, self._most_output, extra={"endpoint": self._name},
+                self._name, self.most_output, extra={"endpoint": self._name},
             )  # fmt: skip
 
     def tick(self, wall: float) -> None:

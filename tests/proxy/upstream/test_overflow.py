@@ -29,6 +29,7 @@ from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.openai.token_bounds import SaidUsage
 from launcher.proxy.request.actions import Outcome, OverflowReason
+from launcher.proxy.request.most_tokens import MostTokens
 from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.overflow import DEFAULT_LIMIT_S, Overflow
@@ -575,14 +576,21 @@ async def test_limits_of_the_prediction(key: KeyRecord | None, limits: tuple[flo
         assert (each.takes(late, PREDICTED, 0.0) is not None) is (limit == 2.0)
 
 
-async def test_prices_are_those_of_the_endpoints_that_may_take_it() -> None:
+async def test_the_most_that_a_request_spends_there() -> None:
     settings = [
-        schema.Overflow(url="http://x/v1", models={"m": "big"}),
-        schema.Overflow(url="http://y/v1", models={"m": "big"}, input=1.0, output=2.0),
+        schema.Overflow(url="http://x/v1", models={"m": "big"}, max_output_tokens=50),
+        schema.Overflow(url="http://y/v1", models={"m": "big"}, input=1.0, output=2.0, max_output_tokens=20),
+        schema.Overflow(url="http://z/v1", models={"o": "big"}, input=9.0, output=9.0),
     ]
     there = Overflow(settings, 1.0)
-    assert there.prices_of("m") == (token_prices(1.0, 2.0),)
-    assert there.prices_of("n") == there.prices_of(None) == ()
+    named, unlimited = MostTokens(100, 30), MostTokens(100, 30, unlimited=2)
+    assert there.most_spent(asking(), named) == (130, token_prices(1.0, 2.0).amount(100, 0, 30))
+    assert there.most_spent(asking(), unlimited) == (200, token_prices(1.0, 2.0).amount(100, 0, 40))
+    nothing = (0, 0)
+    assert there.most_spent(asking("n"), named) == nothing
+    assert there.most_spent(asking(path="/v1/messages"), named) == nothing
+    assert there.most_spent(asking(key=make("ann", overflow="never")[1]), named) == nothing
+    assert there.most_spent(asking(key=make("ann", local_only=True)[1]), named) == nothing
 
 
 async def test_a_request_that_ends_after_midnight_counts_on_that_day() -> None:
