@@ -39,8 +39,7 @@ def _head(report: CostReport, zone: ZoneInfo) -> Iterator[str]:
     begin, end = (
         dt.datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M") for at in (report.begin, report.end)
     )
-    hours = (report.end - report.begin) / HOUR_S
-    yield f"{begin} to {end} {zone.key}, {hours:,.1f} hours"
+    yield f"{begin} to {end} {zone.key}, {_length(report.end - report.begin)}"
     yield f"bill         {shown(report.bill, report.currency)}: {_parts(report)}"
     yield (
         f"served here  {counted(report.requests, 'request')}, {report.prompt_tokens:,} prompt tokens{_cached(report)}, "
@@ -50,6 +49,10 @@ def _head(report: CostReport, zone: ZoneInfo) -> Iterator[str]:
         yield "utilisation  not known: the ledger has no times of slots"
     else:
         yield f"utilisation  {_percent(report.utilisation)} of the time of {counted(report.slots, 'slot')}"
+
+
+def _length(seconds: int) -> str:
+    return f"{seconds / HOUR_S:,.1f} hours" if seconds >= HOUR_S else counted(-(-seconds // 60), "minute")
 
 
 def _cached(report: CostReport) -> str:

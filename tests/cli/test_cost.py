@@ -273,6 +273,14 @@ def test_report_of_a_purchase_and_its_energy(ledger: PlantedLedger, config: Path
     assert bill in capsys.readouterr().out.splitlines()
 
 
+def test_report_of_minutes(tmp_path: Path, config: Path, capsys: Output) -> None:
+    ledger = PlantedLedger(tmp_path / "other.db", BEGAN + 48 * HOUR - 90)
+    assert main(["cost", "-c", str(config), "--file", str(ledger.path)]) == 0
+    assert capsys.readouterr().out.startswith(
+        "2026-01-02 23:58 to 2026-01-03 00:00 UTC, 2 minutes\nbill         0.02 USD"
+    )
+
+
 def test_report_of_a_ledger_without_times(tmp_path: Path, config: Path, capsys: Output) -> None:
     """Of slots, and of streams."""
     ledger = PlantedLedger(tmp_path / "other.db", BEGAN)
