@@ -107,28 +107,29 @@ def entry_of(
     """The entry of a request that has ended. `now`: the event loop's time; `ended_at`: Unix time. `prices`: of local
     tokens."""
     started = request.started
+    # By position: 23 keywords take 0.7 us more, for every request.
     return Entry(
-        ended_at=ended_at,
-        request_id=request.request_id,
-        key="" if request.key is None else request.key.record.name,
-        model=request.model or "",
-        adapter=request.adapter or "",
-        path=request.path,
-        status=request.status,
-        outcome=request.outcome or "",
-        slot=request.slot,
-        duration_s=now - started,
-        queued_s=None if request.bound is None else request.bound - started,
-        first_byte_s=None if request.first_byte is None else request.first_byte - started,
-        prompt_tokens=tokens.prompt,
-        cached_tokens=tokens.cached,
-        output_tokens=tokens.output,
-        exact=tokens.exact,
-        attempts=request.attempts,
-        continued=request.continued,
-        overflow=request.overflow,
-        overflow_reason=request.overflow_reason or "",
-        picos=request.picos + (0 if prices is None or request.overflow else prices.amount(*tokens[:3])),
-        predicted_s=request.predicted_s,
-        streamed=request.tracker is not None,
+        ended_at,  # ended_at
+        request.request_id,  # request_id
+        "" if request.key is None else request.key.record.name,  # key
+        request.model or "",  # model
+        request.adapter or "",  # adapter
+        request.path,  # path
+        request.status,  # status
+        request.outcome or "",  # outcome
+        request.slot,  # slot
+        now - started,  # duration_s
+        None if request.bound is None else request.bound - started,  # queued_s
+        None if request.first_byte is None else request.first_byte - started,  # first_byte_s
+        tokens.prompt,  # prompt_tokens
+        tokens.cached,  # cached_tokens
+        tokens.output,  # output_tokens
+        tokens.exact,  # exact
+        request.attempts,  # attempts
+        request.continued,  # continued
+        request.overflow,  # overflow
+        request.overflow_reason or "",  # overflow_reason
+        request.predicted_s,  # predicted_s
+        request.picos + (0 if prices is None or request.overflow else prices.amount(*tokens[:3])),  # picos
+        request.tracker is not None,  # streamed
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Entry(Struct, frozen=True, gc=False, kw_only=True, array_like=True):
+class Entry(Struct, frozen=True, gc=False):
     """Made once, when an accepted request has ended. Texts are "" where there is none.
 
     The ledger keeps them as columns: a new field goes to the end here, and into columns.py."""
