@@ -19,12 +19,14 @@ from integration.conftest import DaemonProcess, eventually
 
 from launcher.control.docs import ASK, SOCKET
 from launcher.daemon.status import SlotStatus, Status
+from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests
 
 pytestmark = pytest.mark.timeout(900)
 
 Start = Callable[..., DaemonProcess]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
+REPORTS = {"usage": UsageReport, "requests": UsageRequests, "cost": CostReport}
 MOVING = {"starting", "stopping"}
 # The state of a slot after each verb.
 AFTER = {
@@ -52,7 +54,7 @@ def run(line: str, daemon: DaemonProcess) -> str:
 
 
 def test_every_line_of_the_page_works(start: Start) -> None:
-    daemon = start(more="[supervision]\nprobe_interval_s = 0.2\nstop_timeout_s = 3\n")
+    daemon = start(more="[supervision]\nprobe_interval_s = 0.2\nstop_timeout_s = 3\n[cost]\nhourly = 0.79\n")
     daemon.wait_ready(2)
     usage_is_reported(daemon)
     seen = []
@@ -87,12 +89,10 @@ def check(line: str, word: str, reply: dict[str, Any], daemon: DaemonProcess) ->
         case "logs":
             assert reply["text"] if "follow" in line else len(reply["lines"]) <= 2
             eventually(lambda: daemon.slot(0)["state"] not in MOVING, what="settled")
-        case "usage":
-            report = msgspec.convert(reply, UsageReport)
-            assert [(row.name, row.completed) for row in report.rows] == [("", 2)]
-        case "requests":
-            listed = msgspec.convert(reply, UsageRequests)
-            assert [request.outcome for request in listed.requests] == ["completed"] * 2
+        case "usage" | "requests" | "cost":
+            msgspec.convert(reply, REPORTS[word])
+        case "budgets":
+            assert reply == {"budgets": []}
         case "reload":
             assert reply["stage"] == ("dry run" if "POST" in line else "none")
         case _:
