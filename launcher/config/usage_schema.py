@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from launcher.config.values import NonNegativeInt, PositiveInt, Section, doc
 
+Name = Annotated[str, Meta(min_length=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
@@ -81,7 +82,7 @@ class Cost(Section, frozen=True):
 class Audit(Section, frozen=True):
     """`[audit]`: the audit trail, one JSON line for each request and each control action, chained by hashes."""
 
-    path: Annotated[str | None, doc("Folder of the daily files. Default: no audit trail.")] = None
+    path: Annotated[Name | None, doc("Folder of the daily files. Default: no audit trail.")] = None
     strict: Annotated[bool, doc("Refuse requests while the trail cannot be written.")] = False
     max_bytes: Annotated[PositiveInt, doc("A larger file is followed by another one of the same day.")] = (
         1 << 30

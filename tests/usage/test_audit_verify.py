@@ -155,7 +155,7 @@ def test_a_file_of_another_day_put_in_between() -> None:
         (folder / "audit-2026-09-22-000004.jsonl").write_bytes((folder / NAMES[0]).read_bytes())
         assert wrong_place(verify(folder)) == "audit-2026-09-22-000004.jsonl:1"
     with copied() as folder:
-        (folder / "audit-2026-09-22-000002.jsonl").write_bytes((folder / NAMES[0]).read_bytes())
+        (folder / "audit-2026-09-25-000002.jsonl").write_bytes((folder / NAMES[0]).read_bytes())
         report = verify(folder)
         assert report.wrong is not None
         assert "000002" in wrong_place(report)
