@@ -107,7 +107,7 @@ PURE = {
     "bench.report_published", "bench.report_tables", "bench.charts", "bench.axes", "bench.markup",
     "config.schema", "config.proxy_schema", "config.values", "topology.model", "money", "budget",
     "usage.audit_chain",
-    "usage.budgets", "usage.entry",
+    "usage.budget_rules", "usage.budgets", "usage.entry",
     "usage.columns", "usage.latency", "usage.spending", "usage.spans", "usage.question", "usage.figures",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
     "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",

@@ -44,7 +44,7 @@ def check(args: argparse.Namespace, text: str | None) -> None:
     """Raises LauncherError for a budget that the daemon could not hold."""
     if text is None or (config := config_of(args)) is None:
         return
-    from launcher.usage.budgets import rules_of  # noqa: PLC0415  heavy
+    from launcher.usage.budget_rules import rules_of  # noqa: PLC0415  heavy
 
     rules_of(config).check(text)
 
@@ -77,7 +77,8 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
 
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     from launcher.host.state_folder import SYSTEM, state_folder  # noqa: PLC0415  heavy
-    from launcher.usage.budgets import Budgets, NoSums, rules_of  # noqa: PLC0415  heavy
+    from launcher.usage.budget_rules import rules_of  # noqa: PLC0415  heavy
+    from launcher.usage.budgets import Budgets, NoSums  # noqa: PLC0415  heavy
     from launcher.usage.past import read_past  # noqa: PLC0415  heavy
     from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
     from launcher.usage.spans import zone_of  # noqa: PLC0415  heavy

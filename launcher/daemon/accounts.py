@@ -18,7 +18,8 @@ from launcher.errors import LauncherError
 from launcher.host.state_folder import state_folder
 from launcher.proxy.accounting import Accounting
 from launcher.telemetry import metrics
-from launcher.usage.budgets import Budgets, NoSums, Past, StoredSum, rules_of
+from launcher.usage.budget_rules import rules_of
+from launcher.usage.budgets import Budgets, NoSums, Past, StoredSum
 from launcher.usage.caps import make_caps
 from launcher.usage.daily_cap import DailyCap
 from launcher.usage.entry import Entry

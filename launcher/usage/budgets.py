@@ -18,10 +18,9 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from launcher.budget import Budget, parse_budget
-from launcher.config.schema import Config
-from launcher.errors import LauncherError
-from launcher.money import TokenPrices, to_decimal, to_text, token_prices
+from launcher.budget import Budget
+from launcher.money import to_decimal, to_text
+from launcher.usage.budget_rules import Rules
 from launcher.usage.entry import Entry
 from launcher.usage.spans import iso
 from launcher.usage.spending import NOTHING, Spending, Spent
@@ -93,39 +92,6 @@ class Refusal(NamedTuple):
     wait_s: float  # until it may be admitted; of UNKNOWN a guess
 
 
-class Rules(NamedTuple):
-    """What is configured for all keys."""
-
-    enabled: bool = True  # [usage] enabled: the ledger is kept
-    currency: str = "USD"
-    price: TokenPrices | None = None  # [cost.price]
-    allow_unknown: bool = False  # [usage] when_unknown = "allow"
-
-    def check(self, text: str) -> Budget:
-        """The budget of these words. Raises LauncherError where it cannot be held."""
-        why = f"cannot hold budget '{text}'"
-        try:
-            budget = parse_budget(text)
-        except ValueError as error:
-            raise LauncherError(f"cannot use a budget: {error}", "write it as NUMBER-UNIT/PERIOD") from None
-        if not self.enabled:
-            raise LauncherError(
-                f"{why}: no usage ledger is kept",
-                "set enabled = true and path under [usage], or remove the budget",
-            )
-        if budget.is_money and budget.unit != self.currency.lower():
-            raise LauncherError(
-                f"{why}: amounts are in {self.currency}",
-                f"write the budget in {self.currency.lower()}, or set currency under [cost]",
-            )
-        if budget.is_money and self.price is None:
-            raise LauncherError(
-                f"{why}: a token that is served here has no price",
-                "set input and output under [cost.price]; 0 where only overflow counts",
-            )
-        return budget
-
-
 @dataclass(slots=True)
 class Account:
     """The budget of one key's name in its current period, [begin, end) in Unix seconds."""
@@ -152,16 +118,6 @@ class Account:
         """To the next share that is not reached."""
         amounts = (-(-self.budget.amount * share // 100) for share in _SHARES)
         self.tell_at = min((amount for amount in amounts if amount > self.spent), default=inf)
-
-
-def rules_of(config: Config) -> Rules:
-    price = config.cost.price
-    return Rules(
-        enabled=config.usage.enabled,
-        currency=config.cost.currency,
-        price=None if price is None else token_prices(price.input, price.output, price.cached),
-        allow_unknown=config.usage.when_unknown == "allow",
-    )
 
 
 class Reservation:

@@ -18,7 +18,8 @@ import aiohttp
 import pytest
 from proxy.end_to_end.test_access_control import new_key
 
-from launcher.usage.budgets import Budgets, Rules
+from launcher.usage.budget_rules import Rules
+from launcher.usage.budgets import Budgets
 from launcher.usage.past import read_past
 from launcher.usage.spent_file import SpentFile
 

@@ -15,7 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from launcher.errors import LauncherError
 from launcher.money import PICOS, token_prices
-from launcher.usage.budgets import Budgets, Past, Refusal, Reservation, Rules, Why
+from launcher.usage.budget_rules import Rules
+from launcher.usage.budgets import Budgets, Past, Refusal, Reservation, Why
 from launcher.usage.entry import Entry
 from launcher.usage.spending import Spent
 

@@ -17,7 +17,8 @@ from launcher.proxy.auth import key_record, key_store
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.errors import HttpError
-from launcher.usage.budgets import Budgets, Past, Rules
+from launcher.usage.budget_rules import Rules
+from launcher.usage.budgets import Budgets, Past
 from launcher.usage.spent_file import SpentFile
 
 

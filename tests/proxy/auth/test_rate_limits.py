@@ -13,7 +13,8 @@ from launcher.money import token_prices
 from launcher.proxy.auth.key_record import KeyRecord
 from launcher.proxy.auth.rate_limits import Bucket, Grant, KeyLimits, Limit
 from launcher.proxy.errors import HttpError
-from launcher.usage.budgets import Budgets, Past, Rules
+from launcher.usage.budget_rules import Rules
+from launcher.usage.budgets import Budgets, Past
 from launcher.usage.entry import Entry
 from launcher.usage.spending import Spent
 from launcher.usage.spent_file import SpentFile

@@ -20,7 +20,8 @@ from proxy.scripted_engine import DONE, Call, event
 from launcher.config.schema import Overflow
 from launcher.money import PICOS, token_prices
 from launcher.proxy.accounting import Accounting
-from launcher.usage.budgets import Budgets, NoSums, Past, Rules
+from launcher.usage.budget_rules import Rules
+from launcher.usage.budgets import Budgets, NoSums, Past
 
 UTC = ZoneInfo("UTC")
 
