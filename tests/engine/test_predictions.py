@@ -11,14 +11,12 @@ import json
 import random
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
 
 import aiohttp
-import msgspec
 import pytest
 from aiohttp import web
 from engine.conftest import READY_S, Configure
@@ -26,7 +24,7 @@ from integration.conftest import SOON_S, DaemonProcess, eventually, free_port
 from proxy.end_to_end.test_access_control import new_key
 
 from launcher.usage.entry import Entry
-from launcher.usage.read import open_reader
+from launcher.usage.read import entries, open_reader
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 
@@ -136,13 +134,8 @@ class Service:
         asyncio.run(self._open_loop(key, rate, seconds))
         time.sleep(2.0)  # the ledger writes at least once a second
         with closing(open_reader(self.daemon.folder / "state" / "usage" / "usage.db")) as ledger:
-            rows = ledger.execute("SELECT data FROM entries WHERE last_at >= ?", (began,)).fetchall()
-        found = [
-            entry
-            for (data,) in rows
-            for entry in msgspec.msgpack.decode(zlib.decompress(data), type=list[Entry])
-        ]
-        return [entry for entry in found if entry.key == key and entry.ended_at >= began]
+            found = list(entries(ledger, began, time.time()))
+        return [entry for entry in found if entry.key == key]
 
 
 @pytest.fixture(scope="module")
