@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from dataclasses import dataclass, field
 from math import inf
 from zoneinfo import ZoneInfo
@@ -335,7 +334,6 @@ def test_budgets_that_cannot_be_held(text: str, rules: Rules, error: str, remedy
 
 @given(limit=st.integers(1, 10**15), spent=st.integers(0, 10**15))
 def test_shares_are_exact(limit: int, spent: int) -> None:
-    logging.getLogger("launcher.usage.budgets").setLevel(logging.CRITICAL)
     daemon = Daemon(ann=f"{limit}-tokens/day")
     daemon.budgets.spend(entry("ann", daemon.now, spent))
     told = daemon.budgets._accounts["ann"].tell_at
@@ -355,7 +353,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        logging.getLogger("launcher.usage.budgets").setLevel(logging.CRITICAL)
         self.served: dict[dt.date, int] = {}
         self.entries: list[tuple[str, float, int, int]] = []
         self.reserved = 0
