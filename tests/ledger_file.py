@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,32 +21,45 @@ def unix(text: str, zone: str = "UTC") -> int:
 
 
 class LedgerFile:
-    def __init__(self, path: Path, zone: str = "UTC", began: str = "2026-01-01T00:00") -> None:
+    def __init__(self, path: Path, zone: str = "UTC", began: str | float = "2026-01-01T00:00") -> None:
         self.path = path
         self.zone = zone
         path.parent.mkdir(exist_ok=True)
         with self.changed() as file:
             migrate(file, path)
-            file.execute("INSERT INTO meta VALUES (?, ?)", (zone, unix(began, zone)))
+            file.execute("INSERT INTO meta VALUES (?, ?)", (zone, self._time(began)))
+
+    def _time(self, at: str | float) -> float:
+        """`at`: on the zone's clock, or Unix time."""
+        return unix(at, self.zone) if isinstance(at, str) else at
 
     @contextmanager
     def changed(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
             yield file
 
-    def hour(self, at: str | int, dimension: str = "all", name: str = "", **figures: Any) -> None:
-        """`first_byte` and `duration`: lists of seconds. `at`: on the zone's clock, or Unix time."""
-        values: list[Any] = [figures.pop(column, 0) for column in (*INTEGERS, *SECONDS)]
+    def hour(self, at: str | float, dimension: str = "all", name: str = "", **figures: Any) -> None:
+        """Add to an hour's row. `queued`, `first_byte` and `duration`: lists of seconds."""
+        numbers = (*INTEGERS, *SECONDS)
+        values: list[Any] = [figures.pop(column, 0) for column in numbers]
         values += [to_bytes(counts_of(figures.pop(column, []))) for column in HISTOGRAMS]
         assert not figures
-        begin = at if isinstance(at, int) else unix(at, self.zone)
         marks = ", ".join("?" * (3 + len(values)))
+        sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in numbers)
         with self.changed() as file:
-            file.execute(f"INSERT INTO hourly VALUES ({marks})", (dimension, begin, name, *values))  # noqa: S608
+            file.execute(
+                f"INSERT INTO hourly VALUES ({marks}) ON CONFLICT DO UPDATE SET {sums}",  # noqa: S608
+                (dimension, self._time(at), name, *values),
+            )
 
-    def meter(self, at: str, what: str, name: str, amount: float) -> None:
+    def sums(self, at: float, figures: Mapping[str, float], overflow: str = "") -> None:
+        """Add to an hour in the dimensions `all` and `overflow`."""
+        self.hour(at, **figures)
+        self.hour(at, "overflow", overflow, **figures)
+
+    def meter(self, at: str | float, what: str, name: str, amount: float) -> None:
         with self.changed() as file:
-            file.execute("INSERT INTO metered VALUES (?, ?, ?, ?)", (what, unix(at, self.zone), name, amount))
+            file.execute("INSERT INTO metered VALUES (?, ?, ?, ?)", (what, self._time(at), name, amount))
 
     def batch(self, entries: Sequence[Entry]) -> None:
         ends = [entry.ended_at for entry in entries]

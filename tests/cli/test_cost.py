@@ -14,7 +14,7 @@ from typing import Any
 import bench_results
 import pytest
 from fake_operations import Backstage, FakeOperations
-from planted_ledger import PlantedLedger
+from ledger_file import LedgerFile
 
 from launcher.bench import store
 from launcher.bench.result import BenchResult
@@ -230,14 +230,14 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> PlantedLedger:
+def ledger(tmp_path: Path) -> LedgerFile:
     """Two days, in the first of which something was served."""
     path = tmp_path / "usage" / "usage.db"
     path.parent.mkdir()
-    ledger = PlantedLedger(path, BEGAN)
+    ledger = LedgerFile(path, began=BEGAN)
     for hour in range(24):
         at = BEGAN + hour * HOUR
-        ledger.hour(
+        ledger.sums(
             at,
             {
                 "requests": 1000, "completed": 990, "prompt_tokens": 500_000, "cached_tokens": 125_000,
@@ -245,27 +245,27 @@ def ledger(tmp_path: Path) -> PlantedLedger:
             },
         )  # fmt: skip
         for slot in "01":
-            ledger.meter("ready_s", at, slot, 3600.0)
-            ledger.meter("busy_s", at, slot, 2700.0)
+            ledger.meter(at, "ready_s", slot, 3600.0)
+            ledger.meter(at, "busy_s", slot, 2700.0)
     away = {"requests": 40, "completed": 40, "prompt_tokens": 20_000, "output_tokens": 12_000}
-    ledger.hour(BEGAN, {**away, "overflow_picos": 240_000_000_000}, overflow="api")
+    ledger.sums(BEGAN, {**away, "overflow_picos": 240_000_000_000}, overflow="api")
     return ledger
 
 
-def test_report_in_text(ledger: PlantedLedger, config: Path, capsys: Output) -> None:
+def test_report_in_text(ledger: LedgerFile, config: Path, capsys: Output) -> None:
     assert main(["cost", "-c", str(config), "--file", str(ledger.path)]) == 0
     compare("report.txt", capsys)
 
 
-def test_report_of_a_purchase_and_its_energy(ledger: PlantedLedger, config: Path, capsys: Output) -> None:
+def test_report_of_a_purchase_and_its_energy(ledger: LedgerFile, config: Path, capsys: Output) -> None:
     text = config.read_text().replace("hourly = 0.79", "purchase = 43_800\nwatts = 500\nprice_per_kwh = 0.5")
     config.write_text(text)
     assert main(["cost", "-c", str(config)]) == 0
     bill = "bill         60.00 USD: share of the purchase 48.00 USD, energy 12.00 USD (24.0 kWh)"
     assert bill in capsys.readouterr().out.splitlines()
     config.write_text(text.replace("purchase = 43_800\nwatts = 500", 'hourly = 1\nwatts = "measured"'))
-    ledger.meter("joules", BEGAN, "package-0", 36e6)
-    ledger.meter("joules_s", BEGAN, "", 12 * 3600.0)
+    ledger.meter(BEGAN, "joules", "package-0", 36e6)
+    ledger.meter(BEGAN, "joules_s", "", 12 * 3600.0)
     assert main(["cost", "-c", str(config)]) == 0
     bill = (
         "bill         53.00 USD: rent 48.00 USD, energy 5.00 USD (10.0 kWh, measured in 25.0 % of the time)"
@@ -274,7 +274,7 @@ def test_report_of_a_purchase_and_its_energy(ledger: PlantedLedger, config: Path
 
 
 def test_report_of_minutes(tmp_path: Path, config: Path, capsys: Output) -> None:
-    ledger = PlantedLedger(tmp_path / "other.db", BEGAN + 48 * HOUR - 90)
+    ledger = LedgerFile(tmp_path / "other.db", began=BEGAN + 48 * HOUR - 90)
     assert main(["cost", "-c", str(config), "--file", str(ledger.path)]) == 0
     assert capsys.readouterr().out.startswith(
         "2026-01-02 23:58 to 2026-01-03 00:00 UTC, 2 minutes\nbill         0.02 USD"
@@ -283,8 +283,8 @@ def test_report_of_minutes(tmp_path: Path, config: Path, capsys: Output) -> None
 
 def test_report_of_a_ledger_without_times(tmp_path: Path, config: Path, capsys: Output) -> None:
     """Of slots, and of streams."""
-    ledger = PlantedLedger(tmp_path / "other.db", BEGAN)
-    ledger.hour(BEGAN, {"completed": 1, "prompt_tokens": 10, "output_tokens": 10})
+    ledger = LedgerFile(tmp_path / "other.db", began=BEGAN)
+    ledger.sums(BEGAN, {"completed": 1, "prompt_tokens": 10, "output_tokens": 10})
     assert main(["cost", "-c", str(config), "--file", str(ledger.path)]) == 0
     text = capsys.readouterr().out
     assert "utilisation  not known: the ledger has no times of slots" in text
@@ -292,9 +292,7 @@ def test_report_of_a_ledger_without_times(tmp_path: Path, config: Path, capsys: 
     assert re.search(r"^output tokens +3,792,000.00 +-$", text, re.MULTILINE)
 
 
-def test_the_file_is_read_where_no_daemon_answers(
-    ledger: PlantedLedger, config: Path, capsys: Output
-) -> None:
+def test_the_file_is_read_where_no_daemon_answers(ledger: LedgerFile, config: Path, capsys: Output) -> None:
     assert main(["cost", "-c", str(config), "--since", "2026-01-02", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["begin"] == BEGAN + 24 * HOUR
@@ -305,7 +303,7 @@ def test_the_file_is_read_where_no_daemon_answers(
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, ledger: PlantedLedger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backstage]:
+def daemon(tmp_path: Path, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backstage]:
     operations = FakeOperations(ledger=ledger.path, now=BEGAN + 48 * HOUR)
     with Backstage(str(tmp_path / "c.sock"), operations) as daemon:
         monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", daemon.path)
@@ -347,8 +345,8 @@ def test_status_has_one_line_of_cost(daemon: Backstage, capsys: Output) -> None:
         assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(wanted)]
 
 
-def test_overflow_without_prices_is_said(ledger: PlantedLedger, config: Path, capsys: Output) -> None:
-    ledger.hour(BEGAN + 30 * HOUR, {"requests": 1, "prompt_tokens": 5, "output_tokens": 5}, overflow="free")
+def test_overflow_without_prices_is_said(ledger: LedgerFile, config: Path, capsys: Output) -> None:
+    ledger.sums(BEGAN + 30 * HOUR, {"requests": 1, "prompt_tokens": 5, "output_tokens": 5}, overflow="free")
     assert main(["cost", "-c", str(config), "--since", "2026-01-02"]) == 0
     assert "its endpoint has no prices: set them in [[proxy.overflow]]" in capsys.readouterr().out
 
@@ -359,7 +357,7 @@ def test_no_daemon_and_no_ledger(config: Path, capsys: Output) -> None:
     assert "[usage] enabled" in second
 
 
-def test_no_cost_in_the_configuration(ledger: PlantedLedger, config: Path, capsys: Output) -> None:
+def test_no_cost_in_the_configuration(ledger: LedgerFile, config: Path, capsys: Output) -> None:
     config.write_text('[[models]]\nname = "m"\npath = "/m"\n')
     first, second = refused(["cost", "-c", str(config), "--file", str(ledger.path)], capsys)
     assert "[cost] does not say what the machine costs" in first

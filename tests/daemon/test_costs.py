@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from planted_ledger import PlantedLedger
+from ledger_file import LedgerFile
 
 from launcher.config.schema import Cost
 from launcher.daemon import costs as module
@@ -48,8 +48,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> PlantedLedger:
-    return PlantedLedger(tmp_path / "usage.db", BEGAN)
+def planted(tmp_path: Path) -> LedgerFile:
+    return LedgerFile(tmp_path / "usage.db", began=BEGAN)
 
 
 def powercap(root: Path, uj: int) -> Path:
@@ -61,14 +61,14 @@ def powercap(root: Path, uj: int) -> Path:
     return root
 
 
-async def test_the_last_hour_and_today(clock: Clock, planted: PlantedLedger) -> None:
+async def test_the_last_hour_and_today(clock: Clock, planted: LedgerFile) -> None:
     costs = Costs(lambda: Cost(hourly=3.6), Ledger(planted.path))
     clock.now += 60
     await costs.read()
     clock.now += HOUR - 60
-    planted.hour(BEGAN, {"output_tokens": 1_000_000})
-    planted.hour(BEGAN, {"output_tokens": 5_000_000}, overflow="api")  # not served here
-    planted.meter("busy_s", BEGAN, "0", 1800.0)
+    planted.sums(BEGAN, {"output_tokens": 1_000_000})
+    planted.sums(BEGAN, {"output_tokens": 5_000_000}, overflow="api")  # not served here
+    planted.meter(BEGAN, "busy_s", "0", 1800.0)
     await costs.read()
     now = costs.now()
     assert now is not None
@@ -79,7 +79,7 @@ async def test_the_last_hour_and_today(clock: Clock, planted: PlantedLedger) -> 
     assert values[metrics.COST_PER_MILLION][LABELS] == pytest.approx(3.54)
 
 
-async def test_without_a_price_there_is_nothing(clock: Clock, planted: PlantedLedger) -> None:
+async def test_without_a_price_there_is_nothing(clock: Clock, planted: LedgerFile) -> None:
     costs = Costs(Cost, Ledger(planted.path))
     clock.now += 100
     await costs.read()
@@ -87,7 +87,7 @@ async def test_without_a_price_there_is_nothing(clock: Clock, planted: PlantedLe
     assert metrics.COST not in costs.values()
 
 
-async def test_a_price_that_a_reload_brings(clock: Clock, planted: PlantedLedger) -> None:
+async def test_a_price_that_a_reload_brings(clock: Clock, planted: LedgerFile) -> None:
     prices = [Cost()]
     costs = Costs(lambda: prices[-1], Ledger(planted.path))
     clock.now += HOUR

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_ledger import PlantedLedger
+from ledger_file import LedgerFile
 
 from launcher.config.usage_schema import Cost, Reference
 from launcher.errors import LauncherError
@@ -177,24 +177,24 @@ def test_overflow_without_prices_is_not_free() -> None:
 # --- from a ledger -----------------------------------------------------------------------------------
 
 
-def of(ledger: PlantedLedger, now: float, since: str = "30d", cost: Cost = RENT) -> CostReport:
+def of(ledger: LedgerFile, now: float, since: str = "30d", cost: Cost = RENT) -> CostReport:
     return spent(ledger.path, cost, since, now)
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> PlantedLedger:
-    return PlantedLedger(tmp_path / "usage.db", BEGAN)
+def ledger(tmp_path: Path) -> LedgerFile:
+    return LedgerFile(tmp_path / "usage.db", began=BEGAN)
 
 
-def test_a_ledger_that_is_an_hour_old(ledger: PlantedLedger) -> None:
+def test_a_ledger_that_is_an_hour_old(ledger: LedgerFile) -> None:
     sums = {
         "requests": 12, "completed": 10, "failed": 2, "prompt_tokens": 500, "cached_tokens": 100,
         "output_tokens": 300, "prefill_s": 1.0, "decode_s": 3.0,
     }  # fmt: skip
-    ledger.hour(BEGAN, sums)
+    ledger.sums(BEGAN, sums)
     for slot, busy in (("0", 1800.0), ("1", 900.0)):
-        ledger.meter("busy_s", BEGAN, slot, busy)
-        ledger.meter("ready_s", BEGAN, slot, 3600.0)
+        ledger.meter(BEGAN, "busy_s", slot, busy)
+        ledger.meter(BEGAN, "ready_s", slot, 3600.0)
     found = of(ledger, BEGAN + HOUR)
     assert (found.begin, found.end) == (BEGAN, BEGAN + HOUR)  # not 30 days: the ledger's begin
     assert found.bill == 0.79
@@ -210,29 +210,29 @@ def test_a_ledger_that_is_an_hour_old(ledger: PlantedLedger) -> None:
     assert found.zone == "UTC"
 
 
-def test_hours_without_the_daemon_cost(ledger: PlantedLedger) -> None:
-    ledger.hour(BEGAN, {"output_tokens": 1000})
-    ledger.meter("busy_s", BEGAN, "0", 3600.0)
-    ledger.meter("ready_s", BEGAN, "0", 3600.0)
+def test_hours_without_the_daemon_cost(ledger: LedgerFile) -> None:
+    ledger.sums(BEGAN, {"output_tokens": 1000})
+    ledger.meter(BEGAN, "busy_s", "0", 3600.0)
+    ledger.meter(BEGAN, "ready_s", "0", 3600.0)
     found = of(ledger, BEGAN + 10 * HOUR)
     assert found.bill == 7.9
     assert found.utilisation == 0.1
 
 
-def test_the_number_of_slots_may_change(ledger: PlantedLedger) -> None:
+def test_the_number_of_slots_may_change(ledger: LedgerFile) -> None:
     for slot in "0123":
-        ledger.meter("busy_s", BEGAN, slot, 1800.0)
+        ledger.meter(BEGAN, "busy_s", slot, 1800.0)
     for slot in "01":
-        ledger.meter("busy_s", BEGAN + HOUR, slot, 3600.0)
+        ledger.meter(BEGAN + HOUR, "busy_s", slot, 3600.0)
     found = of(ledger, BEGAN + 2 * HOUR)
     assert found.slots == 4
     assert found.utilisation == 0.75
 
 
-def test_since_a_time_begins_with_its_hour(ledger: PlantedLedger) -> None:
-    ledger.hour(BEGAN, {"output_tokens": 1})
-    ledger.hour(BEGAN + HOUR, {"output_tokens": 10})
-    ledger.hour(BEGAN + 2 * HOUR, {"output_tokens": 100})
+def test_since_a_time_begins_with_its_hour(ledger: LedgerFile) -> None:
+    ledger.sums(BEGAN, {"output_tokens": 1})
+    ledger.sums(BEGAN + HOUR, {"output_tokens": 10})
+    ledger.sums(BEGAN + 2 * HOUR, {"output_tokens": 100})
     now = BEGAN + 2 * HOUR + 600
     found = of(ledger, now, "1h")
     assert (found.begin, found.output_tokens) == (BEGAN + HOUR, 110)
@@ -240,8 +240,8 @@ def test_since_a_time_begins_with_its_hour(ledger: PlantedLedger) -> None:
     assert of(ledger, now, "5m").output_tokens == 100
 
 
-def test_overflow_is_not_served_here(ledger: PlantedLedger) -> None:
-    ledger.hour(
+def test_overflow_is_not_served_here(ledger: LedgerFile) -> None:
+    ledger.sums(
         BEGAN, {"completed": 3, "prompt_tokens": 30, "output_tokens": 3, "prefill_s": 1, "decode_s": 1}
     )
     away = {
@@ -252,8 +252,8 @@ def test_overflow_is_not_served_here(ledger: PlantedLedger) -> None:
         "prefill_s": 9,
         "decode_s": 9,
     }
-    ledger.hour(BEGAN, {**away, "overflow_picos": 2 * PICOS}, overflow="api")
-    ledger.hour(BEGAN + HOUR, {**away, "overflow_picos": PICOS}, overflow="other")
+    ledger.sums(BEGAN, {**away, "overflow_picos": 2 * PICOS}, overflow="api")
+    ledger.sums(BEGAN + HOUR, {**away, "overflow_picos": PICOS}, overflow="other")
     found = of(ledger, BEGAN + 2 * HOUR)
     assert (found.requests, found.prompt_tokens, found.output_tokens) == (3, 30, 3)
     assert found.input_share == 0.5
@@ -261,28 +261,28 @@ def test_overflow_is_not_served_here(ledger: PlantedLedger) -> None:
     assert (found.overflow.requests, found.overflow.prompt_tokens, found.overflow.amount) == (4, 14, 3.0)
 
 
-def test_sums_beyond_what_sqlite_can_sum(ledger: PlantedLedger) -> None:
+def test_sums_beyond_what_sqlite_can_sum(ledger: LedgerFile) -> None:
     most = 2**62
     for hour in range(4):
-        ledger.hour(BEGAN + hour * HOUR, {"requests": 1, "overflow_picos": most}, overflow="api")
+        ledger.sums(BEGAN + hour * HOUR, {"requests": 1, "overflow_picos": most}, overflow="api")
     found = of(ledger, BEGAN + 4 * HOUR).overflow
     assert found is not None
     assert found.amount == 4 * most / PICOS
 
 
-def test_measured_energy(ledger: PlantedLedger) -> None:
+def test_measured_energy(ledger: LedgerFile) -> None:
     for package in "01":
-        ledger.meter("joules", BEGAN, package, 1.8e6)
-    ledger.meter("joules_s", BEGAN, "", 1800.0)
+        ledger.meter(BEGAN, "joules", package, 1.8e6)
+    ledger.meter(BEGAN, "joules_s", "", 1800.0)
     measured = Cost(watts="measured", price_per_kwh=0.5)
     found = of(ledger, BEGAN + HOUR, cost=measured)
     assert (found.energy, found.kwh, found.kwh_measured_share) == (0.5, 1.0, 0.5)
     assert of(ledger, BEGAN + HOUR, cost=RENT).kwh_measured_share is None
 
 
-def test_a_ledger_from_before_cost_was_configured(ledger: PlantedLedger) -> None:
+def test_a_ledger_from_before_cost_was_configured(ledger: LedgerFile) -> None:
     """Its tokens are priced by today's [cost]; without one the error says what to set."""
-    ledger.hour(BEGAN, {"output_tokens": 1000})
+    ledger.sums(BEGAN, {"output_tokens": 1000})
     with pytest.raises(LauncherError) as error:
         of(ledger, BEGAN + HOUR, cost=Cost())
     assert "does not say what the machine costs" in error.value.message
@@ -291,7 +291,7 @@ def test_a_ledger_from_before_cost_was_configured(ledger: PlantedLedger) -> None
 
 
 @pytest.mark.parametrize("now", [BEGAN, BEGAN + 0.5, BEGAN - 100])
-def test_a_window_without_a_second(ledger: PlantedLedger, now: float) -> None:
+def test_a_window_without_a_second(ledger: LedgerFile, now: float) -> None:
     with pytest.raises(LauncherError, match="has just begun"):
         of(ledger, now)
 
@@ -299,9 +299,9 @@ def test_a_window_without_a_second(ledger: PlantedLedger, now: float) -> None:
 def test_hours_are_those_of_the_ledger_s_zone(tmp_path: Path) -> None:
     """Half an hour off UTC."""
     began = BEGAN + 1800
-    ledger = PlantedLedger(tmp_path / "usage.db", began - 60, "Asia/Kolkata")
-    ledger.hour(began - HOUR, {"output_tokens": 1})
-    ledger.hour(began, {"output_tokens": 10})
+    ledger = LedgerFile(tmp_path / "usage.db", "Asia/Kolkata", began - 60)
+    ledger.sums(began - HOUR, {"output_tokens": 1})
+    ledger.sums(began, {"output_tokens": 10})
     found = of(ledger, began + 60, "1m")
     assert found.output_tokens == 10
     assert dt.datetime.fromtimestamp(found.begin, dt.UTC).minute == 30
