@@ -37,20 +37,18 @@ JOULES_S: Final = "joules_s"
 
 
 def window(began: float, zone: ZoneInfo, since: str, now: float) -> tuple[int, int]:
-    """From the begin of the hour of `since`, or from the ledger's begin, until now. Raises LauncherError."""
+    """From the begin of the hour of `since`, or from the ledger's begin, until now; a second at least. Raises LauncherError."""
     try:
         asked = parse_time(since, now, zone)
     except ValueError:
         raise LauncherError(
             f"cannot count since '{quoted(since)}': it is not a time", f"give {WANTED}"
         ) from None
+    if asked > now:
+        raise LauncherError(f"cannot count since '{quoted(since)}': that time has not come", f"give {WANTED}")
     begin = max(hour_begin(asked, zone), int(began))
-    if begin >= int(now):
-        raise LauncherError(
-            "cannot say what was spent: the time asked for has just begun",
-            "ask for a longer time with --since, or try again when requests were served",
-        )
-    return begin, int(now)
+    # At least a second: a ledger that has just begun has a bill, too.
+    return begin, max(int(now), begin + 1)
 
 
 def observe(reader: sqlite3.Connection, begin: int, end: int, zone: ZoneInfo) -> Observed:

@@ -135,4 +135,7 @@ def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> Dae
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     daemon.wait_ready(1)
     assert "clients can connect" in daemon.log.read_text()
+    # The usage ledger's files stay open from its first batch on.
+    log = daemon.folder / "state" / "usage" / "usage.db-shm"
+    eventually(log.exists, what="the usage ledger is written")
     return daemon

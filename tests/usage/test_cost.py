@@ -291,9 +291,15 @@ def test_a_ledger_from_before_cost_was_configured(ledger: LedgerFile) -> None:
 
 
 @pytest.mark.parametrize("now", [BEGAN, BEGAN + 0.5, BEGAN - 100])
-def test_a_window_without_a_second(ledger: LedgerFile, now: float) -> None:
-    with pytest.raises(LauncherError, match="has just begun"):
-        of(ledger, now)
+def test_a_window_has_a_second_at_least(ledger: LedgerFile, now: float) -> None:
+    """The ledger has just begun, or the clock was set back."""
+    report = of(ledger, now)
+    assert (report.begin, report.end, report.requests) == (BEGAN, BEGAN + 1, 0)
+
+
+def test_a_time_that_has_not_come(ledger: LedgerFile) -> None:
+    with pytest.raises(LauncherError, match="has not come"):
+        of(ledger, BEGAN + 10, since="2099-01-01")
 
 
 def test_hours_are_those_of_the_ledger_s_zone(tmp_path: Path) -> None:
