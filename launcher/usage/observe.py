@@ -37,7 +37,7 @@ JOULES_S: Final = "joules_s"
 
 
 def window(began: float, zone: ZoneInfo, since: str, now: float) -> tuple[int, int]:
-    """From the begin of the hour of `since`, or from the ledger's begin, until now; a second at least. Raises LauncherError."""
+    """From the begin of `since`'s hour, or from the ledger's, until now; a second at least. Raises LauncherError."""
     try:
         asked = parse_time(since, now, zone)
     except ValueError:
