@@ -148,7 +148,11 @@ def test_the_sdk_waits_for_answers_and_reads_streams_without_asyncio(daemon: Dae
             chunks = list(stream)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == whole.choices[0].message.content
-        assert chunks[-1].usage == whole.usage
+        # vLLM leaves fields of null out of a stream's usage, and not of a whole response's.
+        streamed, usage = (
+            found.usage.model_dump(exclude_none=True) for found in (chunks[-1], whole) if found.usage
+        )
+        assert streamed == usage
         called = client.chat.completions.create(
             model="tiny", messages=question, max_tokens=64, tool_choice="auto",
             tools=[{"type": "function", "function": {"name": "where", "parameters": {"type": "object"}}}],
