@@ -30,7 +30,7 @@ class Pace:
         self.step_s: Mean = Mean(TOKEN_S, 50)
         self.output_tokens: Mean = Mean(OUTPUT, 100)  # that those bound of late are expected to have
         # Measured ÷ predicted of those that were queued: the median before its correction, the worst after it.
-        self.median: Quantile = Quantile(0.5, 1.0, 0.01, 0.7, 1.4)
+        self.median: Quantile = Quantile(0.5, 1.0, 0.03, 0.4, 2.5)
         self.worst: Quantile = Quantile(WORST, WORST_PRIOR, 0.1, 1.0, 3.0)
 
     def alone(self, upstream: Upstream) -> tuple[float, float]:
