@@ -85,8 +85,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "budget", "cli", "config.load", "errors", "money", "proxy.auth.key_record", "proxy.auth.key_store", "text_table",
     },
     "cli.key_budgets": {
-        "budget", "cli", "config.load", "config.schema", "control.client", "errors", "host.state_folder", "usage",
+        "budget", "cli", "config.load", "config.schema", "control.client", "errors", "usage",
     },
+    "cli.ledger": {"config.schema", "host.state_folder", "usage.schema"},
     **{
         f"cli.{verb}": {"usage", "money", "budget", "host.state_folder", "bench.result", *OFFLINE}
         for verb in ("usage", "usage_table", "cost", "audit")

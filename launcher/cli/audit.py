@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,22 +81,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _folder_of(args: argparse.Namespace) -> Path:
     """Raises LauncherError for a folder without a trail."""
-    folder: Path | None = args.folder or _configured(args.config)
+    config = None if args.folder is not None else options.configured(args.config)
+    folder: str | Path | None = args.folder if config is None else config.audit.path
     if folder is None:
         raise LauncherError(
             "cannot find the audit trail: no FOLDER is given, and the configuration does not set audit.path",
             "give its folder, or a configuration with -c FILE",
         )
-    return folder
-
-
-def _configured(config: Path | None) -> Path | None:
-    if config is None and not options.DEFAULT_CONFIG.exists():
-        return None
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
-
-    path = load_config(config or options.DEFAULT_CONFIG, environ=os.environ).audit.path
-    return None if path is None else Path(path)
+    return Path(folder)
 
 
 def _anchors(args: argparse.Namespace) -> Iterator[Anchor]:

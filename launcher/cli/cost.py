@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.cli import cost_estimate, options
+from launcher.cli.ledger import find_ledger
 from launcher.errors import LauncherError
-from launcher.host.state_folder import state_folder
 
 
 def _since(text: str) -> str:
@@ -86,10 +86,9 @@ def _of_file(args: argparse.Namespace) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415  heavy
 
     from launcher.config.load import load_config  # noqa: PLC0415  heavy
-    from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
     from launcher.usage.spent import spent  # noqa: PLC0415  heavy
 
     config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
-    path = args.file or ledger_path(config.usage, state_folder(None, os.environ, os.geteuid()))
+    path = args.file or find_ledger(config.usage)
     report: dict[str, Any] = msgspec.to_builtins(spent(path, config.cost, args.since, time.time()))
     return report

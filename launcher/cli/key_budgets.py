@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.budget import EXAMPLES, parse_budget
 from launcher.cli import options
+from launcher.cli.ledger import find_ledger
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -33,11 +33,7 @@ BUDGET_OR_NONE = options.Value(
 
 def config_of(args: argparse.Namespace) -> Config | None:
     """The configuration that names the file of keys; None where --file does."""
-    if args.config is None and (args.file is not None or not options.DEFAULT_CONFIG.exists()):
-        return None
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
-
-    return load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+    return None if args.config is None and args.file is not None else options.configured(args.config)
 
 
 def check(args: argparse.Namespace, text: str | None) -> None:
@@ -76,19 +72,16 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
 
 
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    from launcher.host.state_folder import SYSTEM, state_folder  # noqa: PLC0415  heavy
     from launcher.usage.budget_rules import rules_of  # noqa: PLC0415  heavy
     from launcher.usage.budgets import Budgets, NoSums  # noqa: PLC0415  heavy
     from launcher.usage.past import read_past  # noqa: PLC0415  heavy
-    from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
     from launcher.usage.spans import zone_of  # noqa: PLC0415  heavy
 
     config = config_of(args)
     if config is None or not config.usage.enabled:
         return {}
-    folders = (state_folder(None, os.environ, os.geteuid()), SYSTEM)
-    path = next((path for folder in folders if (path := ledger_path(config.usage, folder)).exists()), None)
-    if path is None:
+    path = find_ledger(config.usage)
+    if not path.exists():
         return {}
     zone = zone_of(config.usage.zone)
     held = Budgets(rules_of(config), zone, time.time, NoSums)

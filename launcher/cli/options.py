@@ -60,6 +60,15 @@ def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> C
     return load_config(path, base=base, environ=os.environ, overrides=[*overrides, *args.overrides])
 
 
+def configured(path: Path | None) -> Config | None:
+    """The configuration of -c, else the default one; None where neither is there."""
+    if path is None and not DEFAULT_CONFIG.exists():
+        return None
+    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+
+    return load_config(path or DEFAULT_CONFIG, environ=os.environ)
+
+
 def add_socket(parser: argparse.ArgumentParser) -> None:
     """--socket and -c, which select the daemon."""
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import csv
 import dataclasses
 import json
-import os
 import shutil
 import sys
 import time
@@ -17,6 +16,7 @@ from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from launcher.cli import options
+from launcher.cli.ledger import find_ledger
 from launcher.cli.usage_table import requests_to_lines, to_lines
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError
@@ -144,23 +144,11 @@ def _from_file(args: argparse.Namespace, question: Question) -> tuple[Path, dict
 
 def _ledger(args: argparse.Namespace) -> tuple[Path, str]:
     """The ledger's file, and the currency of its amounts."""
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
     from launcher.config.usage_schema import Cost, Usage  # noqa: PLC0415  heavy
-    from launcher.host.state_folder import SYSTEM, state_folder  # noqa: PLC0415  heavy
-    from launcher.usage.schema import ledger_path  # noqa: PLC0415  heavy
 
-    usage, cost = Usage(), Cost()
-    if args.config is not None or options.DEFAULT_CONFIG.exists():
-        config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
-        usage, cost = config.usage, config.cost
-    if args.file is not None:
-        return args.file, cost.currency
-    own, service = (
-        ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.geteuid()), SYSTEM)
-    )
-    # os.path: another user's folder, which may not be searched, is no error here.
-    found = os.path.exists(own) or not os.path.exists(service)  # noqa: PTH110
-    return own if found else service, cost.currency
+    config = options.configured(args.config)
+    usage, cost = (Usage(), Cost()) if config is None else (config.usage, config.cost)
+    return args.file or find_ledger(usage), cost.currency
 
 
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:

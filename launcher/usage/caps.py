@@ -7,12 +7,13 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from launcher.config.schema import Overflow
 from launcher.errors import LauncherError
 from launcher.money import picos
+from launcher.usage.budgets import StoredSum
 from launcher.usage.daily_cap import DailyCap, Day
 from launcher.usage.past import lost_at
 from launcher.usage.read import NoLedgerError, open_reader
@@ -22,13 +23,6 @@ _DAY_S: Final = 86400
 _SUM: Final = "SELECT sum(picos) FROM hourly WHERE dimension = 'overflow' AND name = ? AND hour >= ?"
 
 _LOG = logging.getLogger(__name__)
-
-
-class StoredSum(Protocol):
-    """A slot of spent_file."""
-
-    def amount(self, begin: int) -> int | None: ...
-    def store(self, begin: int, amount: int) -> None: ...
 
 
 def day_in(zone: ZoneInfo) -> Callable[[float], Day]:

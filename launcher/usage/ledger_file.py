@@ -15,7 +15,7 @@ from typing import Any, Final
 from launcher.errors import LauncherError
 from launcher.usage.columns import Columns
 from launcher.usage.entry import Entry
-from launcher.usage.schema import HISTOGRAMS, INTEGERS, MODE, SECONDS, migrate
+from launcher.usage.schema import BROKEN, HISTOGRAMS, INTEGERS, MODE, SECONDS, migrate
 from launcher.usage.sums import HourOf, Row, Sums
 
 Metered = Mapping[tuple[str, int, str], float]
@@ -176,7 +176,7 @@ def move_aside(path: Path, now: float) -> Path:
         raise LauncherError(
             f"cannot use '{path}': the file is not a database", "name another file in [usage] path"
         )
-    suffix = f".broken-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
+    suffix = f"{BROKEN}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
     for part in parts(path):
         with contextlib.suppress(FileNotFoundError):
             part.rename(part.with_name(path.name + suffix + part.name.removeprefix(path.name)))

@@ -12,11 +12,10 @@ from zoneinfo import ZoneInfo
 from launcher.errors import LauncherError
 from launcher.usage.budgets import Past
 from launcher.usage.read import NoLedgerError, open_reader
+from launcher.usage.schema import BROKEN
 from launcher.usage.spans import days
 from launcher.usage.spending import DAY_S, KEPT_S
 
-BROKEN: Final = ".broken-"
-"""What a ledger that could not be read is renamed with (ledger_file.py)."""
 _SUMS: Final = """
 SELECT name, sum(prompt_tokens + output_tokens), sum(picos) FROM hourly
 WHERE dimension = 'key' AND hour >= ? AND hour < ? AND name != '' GROUP BY name

@@ -67,6 +67,10 @@ CREATE INDEX entries_by_time ON entries (last_at);
 STEPS: Final = (_FIRST,)
 
 
+BROKEN: Final = ".broken-"
+"""A broken file is renamed to its name, this, and the time."""
+
+
 def ledger_path(settings: Usage, state: Path | None) -> Path:
     """The file of the ledger; `state`: the state folder, which is not used where [usage] names a file."""
     if settings.path is not None:
