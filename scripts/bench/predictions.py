@@ -21,7 +21,7 @@ from typing import Final
 from bench.balancers import Ours
 from bench.engine_model import Shape
 from bench.sim import quantile, simulate
-from bench.workloads import PREDICTED, Mix, Request, predicted_workload
+from bench.workloads import PREDICTED, Mix, Request, chosen, predicted_workload
 from launcher.config.schema import Policy
 from launcher.proxy.balancing.demand import LateError
 from launcher.proxy.balancing.ticket import Ticket
@@ -201,11 +201,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="write all runs to FILE")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/balancing.md")
     args = parser.parse_args(argv)
-    names = args.workloads.split(",")
-    if unknown := [name for name in names if name not in PREDICTED]:
-        print(
-            f"cannot simulate '{unknown[0]}': there is no such workload\n  choose from {', '.join(PREDICTED)}"
-        )
+    names = chosen(args.workloads, PREDICTED)
+    if names is None:
         return 2
     loads = [float(load) for load in args.loads.split(",")]
     seeds = [int(seed) for seed in args.seeds.split(",")]

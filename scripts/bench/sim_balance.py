@@ -20,7 +20,7 @@ from typing import Final
 from bench.balancers import EXTRAS, RIVALS, IdealQueue, OneCache, Ours
 from bench.engine_model import Shape
 from bench.sim import Balancer, quantile, simulate
-from bench.workloads import WORKLOADS, Mix, workload
+from bench.workloads import WORKLOADS, Mix, chosen, workload
 from launcher.config.schema import Policy
 from launcher.config.values import REMOVED_POLICIES
 
@@ -202,11 +202,8 @@ def run(argv: Sequence[str]) -> int:
     shape = Shape(cache_tokens=args.cache_tokens, max_num_seqs=args.max_num_seqs, mixed=args.mixed)
     mix = Mix(args.instances, args.load, args.requests, args.prompt_scale, missed=args.missed)
     case = Case("as above", shape, mix)
-    names = args.workloads.split(",")
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        print(
-            f"cannot simulate '{unknown[0]}': there is no such workload\n  choose from {', '.join(WORKLOADS)}"
-        )
+    names = chosen(args.workloads, WORKLOADS)
+    if names is None:
         return 2
     seeds = [int(seed) for seed in args.seeds.split(",")]
     rows: list[Row] = []

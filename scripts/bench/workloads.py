@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import exp, log
@@ -88,26 +88,38 @@ def lognormal(random: Random, median: float, sigma: float, most: float) -> float
     return min(most, exp(random.gauss(log(median), sigma)))
 
 
-def short(random: Random, mix: Mix, shape: Shape) -> list[Request]:
-    """Short prompts of like length, nothing shared."""
+def unshared(
+    random: Random, mix: Mix, shape: Shape, one: Callable[[Text], tuple[str, float]]
+) -> list[Request]:
+    """Single questions. `one`: the prompt and the output tokens of the next."""
     text = Text(random)
     drafts = []
     for number in range(mix.requests):
+        prompt, output = one(text)
+        drafts.append(draft(number, ({"role": "user", "content": prompt},), output, mix))
+    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+
+
+def short(random: Random, mix: Mix, shape: Shape) -> list[Request]:
+    """Short prompts of like length, nothing shared."""
+
+    def one(text: Text) -> tuple[str, float]:
         prompt = random.uniform(200, 500) * mix.prompt_scale
         output = random.uniform(20, 60) * mix.output_scale
-        drafts.append(draft(number, ({"role": "user", "content": text.of(prompt)},), output, mix))
-    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+        return text.of(prompt), output
+
+    return unshared(random, mix, shape, one)
 
 
 def heavy(random: Random, mix: Mix, shape: Shape) -> list[Request]:
     """Prompts and answers of very different length, nothing shared."""
-    text = Text(random)
-    drafts = []
-    for number in range(mix.requests):
+
+    def one(text: Text) -> tuple[str, float]:
         prompt = lognormal(random, 300, 1.2, 6000) * mix.prompt_scale
         output = lognormal(random, 40, 0.9, 600) * mix.output_scale
-        drafts.append(draft(number, ({"role": "user", "content": text.of(prompt)},), output, mix))
-    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+        return text.of(prompt), output
+
+    return unshared(random, mix, shape, one)
 
 
 def chat(random: Random, mix: Mix, shape: Shape) -> list[Request]:
@@ -178,6 +190,15 @@ WORKLOADS: dict[str, Callable[[Random, Mix, Shape], list[Request]]] = {
 }
 
 
+def chosen(text: str, known: Collection[str]) -> list[str] | None:
+    """The workloads that a command line names, separated by commas; None, and a message, if one is unknown."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        print(f"cannot simulate '{unknown[0]}': there is no such workload\n  choose from {', '.join(known)}")
+        return None
+    return names
+
+
 def workload(name: str, seed: int, mix: Mix, shape: Shape) -> list[Request]:
     """The requests of one run, ordered by id."""
     return WORKLOADS[name](Random(f"{name}/{seed}"), mix, shape)
@@ -185,26 +206,22 @@ def workload(name: str, seed: int, mix: Mix, shape: Shape) -> list[Request]:
 
 def long_prompts(random: Random, mix: Mix, shape: Shape) -> list[Request]:
     """Documents with a question each, nothing shared."""
-    text = Text(random)
-    drafts = []
-    for number in range(mix.requests):
+
+    def one(text: Text) -> tuple[str, float]:
         prompt = lognormal(random, 1500, 0.6, 6000) * mix.prompt_scale
-        drafts.append(
-            draft(number, ({"role": "user", "content": text.of(prompt)},), random.uniform(30, 120), mix)
-        )
-    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+        return text.of(prompt), random.uniform(30, 120)
+
+    return unshared(random, mix, shape, one)
 
 
 def long_answers(random: Random, mix: Mix, shape: Shape) -> list[Request]:
     """Short prompts, long answers: places among the running requests are what is short."""
-    text = Text(random)
-    drafts = []
-    for number in range(mix.requests):
+
+    def one(text: Text) -> tuple[str, float]:
         answer = lognormal(random, 250, 0.7, 1500) * mix.output_scale
-        drafts.append(
-            draft(number, ({"role": "user", "content": text.of(random.uniform(50, 200))},), answer, mix)
-        )
-    return spread(random, drafts, mix, shape, [tokens(d) for d in drafts])
+        return text.of(random.uniform(50, 200)), answer
+
+    return unshared(random, mix, shape, one)
 
 
 def bursts(random: Random, mix: Mix, shape: Shape) -> list[Request]:

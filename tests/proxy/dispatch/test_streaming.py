@@ -159,13 +159,17 @@ def events_of(path: str, said: tuple[str, ...], *, ids: bool, usage: bool = Fals
 WORDS = tuple(f" w{number}" for number in range(30))
 
 
-@given(
+any_stream = given(
     path=st.sampled_from([CHAT, COMPLETIONS]),
     said=st.lists(st.text(max_size=4), min_size=1, max_size=14).map(tuple) | st.just(WORDS),
     ids=st.booleans(),
     kept=st.booleans(),
     marks=st.lists(st.integers(0), max_size=20) | st.none(),
 )
+"""However its bytes are cut; `kept`: with a transcript."""
+
+
+@any_stream
 def test_any_chunking_gives_the_same_bytes_and_the_same_transcript(
     *, path: str, said: tuple[str, ...], ids: bool, kept: bool, marks: list[int] | None
 ) -> None:
@@ -193,13 +197,7 @@ def test_byte_by_byte() -> None:
     assert made.result() == other.result()
 
 
-@given(
-    path=st.sampled_from([CHAT, COMPLETIONS]),
-    said=st.lists(st.text(max_size=4), min_size=1, max_size=14).map(tuple) | st.just(WORDS),
-    ids=st.booleans(),
-    kept=st.booleans(),
-    marks=st.lists(st.integers(0), max_size=20) | st.none(),
-)
+@any_stream
 def test_a_usage_that_its_client_does_not_want_is_hidden_however_the_bytes_are_cut(
     *, path: str, said: tuple[str, ...], ids: bool, kept: bool, marks: list[int] | None
 ) -> None:
