@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -35,7 +36,11 @@ _FILE: Final = re.compile(r"[_-](?:file|path)\b", re.IGNORECASE)
 # Of a longer name the end counts, next to the value.
 _MAX_NAME: Final = 128
 _MAX_URL: Final = 1024
-# Every quantifier is possessive or bounded, as the text may be written to make matching slow.
+# Texts whose result is kept: a page that is polled every 2 s has the same ones again. At most 2 MiB, usually a tenth.
+_MAX_SEEN: Final = 2048
+_MAX_SEEN_TEXT: Final = 256
+# Every quantifier is possessive or bounded, as the text may be written to make matching slow; or it is the pattern's last:
+# before 3.11.5 Python takes half a repetition for a whole one (gh-106052).
 _NAME: Final = re.compile(r"""(?<![\w.-])(?:-[\w.-]++|[\w.-]++(?=\\?["']?\s{0,16}[=:]))""")
 _BEHIND_NAME: Final = re.compile(r"""\\?["']?\s{0,16}[=:]\s{0,16}""")
 # Not an ellipsis, nor the launcher's own error texts: "engine.env.HF_TOKEN: not text".
@@ -46,7 +51,7 @@ _VALUE: Final = re.compile(
 # After a word such as "token", a count or null is not a secret.
 _NUMBER: Final = re.compile(r"(?:\d++(?:\.\d++)?|null|None|true|false|True|False)(?![\w.-])")
 # After an option: its values, up to the next option.
-_VALUES: Final = re.compile(r"""(=|[\s"',]{1,16})(?!-)[^\s"',\]]++(?:[ \t"',]{1,16}(?!-)[^\s"',\]]++)*+""")
+_VALUES: Final = re.compile(r"""(=|[\s"',]{1,16})(?!-)[^\s"',\]]++(?:[ \t"',]{1,16}(?!-)[^\s"',\]]++)*""")
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
     # Headers, as curl, http.client and the launcher write them: all to the end of the value.
@@ -102,6 +107,7 @@ def _last(pattern: re.Pattern[str], name: str) -> bool:
     return any(_FILE.search(name, found.end()) is None for found in pattern.finditer(name))
 
 
+@lru_cache(maxsize=1024)
 def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None and name not in _PLAIN
 
@@ -113,15 +119,21 @@ def is_secret(name: str, value: str) -> bool:
 
 def secret_parts(name: str, value: str) -> list[str]:
     """The secret parts of a variable's value: all under a secret name, else the parts with the form of a secret."""
+    return list(_secret_parts(name, value))
+
+
+# An environment is searched at every masked answer, and does not change.
+@lru_cache(maxsize=512)
+def _secret_parts(name: str, value: str) -> tuple[str, ...]:
     if is_secret_name(name):
-        return [value]
+        return (value,)
     found = [match[1] for match in _USERINFO.finditer(value)]
     if name.lower().endswith("_proxy") and (bare := _BARE_USERINFO.match(value)) is not None:
         found.append(bare[1])
     parts = [part for userinfo in found for part in (userinfo, userinfo.partition(":")[2])]
     parts += [unquote(part) for part in parts]
     masked = Redactor().text(f"{name}={value}") != f"{name}={value}"
-    return list(dict.fromkeys(filter(None, parts))) or ([value] if masked else [])
+    return tuple(dict.fromkeys(filter(None, parts))) or ((value,) if masked else ())
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
@@ -153,8 +165,24 @@ class Redactor:
         self._known = re.compile(every) if every else None
         self.count = 0
         """Number of masked places so far."""
+        self._seen: dict[str, tuple[str, int]] = {}
+        """What texts became, and how many places were masked."""
 
     def text(self, text: str) -> str:
+        if len(text) > _MAX_SEEN_TEXT:
+            return self._masked(text)
+        seen = self._seen.get(text)
+        if seen is None:
+            before = self.count
+            masked = self._masked(text)
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen[text] = masked, self.count - before
+            return masked
+        self.count += seen[1]
+        return seen[0]
+
+    def _masked(self, text: str) -> str:
         if self._known is not None:
             text = self._sub(self._known, MASK, text)
         for pattern, mask in _PATTERNS:

@@ -248,3 +248,17 @@ def test_no_line_takes_long(unit: str) -> None:
 
     short = max(min(seconds(8_192) for _ in range(3)), 0.001)
     assert min(seconds(65_536) for _ in range(2)) < 30 * short
+
+
+@given(st.lists(st.sampled_from(("plain", f"a {SECRET}", "HF_TOKEN=hunter22", "x" * 300)), max_size=20))
+def test_a_text_that_comes_again_is_masked_and_counted_again(texts: list[str]) -> None:
+    redactor = Redactor([SECRET])
+    assert [redactor.text(text) for text in texts] == [Redactor([SECRET]).text(text) for text in texts]
+    assert redactor.count == sum(text.startswith(("a ", "HF")) for text in texts)
+
+
+def test_few_texts_are_remembered() -> None:
+    redactor = Redactor()
+    for number in range(5000):
+        redactor.text(f"line {number}")
+    assert len(redactor._seen) <= 2048

@@ -16,7 +16,8 @@ MAX_EXCESS_BYTES = 16384  # of size lines beyond 16 bytes + 2 x their chunk's si
 # RFC 9112 7.1.1; the space around ";" and "=" is that of the errata's BWS.
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*+"'
 _EXTENSION = rb"[ \t]*+;[ \t]*+%s++(?:[ \t]*+=[ \t]*+(?:%s++|%s))?" % (TOKEN, TOKEN, _QUOTED)
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%s)*+\r\n" % _EXTENSION)
+# Not possessive: before 3.11.5 Python takes half an extension for a whole one (gh-106052).
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%s)*\r\n" % _EXTENSION)
 _PLAIN = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _TRAILER = re.compile(FIELD)
 _PART_OF_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t;]%s*)?\r?" % VALUE)

@@ -57,7 +57,7 @@ class _Repeated:
     def __init__(self, before: bytes, after: bytes) -> None:
         self.before = before
         self.after = after
-        self.passing: dict[bool, bytes] = {}  # see RequestHead.passing, by `keys`
+        self.passing: dict[tuple[bytes, ...], bytes] = {}  # see RequestHead.passing, by `but`
 
 
 class RequestHead:
@@ -115,15 +115,15 @@ class RequestHead:
             self.sent_id, self.lines, self.lowered, self.cuts, repeated,
         )  # fmt: skip
 
-    def passing(self, *, keys: bool) -> bytes:
-        """The field lines that pass to an instance, between CRLFs; without API keys unless `keys`."""
+    def passing(self, but: tuple[bytes, ...] = ()) -> bytes:
+        """The field lines that pass to an instance, between CRLFs; without those of the names `but`, in lower case."""
         repeated = self._repeated
-        found = None if repeated is None else repeated.passing.get(keys)
+        found = None if repeated is None else repeated.passing.get(but)
         if found is None:
-            cuts = self.cuts if keys else sorted({*self.cuts, *lines_of(self.lowered, KEY_FIELDS)})
+            cuts = sorted({*self.cuts, *lines_of(self.lowered, but)}) if but else self.cuts
             found = without(self.lines, cuts)
             if repeated is not None:
-                repeated.passing[keys] = found
+                repeated.passing[but] = found
         return found
 
     def get(self, name: bytes) -> str | None:
@@ -280,7 +280,7 @@ def upstream_head(
     host: bytes,
     extra: bytes = b"",
     method: str | None = None,
-    keys: bool = True,
+    but: tuple[bytes, ...] = (),
 ) -> bytes:
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
@@ -288,12 +288,13 @@ def upstream_head(
     complete, `length` bytes); FORWARDED_FIELDS, which any client can make up (downstream.forwarded gives them in `extra`
     where the peer is trusted); Accept-Encoding: a stream that a layer in front of the engine compressed could be neither
     watched nor continued. `extra`: field lines of ours, each ended by CRLF. `method`: another than the client's (GET for
-    HEAD). `keys=False`: the client's API key was for this server, and is left out.
+    HEAD). `but`: names in lower case of further fields that do not pass: KEY_FIELDS, where the client's API key was for this
+    server.
     """
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length
     return b"%b %b HTTP/1.1\r\nHost: %b%bX-Request-Id: %b\r\n%b%b\r\n" % (
-        verb.encode(), head.target.encode(), host, head.passing(keys=keys), request_id.encode(), framing, extra,
+        verb.encode(), head.target.encode(), host, head.passing(but), request_id.encode(), framing, extra,
     )  # fmt: skip
 
 

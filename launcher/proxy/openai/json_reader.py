@@ -28,7 +28,9 @@ _MAX_KEY_BYTES = 256  # a longer name is none of the known ones, however it is e
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-_BELOW = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+', re.DOTALL)
+# The last `*` is not possessive, as in other patterns: before 3.11.5 Python takes half a repetition for a whole one
+# (gh-106052). What it keeps to go back is bounded by STEP_BYTES.
+_BELOW = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*', re.DOTALL)
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
 _QUOTE, _OPEN, _CLOSE = ord('"'), b"[{", b"]}"
 
@@ -73,7 +75,8 @@ class JsonReader:
         return self._stepped == len(body)
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
-        self._read(body, len(body))
+        while not self.feed(body):
+            pass
         if self._next is not _Next.NOTHING:
             raise invalid_json("unexpected end")
         short = {name: span for name, span in self._spans.items() if name not in (*self._prompt, "tools")}

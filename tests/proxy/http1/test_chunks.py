@@ -37,6 +37,14 @@ def test_bodies(data: bytes, payload: bytes | None, step: int) -> None:
     assert decoder.rest == b""
 
 
+def test_one_whole_chunk_in_one_read() -> None:
+    decoder = ChunkedDecoder()
+    assert decoder.feed(b"5\r\nhello\r\n") == b"hello"
+    assert decoder.feed(b"5\r\nhello") == b"hello"
+    assert decoder.feed(b"\r\n0\r\n\r\n") == b""
+    assert decoder.ended
+
+
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_what_follows_is_kept(step: int) -> None:
     found, decoder = read(b"1\r\nx\r\n0\r\n\r\nGET / HTTP/1.1", step)

@@ -29,6 +29,11 @@ def test_a_stream() -> None:
     assert head.lines[2:].startswith(b"date: d\r\n")
 
 
+def test_other_field_lines_pass_in_place_of_the_first() -> None:
+    head = parse_response(STREAM, "POST").with_lines(b"\r\nX-A: b\r\n")
+    assert (head.status, head.chunked, head.get(b"x-a"), head.get(b"date")) == (200, True, "b", None)
+
+
 @pytest.mark.parametrize(
     ("raw", "method", "expected"),
     [
