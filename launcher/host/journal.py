@@ -43,12 +43,14 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """The event's own fields: what the caller gave as `extra`; texts as in `message_of`."""
-    return {
-        name: quoted(value, MAX_LINE) if type(value) is str else value
-        for name, value in record.__dict__.items()
-        if name not in _STANDARD
-    }
+    """The event's own fields: what the caller gave as `extra`; texts as in `message_of`, a tuple is one of texts."""
+    return {name: _shown(value) for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+def _shown(value: object) -> object:
+    if type(value) is tuple:
+        return [quoted(str(text), MAX_LINE) for text in value]
+    return quoted(value, MAX_LINE) if type(value) is str else value
 
 
 def _traceback(text: str) -> str:
@@ -75,7 +77,7 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
                 CODE_FILE=record.pathname,
                 CODE_LINE=record.lineno,  # the one that systemd-python formats as a number
                 CODE_FUNC=record.funcName,
-                **_journal_fields(record.__dict__, without=_STANDARD),
+                **_journal_fields(_texts(record.__dict__)),
             )
         except Exception:
             self.handleError(record)
@@ -96,8 +98,16 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
             self.handleError(logging.makeLogRecord({"name": logger, "msg": "cannot write log lines"}))
 
 
-def _journal_fields(fields: Mapping[str, object], without: frozenset[str] = frozenset()) -> dict[str, str]:
-    named = {_journal_name(name): str(value) for name, value in fields.items() if name not in without}
+def _texts(fields: Mapping[str, object]) -> dict[str, object]:
+    """A record's own fields, a tuple of texts as one."""
+    own = {name: value for name, value in fields.items() if name not in _STANDARD}
+    return {
+        name: "; ".join(map(str, value)) if type(value) is tuple else value for name, value in own.items()
+    }
+
+
+def _journal_fields(fields: Mapping[str, object]) -> dict[str, str]:
+    named = {_journal_name(name): str(value) for name, value in fields.items()}
     # One look at all: an access line has many.
     every = "".join(named.values())
     if len(every) > MAX_LINE or not (every.isascii() and every.isprintable()):

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,32 @@ class Bystander:
     pid: int
     name: str
     groups: tuple[ThreadGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MisplacedThread:
+    """A thread that may run outside the cpus of its slot."""
+
+    thread: int
+    name: str
+    cpus: CpuSet
+    """Where it may run."""
+
+
+def misplaced_threads(pids: Iterable[int], cpus: CpuSet) -> tuple[MisplacedThread, ...]:
+    """Threads of some processes that may run outside `cpus`, by their ids. About 5 us for each thread."""
+    allowed, found = frozenset(cpus), []
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  no paths needed
+                thread = int(name)
+                with contextlib.suppress(OSError):  # it may end meanwhile
+                    its = os.sched_getaffinity(thread)
+                    if not its <= allowed:
+                        found.append(
+                            MisplacedThread(thread, _name(Path(f"/proc/{pid}/task/{name}")), CpuSet(its))
+                        )
+    return tuple(found)
 
 
 def observe(pid: int) -> tuple[ProcessFacts, ...]:

@@ -165,17 +165,16 @@ def _signal_tree() -> None:
                 continue
             # The second field is the name in parentheses and may hold anything; the 4th is the parent.
             parents[int(name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    tree = {os.getpid()}
-    grown = True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in tree and pid not in tree}
-        tree |= more
-        grown = bool(more)
-    for pid in tree - {os.getpid()}:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue
+    # Parents first: the main process would exit with a code of its own if it saw a child die before.
+    tree = generation = {os.getpid()}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation and pid not in tree}
+        tree = tree | generation
+        for pid in generation:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
 
 
 def _say(report: int, line: str) -> None:

@@ -70,6 +70,7 @@ class Engine:
         slot = Path(args.uds).stem.removeprefix("slot").partition("-")[0]
         self.has_counters = int(slot) % 2 == 0
         self.hung = False
+        self.ends: list[asyncio.TimerHandle] = []  # of a frozen process
         self.tokens = 0
         self.looked_at: float | None = None  # last probe of /health; None before the first
 
@@ -95,10 +96,13 @@ class Engine:
         """Stops every stream; health checks still succeed."""
         self.note("freeze", *self.open)
         self.thawed.clear()
-        asyncio.get_running_loop().call_later(FREEZE_S, os.kill, os.getpid(), signal.SIGKILL)
+        kill = asyncio.get_running_loop().call_later(FREEZE_S, os.kill, os.getpid(), signal.SIGKILL)
+        self.ends.append(kill)
 
     def hang(self) -> None:
-        """Stops computing; health checks still succeed."""
+        """Stops computing; health checks still succeed. What was frozen before does not end by itself either."""
+        for kill in self.ends:
+            kill.cancel()
         self.hung = True
         self.note("hang", Exchange("", "", {}), *self.open)
         self.thawed.clear()

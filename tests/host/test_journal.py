@@ -152,6 +152,14 @@ def test_only_extra_is_a_field() -> None:
     assert journal.fields_of(record) == {"slot": 1}
 
 
+def test_lines_of_evidence_are_a_list_and_one_field_of_the_journal() -> None:
+    record = logging.makeLogRecord({"msg": "m", "args": (), "evidence": ("a\x1b[2J", "b")})
+    assert journal.fields_of(record) == {"evidence": ["a\\x1b[2J", "b"]}
+    fake = FakeJournal()
+    logger(fake).error("m", extra={"evidence": ("a\x1b[2J", "b")})
+    assert fake.entries[0]["NUMA_LAUNCHER_EVIDENCE"] == "a\\x1b[2J; b"
+
+
 def test_under_journal_is_what_systemd_says_of_stderr(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

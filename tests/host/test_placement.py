@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cpuset import CpuSet
-from launcher.host.placement import ProcessFacts, _groups, bystanders, observe
+from launcher.host.placement import ProcessFacts, _groups, bystanders, misplaced_threads, observe
 
 MIB = 1 << 20
 Facts = tuple[ProcessFacts, ...]
@@ -53,6 +53,20 @@ def until(look: Callable[[], Facts], good: Callable[[Facts], bool]) -> Facts:
         assert time.monotonic() < deadline, seen
         time.sleep(0.02)
     return seen
+
+
+def test_threads_outside_the_cpus_of_their_slot(program: subprocess.Popen[bytes]) -> None:
+    """Both bound threads are inside; the main thread and the child may run anywhere."""
+    everywhere = CpuSet(os.sched_getaffinity(0))
+    first = CpuSet((everywhere.first,))
+    (child,) = (process.pid for process in observe(program.pid) if process.pid != program.pid)
+    pids = frozenset({program.pid, child})
+    assert misplaced_threads(pids, everywhere) == ()
+    expected = {program.pid, child} if everywhere != first else set()
+    assert {found.thread for found in misplaced_threads(pids, first)} == expected
+    found = misplaced_threads(pids, CpuSet.parse("8000"))
+    assert (len(found), {str(thread.cpus) for thread in found}) == (4, {str(everywhere), str(first)})
+    assert misplaced_threads({2**22 + 1}, first) == ()
 
 
 def test_a_process_tree(program: subprocess.Popen[bytes]) -> None:
