@@ -36,15 +36,36 @@ class RollingQuantiles:
             values = self._values[key] = deque(maxlen=KEPT)
         values.append((now, seconds))
 
+    def since(self, then: float) -> tuple[float, ...]:
+        """The values that were taken after a time, of all keys."""
+        found: list[float] = []
+        for values in self._values.values():
+            for at, seconds in reversed(values):
+                if at <= then:
+                    break
+                found.append(seconds)
+        return tuple(found)
+
     def quantiles(self, key: Hashable, now: float) -> Quantiles | None:
         """None where there is no value that is recent enough."""
+        return _quantiles(self._recent(key, now))
+
+    def overall(self, now: float) -> Quantiles | None:
+        """Of all keys together: a key that has many values counts with its last ones."""
+        return _quantiles([seconds for key in self._values for seconds in self._recent(key, now)])
+
+    def _recent(self, key: Hashable, now: float) -> list[float]:
         values = self._values.get(key)
         while values and values[0][0] < now - WINDOW_S:
             values.popleft()
-        if not values:
-            return None
-        ordered = sorted(seconds for _, seconds in values)
-        return Quantiles(p50_s=_rank(ordered, 50), p99_s=_rank(ordered, 99), count=len(ordered))
+        return [seconds for _, seconds in values or ()]
+
+
+def _quantiles(values: list[float]) -> Quantiles | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return Quantiles(p50_s=_rank(ordered, 50), p99_s=_rank(ordered, 99), count=len(ordered))
 
 
 def _rank(ordered: list[float], percent: int) -> float:

@@ -9,12 +9,16 @@ from typing import Final
 
 # The names: vllm/v1/metrics/loggers.py of 0.32; llama-server: tools/server/server-task.cpp, build 11434.
 RUNNING: Final = "vllm:num_requests_running"
+WAITING: Final = "vllm:num_requests_waiting"
+KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+ADAPTERS: Final = "vllm:lora_requests_info"
 _LLAMA_RUNNING: Final = "llamacpp:requests_processing"
 # A float counts in steps of 1 up to here.
 _MAX_COUNT: Final = 2**53
 _KV_TOKENS: Final = re.compile(r'\bkv_cache_size_tokens="([0-9]+)"')
 # vLLM's CPU backend reports its own blocks under this name, too.
 _BLOCKS: Final = re.compile(r'\bnum_gpu_blocks="([0-9]+)"')
+_MAX_ADAPTERS: Final = re.compile(r'\bmax_lora="([0-9]{1,9})"')
 _BLOCK_SIZE: Final = re.compile(r'[{,]block_size="([0-9]+)"')
 # llama-server prints six digits of a number (server-task.cpp, to_metrics: a stream's default precision). From here on
 # a counter of engine steps is printed in steps of 100 or more and may not change on the page while it rises.
@@ -37,6 +41,7 @@ class EngineMetrics:
     rounded: bool = False
     """The page prints too few digits of `steps`: an unchanged value does not prove that the engine is idle."""
     kv_tokens: int | None = None  # capacity of the KV cache in tokens
+    max_adapters: int | None = None  # LoRA adapters that can run at once
 
 
 def parse(page: str) -> EngineMetrics | None:
@@ -58,11 +63,12 @@ def _vllm(page: str) -> EngineMetrics | None:
     if running is None or generated is None:
         return None
     return EngineMetrics(
-        running=running, waiting=_sum(page, "vllm:num_requests_waiting") or 0, generated=generated,
+        running=running, waiting=_sum(page, WAITING) or 0, generated=generated,
         steps=_sum(page, "vllm:iteration_tokens_total_count") or 0,
-        kv_usage=max(_values(page, "vllm:kv_cache_usage_perc"), default=None),
+        kv_usage=max(_values(page, KV_USAGE), default=None),
         prefix_queries=_sum(page, "vllm:prefix_cache_queries_total") or 0,
         prefix_hits=_sum(page, "vllm:prefix_cache_hits_total") or 0, kv_tokens=_kv_tokens(page),
+        max_adapters=_max_adapters(page),
     )  # fmt: skip
 
 
@@ -132,3 +138,8 @@ def _kv_tokens(page: str) -> int | None:
         elif blocks is not None and per_block is not None:
             total += int(blocks[1]) * int(per_block[1])
     return total if 0 < total <= _MAX_COUNT else None
+
+
+def _max_adapters(page: str) -> int | None:
+    found = [_MAX_ADAPTERS.search(labels) for labels in _samples(page, ADAPTERS)]
+    return max((int(each[1]) for each in found if each is not None), default=None)

@@ -61,3 +61,24 @@ def test_quantiles_are_values_in_order(values: list[float]) -> None:
     assert {found.p50_s, found.p99_s} <= set(values)
     assert sum(value <= found.p50_s for value in values) * 2 >= len(values)
     assert sum(value > found.p99_s for value in values) <= len(values) / 100
+
+
+def test_all_keys_together() -> None:
+    lately = RollingQuantiles()
+    assert lately.overall(0.0) is None
+    for key, values in ((0, (0.1, 0.2)), (1, (0.4,)), (2, (9.0,))):
+        for value in values:
+            lately.take(key, value, 0.0 if key == 2 else WINDOW_S)
+    found = lately.overall(WINDOW_S + 1)
+    assert found is not None
+    assert (found.p50_s, found.p99_s, found.count) == (0.2, 0.4, 3)
+
+
+def test_values_since_a_time() -> None:
+    lately = RollingQuantiles()
+    assert lately.since(0.0) == ()
+    for key, at, seconds in ((0, 1.0, 0.1), (1, 2.0, 0.2), (0, 3.0, 0.3), (0, 4.0, 0.4)):
+        lately.take(key, seconds, at)
+    assert sorted(lately.since(2.0)) == [0.3, 0.4]
+    assert sorted(lately.since(0.0)) == [0.1, 0.2, 0.3, 0.4]
+    assert lately.since(4.0) == ()

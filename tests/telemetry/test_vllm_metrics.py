@@ -56,6 +56,14 @@ def test_a_page_of_vllm() -> None:
     assert parse(two) == EngineMetrics(2, 4, 826, 800, 0.25, 200, 80)
 
 
+def test_the_limit_of_adapters() -> None:
+    labels = 'max_lora="{}",running_lora_adapters="sql",waiting_lora_adapters=""'
+    page = PAGE + "".join(f"vllm:lora_requests_info{{{labels.format(n)}}} 1.7e+09\n" for n in (2, 4, "x"))
+    found = parse(page)
+    assert found is not None
+    assert found.max_adapters == 4
+
+
 def test_a_page_of_llama_server() -> None:
     expected = EngineMetrics(1, 2, 413, 1_234_570, prefix_queries=100, prefix_hits=40)
     assert parse(LLAMA_PAGE) == expected

@@ -1,0 +1,53 @@
+"""The histograms, and the last times to the first token. A request pays for three observations, a stream for five."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+from launcher.telemetry.histogram import Histogram, Histograms
+from launcher.telemetry.rolling_quantiles import RollingQuantiles
+
+# Seconds: from a cached answer to a long generation.
+_DURATION_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+# Powers of two, 16 ms to 512 s: bounds of native histograms of every resolution, so a change to those keeps them.
+FIRST_TOKEN_BOUNDS: Final = tuple(2.0**power for power in range(-6, 10))
+
+
+class Timings:
+    """The histograms, and the last times to the first token."""
+
+    def __init__(self) -> None:
+        created = time.time()
+        make = partial(Histogram, bounds=_DURATION_BUCKETS, created=created)
+        self.queued = make(
+            "numa_launcher_queue_seconds", "Time from a request's arrival to its start on an instance."
+        )
+        self.first_byte = make(
+            "numa_launcher_first_byte_seconds",
+            "Time from a request's arrival to the first byte of its response.",
+        )
+        self.duration = make(
+            "numa_launcher_request_duration_seconds", "Time from a request's arrival to its end."
+        )
+        self.prediction_error = make(
+            "numa_launcher_ttft_prediction_error_seconds",
+            "Difference between the time to the first token that was predicted when a stream arrived and the measured one.",
+        )
+        self.first_tokens = Histograms(
+            "numa_launcher_first_token_seconds",
+            "Time from a stream's arrival to its first token, time in the queue included; of streams only.",
+            FIRST_TOKEN_BOUNDS,
+            created,
+            label="model",
+        )
+        self.first_token = RollingQuantiles()  # by slot, of streams: for `status`, no metric
+
+    def all(self) -> tuple[Histogram | Histograms, ...]:
+        return (self.queued, self.first_byte, self.prediction_error, self.first_tokens, self.duration)
+
+    def take_first_token(self, slot: int | None, model: str, seconds: float, now: float) -> None:
+        """Of a stream. `now`: the event loop's time."""
+        self.first_token.take(slot, seconds, now)
+        self.first_tokens.of(model).observe(seconds)
