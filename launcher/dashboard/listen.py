@@ -1,0 +1,134 @@
+"""Where the dashboard listens: a loopback port, or a UNIX socket."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.errors import LauncherError, reason
+
+DEFAULT: Final = "127.0.0.1:8430"
+# The file's owner and group may look at the page.
+SOCKET_MODE: Final = 0o660
+_BACKLOG: Final = 128
+_WANTED: Final = f"give 127.0.0.1:PORT or unix:PATH, such as {DEFAULT}"
+
+
+def parse(text: str) -> Address:
+    """`127.0.0.1:PORT`, `localhost:PORT`, `[::1]:PORT` or `unix:PATH`. Raises LauncherError, also for an address that
+    other machines can reach."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path:
+            raise LauncherError(f"cannot listen on '{text}': the path is missing", _WANTED)
+        return UnixAddress(os.path.abspath(path))  # noqa: PTH100  Path.resolve follows links
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise LauncherError(f"cannot listen on '{text}': not an address with a port", _WANTED)
+    name = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    try:
+        is_loopback = ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        raise LauncherError(
+            f"cannot listen on '{text}': '{host}' is not a loopback address", _WANTED
+        ) from None
+    if not is_loopback:
+        raise LauncherError(
+            f"cannot listen on '{text}': other machines could reach it, and the page has neither TLS nor a login",
+            "listen on 127.0.0.1:PORT or unix:PATH and use ssh -L, or put a web server with TLS and a login in front "
+            "(docs/dashboard.md)",
+        )
+    return TcpAddress(name, int(port))
+
+
+@contextmanager
+def listening(address: Address) -> Iterator[socket.socket]:
+    """A listening socket; its file is removed afterwards. Raises LauncherError."""
+    with bind(address) as sock:
+        try:
+            yield sock
+        finally:
+            if isinstance(address, UnixAddress):
+                Path(address.path).unlink(missing_ok=True)
+
+
+def bind(address: Address) -> socket.socket:
+    """A listening socket. Raises LauncherError."""
+    try:
+        return _bind_unix(address.path) if isinstance(address, UnixAddress) else _bind_tcp(address)
+    except OSError as error:
+        remedy = "choose another address with --listen" + (
+            f"; 127.0.0.1:0 takes a free port, `ss -ltnp 'sport = :{address.port}'` shows who has this one"
+            if isinstance(address, TcpAddress)
+            else ", in a folder that exists and where your user may write"
+        )
+        raise LauncherError(f"cannot listen on '{address}': {reason(error)}", remedy) from None
+
+
+def _bind_tcp(address: TcpAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o777 - SOCKET_MODE)
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(mask)
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a dashboard that was killed. Raises LauncherError when one answers there."""
+    file = Path(path)
+    try:
+        if not stat.S_ISSOCK(file.lstat().st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            file.unlink(missing_ok=True)
+            return
+    raise LauncherError(
+        f"cannot listen on 'unix:{path}': another process answers there",
+        "stop that one first, or choose another address with --listen",
+    )
+
+
+def link(sock: socket.socket, token: str | None) -> str:
+    """What to open. The token is in the fragment, which browsers send to nobody."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"http://{_in_url(host)}:{port}/#token={token}"
+
+
+def from_elsewhere(sock: socket.socket) -> str:
+    """How to open the page on another machine."""
+    if sock.family == socket.AF_UNIX:
+        port = DEFAULT.rpartition(":")[2]
+        return f"on your machine: ssh -L {port}:{sock.getsockname()} HOST, and open http://localhost:{port}/"
+    host, port = sock.getsockname()[:2]
+    return f"from another machine: ssh -L {port}:{_in_url(host)}:{port} HOST, and open the same link there"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

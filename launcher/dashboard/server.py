@@ -1,0 +1,206 @@
+"""The dashboard's HTTP server: static files for anyone who reaches it, data for those with the token."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from launcher.control.client import UnreachableError
+from launcher.dashboard import listen, security
+from launcher.dashboard.answers import Answers
+from launcher.dashboard.control import ControlReader
+from launcher.dashboard.poll import Packed, Poll
+from launcher.dashboard.static_files import StaticFiles
+from launcher.errors import LauncherError, NotFoundError, TimedOutError
+from launcher.printable import quoted
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# No request has a body.
+_MAX_BODY_BYTES: Final = 1024
+_KEEPALIVE_S: Final = 30.0
+# Unread bytes of a refused body that are read after the response.
+_LINGER_S: Final = 1.0
+# Requests in progress when the dashboard ends.
+_SHUTDOWN_S: Final = 1.0
+_METHODS: Final = ("GET", "HEAD")
+_API: Final = "/api/"
+
+
+class Dashboard:
+    """The routes of the page, over one control socket."""
+
+    def __init__(self, control: ControlReader, token: str | None, files: StaticFiles | None = None) -> None:
+        """`token`: None where the permissions of a UNIX socket say who may look."""
+        self._token = token
+        self._files = files or StaticFiles()
+        self._answers = Answers(control)
+        self._poll = Poll(control)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
+        app.on_response_prepare.append(_add_headers)
+        app.on_cleanup.append(self._close)
+        data = {
+            "topology": lambda _: self._answers.topology(),
+            "measurements": lambda _: self._answers.measurements(),
+            "usage": lambda _: self._answers.usage(),
+            "slots/{slot}": lambda request: self._answers.slot(request.match_info["slot"]),
+            "requests/{id}": lambda request: self._answers.request(request.match_info["id"]),
+            "history": lambda request: self._answers.history(
+                request.query.get("span", "1h"),
+                request.query.get("after", "0"),
+                request.query.get("slots", "none"),
+            ),
+            "now": lambda request: self._poll.frame(_number(request, "events_after")),
+        }
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{name}", self._static)
+        for path, answer in data.items():
+            app.router.add_get(_API + path, _packed_by(answer))
+        return app
+
+    async def _close(self, _app: web.Application) -> None:
+        await self._poll.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        try:
+            return await handler(request)
+        except LauncherError as error:
+            return _error(_status_of(error), error.message, error.remedy)
+        except web.HTTPNotFound:
+            return _error(
+                404, f"cannot find '{quoted(request.path, 80)}'", "open the link that the dashboard printed"
+            )
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        if not security.is_own_host(request.headers.get(hdrs.HOST, "")):
+            return _error(
+                421, "cannot answer for this host name: it is not this machine's",
+                "open the page as http://127.0.0.1:PORT/; a proxy in front sets the header Host to localhost",
+            )  # fmt: skip
+        if request.method not in _METHODS:
+            refused = _error(405, f"cannot {quoted(request.method, 20)}: the dashboard only reads", "use GET")
+            refused.headers[hdrs.ALLOW] = ", ".join(_METHODS)
+            return refused
+        if not request.path.startswith(_API):
+            return None
+        if security.is_foreign(request.headers):
+            return _error(
+                403, "cannot give data to a page of another origin", "open the dashboard's own page"
+            )
+        if self._token is not None and not security.has_token(
+            request.headers.get(hdrs.AUTHORIZATION, ""), self._token
+        ):
+            refused = _error(
+                401, "cannot give data without the token", "open the link that the dashboard printed"
+            )
+            refused.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+            return refused
+        return None
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return self._file(request, "index.html")
+
+    async def _static(self, request: web.Request) -> web.Response:
+        return self._file(request, request.match_info["name"])
+
+    def _file(self, request: web.Request, name: str) -> web.Response:
+        file = self._files.get(name)
+        if file is None:
+            raise web.HTTPNotFound
+        headers: dict[str, str] = {
+            hdrs.CACHE_CONTROL: "no-cache",
+            hdrs.ETAG: file.etag,
+            hdrs.VARY: hdrs.ACCEPT_ENCODING,
+        }
+        if request.headers.get(hdrs.IF_NONE_MATCH) == file.etag:
+            return web.Response(status=304, headers=headers)
+        return _body(request, file.content_type, file.body, file.compressed, headers)
+
+
+def _packed_by(answer: Callable[[web.Request], Awaitable[Packed]]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        packed = await answer(request)
+        headers: dict[str, str] = {hdrs.AGE: str(int(packed.age_s)), hdrs.VARY: hdrs.ACCEPT_ENCODING}
+        return _body(request, "application/json", packed.body, packed.compressed, headers)
+
+    return handle
+
+
+def _body(
+    request: web.Request, content_type: str, body: bytes, compressed: bytes, headers: Mapping[str, str]
+) -> web.Response:
+    if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+        body, headers = compressed, {**headers, hdrs.CONTENT_ENCODING: "gzip"}
+    charset = None if content_type == "application/json" else "utf-8"
+    return web.Response(body=body, content_type=content_type, charset=charset, headers=headers)
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise LauncherError(f"cannot use {name}='{quoted(text, 80)}': not a number", f"give {name}=0")
+    return int(text)
+
+
+def _status_of(error: LauncherError) -> int:
+    if isinstance(error, NotFoundError):
+        return http.HTTPStatus.NOT_FOUND
+    unavailable = isinstance(error, UnreachableError | TimedOutError)
+    return http.HTTPStatus.SERVICE_UNAVAILABLE if unavailable else http.HTTPStatus.BAD_REQUEST
+
+
+def _error(status: int, message: str, remedy: str) -> web.Response:
+    body = msgspec.json.encode({"error": {"message": message, "remedy": remedy}})
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    is_document = response.content_type not in {"text/javascript", "text/css"}
+    for name, value in {**security.HEADERS, **(security.DOCUMENT_HEADERS if is_document else {})}.items():
+        response.headers.setdefault(name, value)
+    response.headers.popall(hdrs.SERVER, None)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not the malformed request of a client: anyone who reaches the port could fill the log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+log.addFilter(_is_ours)
+
+
+async def serve(sock: socket.socket, control_path: str, say: Callable[[str], None]) -> None:
+    """Serve on a listening socket until SIGINT or SIGTERM. `say`: told where, once it answers."""
+    token = None if sock.family == socket.AF_UNIX else secrets.token_urlsafe(32)
+    control = ControlReader(control_path)
+    runner = web.AppRunner(
+        Dashboard(control, token).application(), access_log=None, handler_cancellation=False,
+        keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S, lingering_time=_LINGER_S, logger=log,
+    )  # fmt: skip
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock).start()
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        say(f"{listen.link(sock, token)}\n{listen.from_elsewhere(sock)}")
+        await stopped.wait()
+    finally:
+        await runner.cleanup()
+        await control.close()

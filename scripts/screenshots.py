@@ -1,0 +1,116 @@
+"""scripts/screenshots: the dashboard of a planted machine (2 sockets, 512 CPUs), each view in both colour schemes and two
+widths, as PNG files of 256 colours or fewer."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from browser.conftest import COMMANDS  # noqa: E402  found beside this script
+from browser.dashboard_process import DashboardProcess  # noqa: E402
+from browser.planted import MISPLACED, REQUEST, PlantedMachine  # noqa: E402
+from fake_operations import Backstage  # noqa: E402
+from ledger_file import LedgerFile  # noqa: E402
+
+VIEWS: Final = {
+    "overview": "#/",
+    "slot": f"#/slot/{MISPLACED}",
+    "request": f"#/request/{REQUEST}",
+    "usage": "#/usage",
+}
+HEIGHT: Final = {1280: 900, 375: 812}
+SCHEMES: Final = ("light", "dark")
+# The whole hour follows the newest quarter of it after some seconds.
+WHOLE_MS: Final = 9000
+# The page polls every 2 s; the second frame has the load of each CPU.
+SETTLED_MS: Final = 2500
+COLOURS: Final = 128
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/screenshots", description=__doc__, allow_abbrev=False)
+    folder = ROOT / "docs" / "dashboard"
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=folder, help="where to (default: docs/dashboard)"
+    )
+    return parser.parse_args()
+
+
+@contextmanager
+def dashboard() -> Iterator[str]:
+    """A link to the dashboard of the planted machine, with a ledger of today."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        now = time.time()
+        ledger = LedgerFile(folder / "usage" / "ledger.db", began=now - 90 * 86_400)
+        machine = PlantedMachine(ledger=ledger.path, now=now)
+        machine.serve_today(ledger)
+        with Backstage(str(folder / "c.sock"), machine) as stage:
+            process = DashboardProcess(stage.path, folder)
+            try:
+                yield process.link
+            finally:
+                process.end()
+
+
+def take(browser: Browser, link: str, folder: Path) -> None:
+    for width, height in HEIGHT.items():
+        for scheme in SCHEMES:
+            window = {"width": width, "height": height}
+            with browser.new_context(viewport=window, color_scheme=scheme, timezone_id="UTC") as context:
+                page = context.new_page()
+                page.goto(link)
+                page.wait_for_selector("#machine [data-cpus]")
+                page.wait_for_timeout(WHOLE_MS)
+                for view, address in VIEWS.items():
+                    page.evaluate(f"location.hash = '{address}'")
+                    page.wait_for_timeout(SETTLED_MS)
+                    picture = page.screenshot(full_page=True, animations="disabled")
+                    path = folder / f"{view}-{scheme}-{width}.png"
+                    path.write_bytes(small(picture))
+                    print(f"{path.name}  {path.stat().st_size // 1024} KiB")
+
+
+def small(picture: bytes) -> bytes:
+    """The same with few colours."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    written = io.BytesIO()
+    image.save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+def main() -> int:
+    args = parse()
+    command = next(filter(None, map(shutil.which, COMMANDS)), None)
+    if command is None:
+        print(
+            f"cannot take screenshots: no browser\n  what to do: install one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 1
+    args.folder.mkdir(parents=True, exist_ok=True)
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]
+    with dashboard() as link, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=command, args=sandbox)
+        take(browser, link, args.folder)
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

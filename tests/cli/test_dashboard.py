@@ -1,0 +1,98 @@
+"""`numa-launcher dashboard` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_operations import Backstage, FakeOperations
+
+from launcher.cli import main
+
+VERB = [sys.executable, "-m", "launcher", "dashboard"]
+LINK = re.compile(r"(http://127\.0\.0\.1:(\d+)/)#token=([\w-]{43})\n")
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*VERB, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_from_start_to_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a daemon it serves, too, and says so; a daemon that comes later is seen."""
+    path = str(tmp_path / "c.sock")
+    with running("--listen", "127.0.0.1:0", "--socket", path) as process:
+        link = LINK.fullmatch(line(process))
+        assert link is not None
+        assert f"ssh -L {link[2]}:127.0.0.1:{link[2]} HOST" in line(process)
+        assert f"cannot reach numa-launcher on '{path}': no such socket" in line(process)
+        assert "start it" in line(process)
+        with Backstage(path, FakeOperations()):
+            asked = urllib.request.Request(
+                f"{link[1]}api/now", headers={"Authorization": f"Bearer {link[3]}"}
+            )
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                assert json.load(answer)["verdict"]["line"].startswith("OK 2/2 ready")
+        assert main(["dashboard", "--listen", f"127.0.0.1:{link[2]}"]) == 2
+        assert f"cannot listen on '127.0.0.1:{link[2]}': address already in use" in capsys.readouterr().err
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert line(process) == ""
+
+
+def test_malformed_requests_are_refused_and_not_logged(tmp_path: Path) -> None:
+    """Anyone who reaches the port could fill the log."""
+    malformed = (
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b", b"GET /" + b"a" * 9000 + b" HTTP/1.1", b"FOO / HTTP/1.1",
+        b"\x16\x03\x01<img>",
+    )  # fmt: skip
+    with running("--listen", f"unix:{tmp_path}/d.sock", "--socket", str(tmp_path / "none")) as process:
+        said = [line(process) for _ in range(4)]
+        assert said[2].startswith("cannot reach numa-launcher")
+        for request in malformed:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(f"{tmp_path}/d.sock")
+                client.sendall(request + b"\r\n\r\n")
+                assert client.recv(100).startswith(b"HTTP/1.0 400 ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert line(process) == ""
+
+
+def test_on_a_unix_socket(tmp_path: Path) -> None:
+    own = tmp_path / "d.sock"
+    with running("--listen", f"unix:{own}", "--socket", str(tmp_path / "none")) as process:
+        assert line(process) == f"unix:{own}\n"
+        assert f"ssh -L 8430:{own} HOST" in line(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not own.exists()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:8430", "8430", "unix:", "example.com:1"])
+def test_a_wrong_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", "--listen", address]) == 2
+    why, remedy = capsys.readouterr().err.splitlines()
+    assert why.startswith(f"cannot listen on '{address}': ")
+    assert "127.0.0.1:PORT" in remedy
