@@ -12,6 +12,7 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     cpuset, address, sizes, errors, text_table, printable, redaction, money   values: import nothing of ours
     budget       what a key may use in a day, a week or a month
     intervals    confidence intervals of measured figures
+    verdict      whether the machine is well, in words: of `status`, `top` and the dashboard
     build        whether this is the compiled build; stale libraries are never imported
     background   tasks that restart after a fault
     plan         the Plan, Slot and Placement values
@@ -22,7 +23,10 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     host         effects on the host: systemd, journal, OOM facts
     instances    keeps one instance running in each slot
     telemetry    metrics and their pages
+    timeline     what became of one request, step by step
     usage        what was served, for whom, and what it cost: ledger, budgets, costs, audit trail
+    history      the recent load of the machine, in a bounded file
+    tracing      traces of requests for an OpenTelemetry collector
     proxy        the OpenAI endpoint
     control      the operator's interface to the daemon
     rollout      applies a new configuration slot by slot
@@ -30,6 +34,7 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     bench        measures a running endpoint
     tuning       searches the layout that makes this machine fastest
     doctor       checks of a host before the daemon starts
+    dashboard    the page: a client of the control socket, a process of its own
     cli          one module per verb
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies them to the proxy's upstreams.

@@ -30,11 +30,11 @@ class Certificate(NamedTuple):
     key: Path
 
 
-def make_certificate(folder: Path) -> Certificate:
+def make_certificate(folder: Path, days: int = 2) -> Certificate:
     made = Certificate(folder / "cloud.pem", folder / "cloud-key.pem")
     command = (
         f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {made.key} -out {made.path} "
-        "-subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -days {days}"
     )
     subprocess.run(command.split(), check=True, capture_output=True)
     return made

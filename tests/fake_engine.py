@@ -9,9 +9,11 @@ that depend on the prompt only. `POST /fault {"kind": ...}` arms a fault:
     hang             every answer stops              refuse      completions answer 500
     lie              completions never answer, /health is well
     cut              streams are cut after 2 events  ignore-term SIGTERM is ignored
-    eat MIB          takes so much memory at once
+    eat MIB          takes so much memory at once    die LINE    prints LINE, then the process ends
+    say LINE         prints LINE                     stray CPU   a thread may run on this CPU only
 
 --children starts processes that only sleep, one of them in a session of its own, as an engine's workers.
+--metrics answers /metrics with a file, its counters as they are.
 --allocate takes so much memory and touches every page of it, as weights and a KV cache would.
 """
 
@@ -25,6 +27,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -57,7 +60,12 @@ class Engine:
                 web.post("/fault", self.fault),
             ]
         )
+        if self.args.metrics is not None:
+            app.add_routes([web.get("/metrics", self.metrics)])
         return app
+
+    async def metrics(self, _request: web.Request) -> web.FileResponse:
+        return web.FileResponse(self.args.metrics)
 
     async def health(self, _request: web.Request) -> web.Response:
         await self._hang()
@@ -82,6 +90,12 @@ class Engine:
             os._exit(int(kind.split()[1]))
         if kind.startswith("eat"):
             self.eaten = bytearray(b"\1") * (int(kind.split()[1]) << 20)
+        if kind.startswith(("say ", "die ")):
+            print(kind[4:], flush=True)
+        if kind.startswith("die "):
+            os._exit(1)
+        if kind.startswith("stray "):
+            threading.Thread(target=_stray, args=(int(kind[6:]),), name="stray", daemon=True).start()
         if kind == "ignore-term":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             loop = asyncio.get_running_loop()
@@ -147,6 +161,11 @@ class Engine:
         return response
 
 
+def _stray(cpu: int) -> None:
+    os.sched_setaffinity(0, {cpu})
+    threading.Event().wait()
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -157,6 +176,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--token-s", type=float, default=0.0)
     parser.add_argument("--children", type=int, default=0)
     parser.add_argument("--allocate", type=int, default=0, metavar="MIB")
+    parser.add_argument("--metrics", metavar="FILE")
     parser.add_argument("--fail", metavar="LINE", help="print LINE and exit 1 instead of serving")
     return parser.parse_args()
 

@@ -12,12 +12,21 @@ from typing import Any, Self
 from launcher.config.schema import Cost
 from launcher.control.messages import Request, SlotCommand
 from launcher.control.server import ControlServer
+from launcher.cpuset import CpuSet
+from launcher.daemon.machine_status import Disk, MachineStatus, NodeUse, SlotPlaces
+from launcher.daemon.measurements import Measurement
 from launcher.daemon.status import SlotStatus, Status, Zentorch
 from launcher.daemon.usage_reports import question_of
 from launcher.errors import LauncherError, NotFoundError, RefusedError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Verification
+from launcher.proxy.observability.figures import KeyTotals, QueueState, TokenTotals
 from launcher.redaction import Redactor
+from launcher.telemetry.rolling_quantiles import Quantiles
+from launcher.timeline import Timeline
+from launcher.topology.machines import find_topology
+from launcher.topology.model import Topology
+from launcher.topology.render import layout_json
 from launcher.usage.budgets import BudgetState
 from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
@@ -53,6 +62,28 @@ VERIFIED = Verification(
 CAUSE = Cause("oom", "it died", "buy memory", Retry.BACKOFF, ("last words",))
 
 
+def machine_load(topology: Topology, slots: Sequence[SlotStatus] = ()) -> MachineStatus:
+    """A machine at work: even cpus busy, a quarter of each node's memory in weights, a quarter in KV cache."""
+    nodes = tuple(
+        NodeUse(
+            node=node.id, total_bytes=node.memory_bytes, free_bytes=node.memory_bytes - node.memory_bytes // 8 * 5,
+            weights_bytes=node.memory_bytes // 4, kv_cache_bytes=node.memory_bytes // 4, foreign_bytes=0,
+            other_bytes=node.memory_bytes // 8 * 5 - node.memory_bytes // 4 * 2,
+        )
+        for node in topology.numa_nodes
+    )  # fmt: skip
+    return MachineStatus(
+        time=100.0, busy=[0.9 if cpu % 2 == 0 else 0.1 for cpu in range(len(topology.online))], nodes=nodes,
+        slots=tuple(
+            SlotPlaces(
+                slot=slot.slot, node_bytes={str(slot.node): 1 << 30}, off_node_bytes=0, misplaced=(), misplaced_threads=0
+            )
+            for slot in slots
+        ),
+        drift=(), disks=(Disk(path="/var/lib/numa-launcher", free_bytes=1 << 38, total_bytes=1 << 40),),
+    )  # fmt: skip
+
+
 @dataclass
 class FakeOperations:
     """Implements Operations. `after` holds what a slot becomes, one entry per later look at the status."""
@@ -67,12 +98,26 @@ class FakeOperations:
     held: list[BudgetState] = field(default_factory=list)
     """Budgets of API keys."""
     verified: list[int] = field(default_factory=list)
+    histories: list[tuple[str, int, str]] = field(default_factory=list)
+    """What was asked of the history."""
     lines: list[str] = field(default_factory=lambda: ["one", "two", "three"])
     more: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     following: int = 0
     printed_at: float = 0.0
     """Of every line."""
 
+    machine_name: str = "epyc-9755-2p"
+    """Of /v1/topology: a built-in machine, or a description of one."""
+    queue: QueueState = field(
+        default_factory=lambda: QueueState(
+            requests=0, bytes=0, oldest_s=None, limit_requests=64, limit_bytes=1 << 20
+        )
+    )
+    measured: list[Measurement] = field(default_factory=list)
+    load: MachineStatus | None = None
+    """Of /v1/machine; None: every second cpu is busy, and memory is as planned."""
+
+    timelines: dict[str, Timeline] = field(default_factory=dict)
     ledger: Path | None = None
     now: float = 0.0
     prices: Cost = field(default_factory=lambda: Cost(hourly=0.79))
@@ -89,7 +134,10 @@ class FakeOperations:
             endpoint="http://127.0.0.1:8000", version="0", build="python", pid=1, since=0.0, binding="membind",
             stack={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": None, "tcmalloc": "/lib/tcmalloc.so"},
             requests={"accepted": 3, "completed": 2, "in_flight": 1}, warnings=("mind the gap",),
-            cost=self.cost_now,
+            cost=self.cost_now, queue=self.queue, first_token=Quantiles(p50_s=0.21, p99_s=0.9, count=12),
+            tokens=TokenTotals(prompt=1200, cached=300, output=900),
+            tokens_by_model={"m": TokenTotals(prompt=1200, cached=300, output=900)},
+            keys={"ann": KeyTotals(accepted=3, in_flight=1, tokens=2100, prompt_tokens=1200, output_tokens=900)},
         )  # fmt: skip
 
     def _known(self, slot: int) -> None:
@@ -120,8 +168,25 @@ class FakeOperations:
             :3
         ]
 
+    async def history(self, span: str, after: int, slots: str) -> bytes:
+        self.histories.append((span, after, slots))
+        rows = b"[[2000,1.5]]" if after < 2000 else b"[]"
+        return b'{"span":"%s","step_ms":2000,"newest":2000,"columns":["requests_per_s"],"rows":%s}' % (
+            span.encode(),
+            rows,
+        )
+
     def plan(self) -> dict[str, Any]:
         return {"slots": []}
+
+    def topology(self) -> dict[str, Any]:
+        return layout_json(find_topology(self.machine_name), CpuSet.parse("0"))
+
+    async def machine(self) -> MachineStatus:
+        return self.load or machine_load(find_topology(self.machine_name), tuple(self.slots.values()))
+
+    async def measurements(self) -> list[Measurement]:
+        return self.measured
 
     def config(self) -> dict[str, Any]:
         return {"engine": {"env": {"X_TOKEN": "<redacted>"}}}
@@ -140,6 +205,11 @@ class FakeOperations:
 
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
         return latest_requests(self._ledger(), question_of(asked), limit, self.now, "USD")
+
+    async def request(self, request_id: str) -> Timeline:
+        if request_id not in self.timelines:
+            raise NotFoundError(f"cannot show request '{request_id}': unknown", "give another id")
+        return self.timelines[request_id]
 
     async def cost(self, since: str) -> CostReport:
         return spent(self._ledger(), self.prices, since, self.now)

@@ -14,7 +14,7 @@ LEAVES = {"cpuset", "address", "sizes", "errors", "text_table", "printable", "re
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
     "cli", "control.client", "config", "daemon.deployment", "daemon.measured", "doctor", "planning", "plan", "topology",
-    "engines.environment", *LEAVES,
+    "engines.environment", "verdict", *LEAVES,
 }  # fmt: skip
 # A package or module, and what it may import of ours: a package's name stands for all of it. A package may always
 # import itself, except where an entry below names one of its parts.
@@ -22,11 +22,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "plan": {"config.schema", "topology.model", *LEAVES},
     "background": {"errors"},
+    # What the proxy keeps of a request is read by the control socket and by tracing.
+    "timeline": {"usage.entry"},
     "budget": {"money"},
     "build": set(),
     "intervals": set(),
+    "verdict": set(),
     "config": {"cpuset", "sizes", "errors", "money", "redaction"},
-    "config.schema": {"config.values", "config.proxy_schema", "config.usage_schema"},
+    "config.schema": {"config.values", "config.proxy_schema", "config.telemetry_schema", "config.usage_schema"},
     "config.values": set(),
     "topology": {"cpuset", "sizes", "errors", "text_table"},
     "planning": {
@@ -39,8 +42,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "telemetry.vllm_metrics", *LEAVES,
     },
     "usage": {"config.schema", "config.usage_schema", "budget", "intervals", "host.replace_file", "telemetry", *LEAVES},
-    "proxy": {"config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "usage"},
+    "proxy": {
+        "config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "timeline", "usage",
+    },
     "control": {"errors", "printable", "redaction"},
+    # The dashboard is a client of the control socket: it knows nothing of the daemon's parts.
+    "dashboard": {"address", "control.client", "control.messages", "errors", "printable", "verdict"},
+    "history": {"background", "errors"},
+    "tracing": {"errors", "printable", "redaction", "timeline", "usage.entry"},
     "telemetry": {"address", "errors"},
     "host": {"cpuset", "errors", "printable", "background"},
     "host.hardware": {"topology.model"},
@@ -58,7 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
-        "planning", "proxy", "rollout", "telemetry", "topology", "bench.result", "tuning", "usage", "budget", *LEAVES,
+        "planning", "proxy", "rollout", "telemetry", "topology", "bench.figures", "bench.result", "tuning", "usage",
+        "budget", "history", "tracing", "timeline", *LEAVES,
     },
     "daemon.deployment": {
         "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", "usage.spans", *LEAVES,
@@ -66,15 +76,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Verbs talk through control.client, except the offline ones and serve.
     "cli": {
         "control.client", "control.messages", "config.schema", "config.load", "errors", "money", "sizes", "text_table",
-        "printable", "redaction",
+        "printable", "redaction", "verdict",
     },
+    "cli.dashboard": {"cli", "dashboard", "errors"},
     "cli.serve": {"build", "daemon", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE
         for verb in (
-            "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top", "top_frame",
+            "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top_frame",
         )
     },
+    "cli.top": OFFLINE | {"host.cpu_busy"},
     "cli.bench": {"bench", "host.state_folder", *OFFLINE},
     "cli.bench_target": {"bench", "engines.probe_stack", *OFFLINE},
     **{
@@ -101,7 +113,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "rollout.diff", "plan", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
+    "verdict", "dashboard.changes", "dashboard.frame", "dashboard.security",
+    "rollout.diff", "plan", "timeline", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
     "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
     "tuning.allowance", "tuning.record", "tuning.rounds", "tuning.verdict",
     "intervals", "bench.compare", "bench.figures", "bench.setting", "bench.report", "bench.report_charts",
@@ -111,12 +124,13 @@ PURE = {
     "usage.budget_rules", "usage.budgets", "usage.entry",
     "usage.columns", "usage.latency", "usage.spending", "usage.spans", "usage.question", "usage.figures",
     "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
-    "instances.verify", "host.smbios", "tuning.fingerprint", "tuning.remembered",
+    "instances.verify", "daemon.machine_status", "host.smbios", "tuning.fingerprint", "tuning.remembered",
     "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes", "proxy.dispatch.occupancy",
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),
     "proxy.auth.key_record", "proxy.auth.rate_limits", "proxy.downstream.cors",
     *(f"proxy.request.{name.stem}" for name in (ROOT / "proxy" / "request").glob("[a-z]*.py")),
+    *(f"history.{name.stem}" for name in (ROOT / "history").glob("[a-z]*.py") if name.stem not in {"file", "recorder"}),
     "control.messages", "telemetry.merge", "telemetry.vllm_metrics", "telemetry.rolling_quantiles",
     "doctor.report", "doctor.facts", "doctor.rules", "doctor.rules_host", "doctor.rules_software",
     "doctor.compatibility",

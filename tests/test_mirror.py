@@ -8,8 +8,18 @@ from source_tree import MODULES, ROOT
 TESTS = ROOT / "tests"
 
 # Folders whose tests start programs or look at the repository, not at one module.
-WHOLE_PROGRAMS = {"browser", "chaos", "engine", "fuzz", "integration", "proxy/end_to_end", "scripts", "vm"}
-REPOSITORY = {"test_docs", "test_imports", "test_language", "test_mirror", "test_ownership"}
+WHOLE_PROGRAMS = {
+    "browser",
+    "chaos",
+    "engine",
+    "fuzz",
+    "integration",
+    "monitoring",
+    "proxy/end_to_end",
+    "scripts",
+    "vm",
+}
+REPOSITORY = {"test_docs", "test_imports", "test_language", "test_mirror", "test_ownership", "test_patterns"}
 
 # Tests of several modules of a package at once.
 SEVERAL_MODULES = {
@@ -18,6 +28,9 @@ SEVERAL_MODULES = {
     "control/test_limits": "size and time limits of the socket's server, by raw connections",
     "control/test_log_injection": "server and operations, by hostile peers",
     "control/test_roles": "server and peers, by processes of other users",
+    "dashboard/test_palette": "the colours of static/style.css",
+    "dashboard/test_picture_colours": "the colours of static/picture.css",
+    "history/test_kill": "recorder, history and file, by a process that is killed",
     "instances/test_adoption": "supervisor and slot controller after a daemon restart",
     "instances/test_spawner_contract": "what both spawners promise",
     "planning/test_amd_golden": "planner and engines against AMD's published pattern",
@@ -58,12 +71,17 @@ COVERED_BY = {
     "cli.screen": "cli/test_top.py",
     "cli.slot_verbs": "cli/test_command_line.py",
     "cli.status_table": "cli/test_status.py",
+    "cli.why": "cli/test_command_line.py",
+    "tracing.collector": "tracing/test_exporter.py",
+    "tracing.otlp": "tracing/test_exporter.py",
     "cli.tune": "integration/test_tune.py",
     "cli.usage_table": "cli/test_usage.py",
     "cli.tune_plan": "integration/test_tune.py",
     "config.explain": "config/test_load.py",
     "config.proxy_schema": "config/test_schema.py",
+    "telemetry.machine_metrics": "daemon/test_slot_values.py",
     "control.answers": "control/test_server.py",
+    "control.arguments": "control/test_server.py",
     "control.connections": "control/test_limits.py",
     "control.messages": "control/test_server.py",
     "daemon.operations": "integration/test_control_protocol.py",
@@ -95,7 +113,6 @@ COVERED_BY = {
     "proxy.dispatch.attempts": "proxy/end_to_end",
     "proxy.dispatch.authorize": "proxy/end_to_end/test_access_control.py",
     "proxy.dispatch.registry": "proxy/end_to_end",
-    "proxy.downstream.clients": "proxy/end_to_end",
     "proxy.downstream.handshakes": "proxy/end_to_end/test_file_descriptors.py",
     "proxy.http1.fields": "proxy/http1/test_requests.py",
     "proxy.pages.models": "proxy/pages/test_renderer.py",

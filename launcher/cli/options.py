@@ -80,18 +80,20 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def client_of(args: argparse.Namespace) -> ControlClient:
-    """A client of the daemon at --socket, the socket of -c, $NUMA_LAUNCHER_SOCKET or the default path, in this order.
-
-    Control characters in its answers are escaped, except with --json."""
+    """A client of the daemon at `socket_of`. Control characters in its answers are escaped, except with --json."""
     from launcher.control.client import ControlClient  # noqa: PLC0415  heavy
 
-    path = args.socket
+    return ControlClient(socket_of(args), exact=bool(getattr(args, "json", False)))
+
+
+def socket_of(args: argparse.Namespace) -> str:
+    """--socket, the socket of -c, $NUMA_LAUNCHER_SOCKET or the default path, in this order."""
+    path: str | None = args.socket
     if path is None and args.config is not None:
         from launcher.config.load import load_config  # noqa: PLC0415  heavy
 
         path = load_config(args.config, environ=os.environ).control.socket
-    exact = bool(getattr(args, "json", False))
-    return ControlClient(path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET, exact=exact)
+    return path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET
 
 
 class Value:

@@ -9,10 +9,10 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
-from launcher.cli.status_table import state_of
 from launcher.control.client import ControlClient
 from launcher.control.messages import DISRUPTIVE, SlotCommand
 from launcher.errors import LauncherError, TimedOutError
+from launcher.verdict import state_of
 
 POLL_S: Final = 0.25
 

@@ -10,8 +10,9 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
-from launcher.cli.status_table import WIDTH, level, summary, to_text
+from launcher.cli.status_table import WIDTH, to_text
 from launcher.errors import LauncherError
+from launcher.verdict import level, summary
 
 # Cursor home and clear to the end: the output overwrites itself.
 CLEAR: Final = "\x1b[H\x1b[J"

@@ -9,9 +9,7 @@ from typing import Any, Final
 from launcher.money import shown
 from launcher.sizes import GIB, MIB
 from launcher.text_table import counted, fitted, table
-
-Slot = dict[str, Any]
-Status = dict[str, Any]
+from launcher.verdict import Problem, Slot, Status, duration, problems_of, seconds, state_of, summary
 
 # Default width in columns.
 WIDTH: Final = 100
@@ -21,34 +19,6 @@ WIDTH: Final = 100
 class Column:
     head: str
     cell: Callable[[Slot, float], str]
-
-
-def summary(status: Status, now: float) -> str:
-    """One line for a monitor: ASCII, problems first."""
-    slots = status["slots"]
-    word = ("OK", "DEGRADED", "DOWN")[level(status)]
-    parts = [f"{word} {status['ready']}/{len(slots)} ready"]
-    parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
-    parts += [f"slot {slot['slot']} makes no progress" for slot in slots if slot["stalled_s"]]
-    parts += [f"slot {slot['slot']} is not watched" for slot in slots if slot["unwatched"]]
-    requests = status["requests"]
-    parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
-    speeds = [slot["tokens_per_s"] for slot in slots if slot["tokens_per_s"] is not None]
-    parts += [f"{sum(speeds):.0f} tok/s"] * bool(speeds)
-    slowest = max((slot["first_token"]["p99_s"] for slot in slots if slot["first_token"]), default=None)
-    parts += [] if slowest is None else [f"TTFT p99 {seconds(slowest)}s"]
-    return "; ".join(parts)
-
-
-def level(status: Status) -> int:
-    """0: every slot is ready and watched. 1: some are. 2: none is ready."""
-    ready, slots = status["ready"], status["slots"]
-    return 2 if not ready else int(ready < len(slots) or any(slot["unwatched"] for slot in slots))
-
-
-def _trouble(slot: Slot, now: float) -> str:
-    text = f"slot {slot['slot']} {state_of(slot)} {duration(now - slot['since'])}"
-    return f"{text} ({slot['last_cause']['name']})" if slot["last_cause"] else text
 
 
 def to_text(status: Status, now: float, width: int | None = WIDTH) -> str:
@@ -136,48 +106,17 @@ def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
 def notes(status: Status, now: float) -> list[str]:
     lines: list[str] = []
     for slot in status["slots"]:
-        about = list(_of_slot(slot, now))
+        about = [line for problem in problems_of(slot, now) for line in _note(problem)]
         lines += [""] * bool(about) + about
     lines += [""] * bool(status["warnings"])
     return [*lines, *(f"warning: {warning}" for warning in status["warnings"])]
 
 
-def _of_slot(slot: Slot, now: float) -> Iterator[str]:
-    name, state = f"slot {slot['slot']}", slot["state"]
-    if slot["phase"] or (slot["eta"] is not None and state in {"draining", "stopping"}):
-        yield f"{name}: {slot['phase'] or state}{_eta(slot, now)}"
-    if slot["next_start"]:
-        yield f"{name}: starts again in {max(0.0, slot['next_start'] - now):.0f} s"
-    if slot["stalled_s"]:
-        yield f"{name}: has requests and has made no progress for {slot['stalled_s']:.0f} s"
-    if slot["unwatched"]:
-        yield f"{name}: not watched, a hang would not be detected: {slot['unwatched']}"
-    cause = slot["last_cause"]
-    if cause and state in {"failed", "backoff", "held"}:
-        yield f"{name}: {cause['name']}: {cause['message']}"
-        yield f"  {cause['remedy']}"
-        yield from (f"  | {line}" for line in cause["evidence"])
-    verified = slot["verified"] or {}
-    yield from (f"{name}: not as planned: {problem}" for problem in verified.get("problems", ()))
-    foreign = verified.get("foreign", ())
-    if foreign:
-        first = foreign[0].partition(", of which")[0]
-        more = f", and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        yield f"{name}: other processes on its cpus: {first}{more} (numa-launcher verify {slot['slot']})"
-
-
-def _eta(slot: Slot, now: float) -> str:
-    return (
-        "" if slot["eta"] is None or slot["eta"] <= now else f", estimated {duration(slot['eta'] - now)} left"
-    )
-
-
-def state_of(slot: Slot) -> str:
-    """The state in one word; includes `drained` and `quarantine`."""
-    if slot["intent"] == "quarantine":
-        return "quarantine"
-    drained = slot["state"] == "draining" and slot["intent"] == "drain" and not slot["in_flight"]
-    return "drained" if drained else str(slot["state"])
+def _note(problem: Problem) -> Iterator[str]:
+    yield f"slot {problem.slot}: {problem.what}"
+    if problem.remedy:
+        yield f"  {problem.remedy}"
+    yield from (f"  | {line}" for line in problem.evidence)
 
 
 def _where(slot: Slot, _now: float) -> str:
@@ -235,22 +174,6 @@ def _resident(slot: Slot, _now: float) -> str:
 def _placement(slot: Slot, _now: float) -> str:
     verified = slot["verified"]
     return "-" if verified is None else ("verified" if verified["ok"] else "DIFFERS")
-
-
-def seconds(value: float) -> str:
-    """0.04, 0.31, 2.5, 31: two significant digits."""
-    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """A time span: 5s, 3m12s, 4h05m, 2d03h."""
-    whole = max(0, int(seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if not minutes:
-        return f"{whole}s"
-    if not hours:
-        return f"{minutes}m{whole % 60:02}s"
-    return f"{hours}h{minutes % 60:02}m" if not days else f"{days}d{hours % 24:02}h"
 
 
 COLUMNS: Final = (

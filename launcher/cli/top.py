@@ -115,7 +115,7 @@ class Watcher:
             self._reserved = CpuSet.parse(self._client.get("/plan", ANSWER_S)["reserved"])
 
     def _look_at_cpus(self) -> None:
-        from launcher.cli.top_frame import busy_shares, read_times  # noqa: PLC0415  heavy
+        from launcher.host.cpu_busy import busy_shares, read_times  # noqa: PLC0415  heavy
 
         try:
             times = read_times(_STAT.read_text())

@@ -9,15 +9,13 @@ from typing import Any, Final
 from rich.style import Style
 from rich.text import Text
 
+from launcher import verdict
 from launcher.cli import status_table
 from launcher.cpuset import CpuSet
 from launcher.text_table import fitted
 from launcher.topology.draw import sign
 from launcher.topology.model import Core, Topology
 from launcher.topology.picture import DrawnSlot, Mark, NodeBox, Picture, make_picture
-
-Times = Mapping[int, tuple[int, int]]
-"""cpu -> (busy, total) ticks since boot."""
 
 # Busy share of a cpu from which it is drawn as working or busy.
 WORKING: Final = 0.15
@@ -69,7 +67,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _summary_style(status: dict[str, Any]) -> Style:
-    return Style(color=(_GOOD, _WAITS, _BAD)[status_table.level(status)], bold=True)
+    return Style(color=(_GOOD, _WAITS, _BAD)[verdict.level(status)], bold=True)
 
 
 def _table(view: View, width: int) -> Iterator[Text]:
@@ -164,24 +162,3 @@ class _Cells:
 def _legend(picture: Picture) -> str:
     marks = [f"{sign(mark)} {mark.value}" for mark in picture.used_marks]
     return " · ".join(["digit: slot; dim: idle; reversed: busy", *marks])
-
-
-def read_times(stat: str) -> dict[int, tuple[int, int]]:
-    """From /proc/stat (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal; guest is in user."""
-    found = {}
-    for line in stat.splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name[3:].isdecimal() and len(fields) >= 5:
-            ticks = [int(field) for field in fields[:8]]
-            found[int(name[3:])] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
-    return found
-
-
-def busy_shares(before: Times, after: Times) -> dict[int, float]:
-    """Busy share of each cpu between two samples; without cpus that are new or did not tick."""
-    found = {}
-    for cpu, (busy, total) in after.items():
-        was = before.get(cpu)
-        if was is not None and total > was[1]:
-            found[cpu] = max(0.0, min(1.0, (busy - was[0]) / (total - was[1])))
-    return found

@@ -1,24 +1,41 @@
-"""`numa-launcher why SLOT`."""
+"""`numa-launcher why SLOT` and `why REQUEST`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-from launcher.cli import options
-from launcher.cli.status_table import duration
+from launcher.cli import options, request_text
 from launcher.errors import NotFoundError
+from launcher.verdict import duration
 
+if TYPE_CHECKING:
+    from launcher.control.client import ControlClient
+
+# A longer number is a request's id; ids of ours have 21 digits and more.
+SLOT_DIGITS: Final = 6
+MAX_REQUEST_ID: Final = 144
 # Lines searched for those of the failed generation.
 _TAIL: Final = 2000
 
 
+def _read(text: str) -> int | str:
+    if not text or len(text) > MAX_REQUEST_ID or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError
+    return int(text) if text.isdecimal() and len(text) <= SLOT_DIGITS else text
+
+
+_SLOT_OR_REQUEST: Final = options.Value("a slot's number or a request's id", _read)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "slot", type=options.slot_number, metavar="SLOT", help="select the slot by its number"
-    )
+        "what", type=_SLOT_OR_REQUEST, metavar="SLOT|REQUEST",
+        help="select a slot by its number, or a request by its id (the X-Request-Id of its response)",
+    )  # fmt: skip
     options.add_socket(parser)
     parser.add_argument(
         "-n", "--lines", type=options.count, default=20, metavar="N",
@@ -28,17 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the cause of the last failure. Exit code 1 when there was none."""
+    """Print what became of a request, or the cause of a slot's last failure. Exit code 1 when there was none."""
     client = options.client_of(args)
+    if isinstance(args.what, str):
+        return _run_request(client, args)
     status = client.get("/status")
-    slot = next((found for found in status["slots"] if found["slot"] == args.slot), None)
+    slot = next((found for found in status["slots"] if found["slot"] == args.what), None)
     if slot is None:
         known = ", ".join(str(found["slot"]) for found in status["slots"])
-        raise NotFoundError(f"cannot use slot '{args.slot}': unknown slot", f"slots are {known}")
+        raise NotFoundError(f"cannot use slot '{args.what}': unknown slot", f"slots are {known}")
     cause = slot["last_cause"]
     lines = []
     if cause is not None:
-        found = client.get(f"/slots/{args.slot}/logs?tail={_TAIL}&redact=1")["lines"]
+        found = client.get(f"/slots/{args.what}/logs?tail={_TAIL}&redact=1")["lines"]
         lines = [line for line in found if line["generation"] == slot["last_cause_generation"]]
         lines = lines[-args.lines :] if args.lines else []
     if args.json:
@@ -50,6 +69,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(to_text(slot, lines, time.time()))
     return 0 if cause is not None else 1
+
+
+def _run_request(client: ControlClient, args: argparse.Namespace) -> int:
+    found = client.get(f"/requests/{quote(args.what, safe='')}")
+    print(json.dumps(found, indent=2) if args.json else request_text.to_text(found, time.time()))
+    return 0
 
 
 def to_text(slot: dict[str, Any], lines: list[dict[str, Any]], now: float) -> str:

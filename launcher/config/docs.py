@@ -24,9 +24,10 @@ overrides both. Durations are in seconds. Sizes are in bytes where the key ends 
 `numa-launcher reload` applies `[supervision]` at once, and `[cost]` at once. It applies `[[models]]`, `[layout]`,
 `[memory]` and `[engine]` by restarting, one after the other, the instances whose cpus, memory, command or environment change
 ([Reload](supervision.md#reload)). A restart of the daemon is needed for `[proxy]`, `[control]`, `[systemd]`,
-`[logging]`, `[usage]`, `[audit]`, `engine.kind`, `engine.runtime`, `engine.health_path`, `supervision.spawner`,
-`cost.currency`, `cost.price`, names and aliases of models, and the reserved cores: `reload` refuses such changes. The TLS
-certificate and key, the API keys file and the key files of `[[proxy.overflow]]` are reloaded automatically when they change.
+`[logging]`, `[usage]`, `[audit]`, `[telemetry]`, `engine.kind`, `engine.runtime`, `engine.health_path`,
+`supervision.spawner`, `cost.currency`, `cost.price`, names and aliases of models, and the reserved cores: `reload` refuses
+such changes. The TLS certificate and key, the API keys file and the key files of `[[proxy.overflow]]` are reloaded
+automatically when they change.
 """
 
 

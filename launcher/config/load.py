@@ -19,6 +19,7 @@ import msgspec
 from launcher.config.check_cost import check_cost
 from launcher.config.check_proxy import check_proxy
 from launcher.config.check_runtime import check_runtime
+from launcher.config.check_telemetry import check_telemetry
 from launcher.config.explain import Tree, explain, origin_of
 from launcher.config.schema import Config
 from launcher.cpuset import CpuSet
@@ -184,6 +185,7 @@ def _check_values(config: Config, origin_of: Callable[[str], str]) -> None:
     check_proxy(config, origin_of)
     check_runtime(config, origin_of)
     check_cost(config.cost, origin_of)
+    check_telemetry(config.telemetry, origin_of)
     for listen in config.proxy.listen:
         parse_listen(listen, origin_of("proxy.listen"))
     least, most = config.supervision.backoff_initial_s, config.supervision.backoff_max_s

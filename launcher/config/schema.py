@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import field
 
 from launcher.config.proxy_schema import Overflow, Proxy
+from launcher.config.telemetry_schema import Telemetry
 from launcher.config.usage_schema import Audit, Cost, Price, Reference, Usage
 from launcher.config.values import (
     EngineKind,
@@ -29,7 +30,7 @@ from launcher.config.values import (
 __all__ = [
     "Audit", "Config", "Control", "Cost", "Engine", "EngineKind", "Layout", "LogFormat", "Logging", "Memory", "Model",
     "Overflow", "Policy", "Price", "Proxy", "Reference", "Runtime", "Section", "SpawnerKind", "Strategy", "Supervision",
-    "Systemd", "Usage",
+    "Systemd", "Telemetry", "Usage",
 ]  # fmt: skip
 
 
@@ -304,3 +305,4 @@ class Config(Section, frozen=True):
     usage: Usage = Usage()
     cost: Cost = Cost()
     audit: Audit = Audit()
+    telemetry: Telemetry = Telemetry()

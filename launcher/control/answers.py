@@ -11,7 +11,18 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from launcher.control.arguments import MAX_SHOWN, command_of, deadline, flag, follows, number, slot_of
+from launcher.control.arguments import (
+    MAX_SHOWN,
+    command_of,
+    deadline,
+    flag,
+    follows,
+    number,
+    request_id_of,
+    slot_of,
+    slots_of,
+    span_of,
+)
 from launcher.control.messages import REDACT, Endpoint, Request, SlotCommand
 from launcher.control.operations import Operations
 from launcher.errors import BusyError, LauncherError, NotFoundError
@@ -22,7 +33,11 @@ READS_ONLY: Final = ContextVar("reads_only", default=True)
 """Of the request that is being answered: whether its peer may read, and nothing else."""
 # Shown to operators unmasked: the instances' output, counters, and usage by names of keys and models. The rest
 # is masked for everybody: it is pasted into tickets.
-_AS_IT_IS: Final = frozenset({"status", "logs", "metrics", "usage", "usage_requests", "budgets", "cost"})
+_AS_IT_IS: Final = frozenset(
+    {"status", "logs", "metrics", "usage", "usage_requests", "budgets", "cost", "request"}
+)
+# Never masked: numbers and names of states, by the megabyte.
+_NO_SECRETS: Final = frozenset({"history"})
 MAX_OVERRIDES: Final = 64
 # Followers of logs at once.
 MAX_FOLLOWERS: Final = 64
@@ -43,9 +58,10 @@ class Answers:
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
+            "topology": self._topology, "machine": self._machine, "measurements": self._measurements,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
-            "verify": self._verify, "act": self.act, "budgets": self._budgets,
-            "cost": self._cost, "usage": self._usage, "usage_requests": self._usage_requests,
+            "verify": self._verify, "act": self.act, "budgets": self._budgets, "cost": self._cost,
+            "usage": self._usage, "usage_requests": self._usage_requests, "request": self._request, "history": self._history,
         }  # fmt: skip
 
     async def redacted(
@@ -56,6 +72,8 @@ class Answers:
         wanted = wanted or (
             endpoint is not None and endpoint.method == "GET" and endpoint.name not in _AS_IT_IS
         )
+        if endpoint is not None and endpoint.name in _NO_SECRETS:
+            wanted = False
         if wanted and isinstance(response, web.Response):
             redactor = await self._operations.redactor()
             body = response.body
@@ -78,11 +96,23 @@ class Answers:
         limit = number(request, "limit", "50")
         return json_answer(await self._operations.usage_requests(dict(request.query), limit))
 
+    async def _request(self, request: web.Request) -> web.Response:
+        return json_answer(await self._operations.request(request_id_of(request)))
+
     async def _cost(self, request: web.Request) -> web.Response:
         return json_answer(await self._operations.cost(request.query.get("since", "30d")))
 
     async def _plan(self, _request: web.Request) -> web.Response:
         return json_answer(self._operations.plan())
+
+    async def _topology(self, _request: web.Request) -> web.Response:
+        return json_answer(self._operations.topology())
+
+    async def _machine(self, _request: web.Request) -> web.Response:
+        return json_answer(await self._operations.machine())
+
+    async def _measurements(self, _request: web.Request) -> web.Response:
+        return json_answer({"measurements": await self._operations.measurements()})
 
     async def _config(self, _request: web.Request) -> web.Response:
         return json_answer(self._operations.config())
@@ -94,6 +124,11 @@ class Answers:
     async def _events(self, request: web.Request) -> web.Response:
         count, after = number(request, "tail", "100"), number(request, "after", "0", digits=15)
         return json_answer({"events": self._operations.events(count, after)})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        after = number(request, "after", "0", digits=15)
+        body = await self._operations.history(span_of(request), after, slots_of(request))
+        return web.Response(body=body, content_type="application/json")
 
     async def _reloading(self, _request: web.Request) -> web.Response:
         return json_answer(self._operations.reloading())

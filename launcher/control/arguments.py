@@ -10,7 +10,10 @@ from launcher.errors import LauncherError
 from launcher.printable import quoted
 
 MAX_TAIL_LINES: Final = 100_000
+HISTORY_SPANS: Final = ("1h", "1d", "90d")
 MAX_DEADLINE_S: Final = 86_400.0
+# Characters of an X-Request-Id that the proxy takes, and of the longest prefix that an engine puts before it.
+MAX_REQUEST_ID: Final = 128 + 16
 # Characters of a value that an error quotes.
 MAX_SHOWN: Final = 80
 
@@ -29,6 +32,16 @@ def slot_of(request: web.Request) -> int:
     return int(text)
 
 
+def request_id_of(request: web.Request) -> str:
+    text = request.match_info["request"]
+    if len(text) > MAX_REQUEST_ID:
+        raise LauncherError(
+            f"cannot use request id '{quoted(text, MAX_SHOWN)}': more than {MAX_REQUEST_ID} characters",
+            "give the X-Request-Id of a response",
+        )
+    return text
+
+
 def number(request: web.Request, name: str, default: str, digits: int = 6) -> int:
     text = request.query.get(name, default)
     if (
@@ -41,6 +54,26 @@ def number(request: web.Request, name: str, default: str, digits: int = 6) -> in
             f"give {name}={default}",
         )
     return int(text)
+
+
+def span_of(request: web.Request) -> str:
+    text = request.query.get("span", HISTORY_SPANS[0])
+    if text not in HISTORY_SPANS:
+        raise LauncherError(
+            f"cannot show the history of '{quoted(text, MAX_SHOWN)}': no such span",
+            f"spans are {', '.join(HISTORY_SPANS)}",
+        )
+    return text
+
+
+def slots_of(request: web.Request) -> str:
+    text = request.query.get("slots", "all")
+    if text not in {"all", "none"} and (not (text.isascii() and text.isdecimal()) or len(text) > 6):
+        raise LauncherError(
+            f"cannot show the history of slots '{quoted(text, MAX_SHOWN)}'",
+            "give slots=all, slots=none or the number of one slot",
+        )
+    return text if text in {"all", "none"} else str(int(text))
 
 
 def flag(request: web.Request, name: str) -> bool:

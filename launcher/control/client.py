@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from launcher.control.messages import PREFIX
-from launcher.errors import BusyError, LauncherError, TimedOutError, reason
+from launcher.errors import BusyError, LauncherError, NotFoundError, TimedOutError, reason
 from launcher.printable import printable, printable_tree
 
 TIMEOUT_S: Final = 30.0
+_KIND_OF: Final[dict[int, type[LauncherError]]] = {
+    http.client.SERVICE_UNAVAILABLE: BusyError,
+    http.client.NOT_FOUND: NotFoundError,
+}
 
 
 class UnreachableError(LauncherError):
@@ -78,7 +82,7 @@ class ControlClient:
         try:
             reply: dict[str, Any] = self._tree(json.loads(self._read(method, path, timeout_s)))
         except ValueError as error:
-            raise self._unreadable(error) from None
+            raise unreadable(self._path, error) from None
         return reply
 
     def _read(self, method: str, path: str, timeout_s: float) -> bytes:
@@ -86,50 +90,11 @@ class ControlClient:
         try:
             return response.read()
         except TimeoutError:
-            raise self._no_answer(timeout_s) from None
+            raise no_answer(self._path, timeout_s) from None
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreadable(error) from None
+            raise unreadable(self._path, error) from None
         finally:
             connection.close()
-
-    def _no_answer(self, timeout_s: float | None) -> NoAnswerError:
-        return NoAnswerError(
-            f"cannot reach numa-launcher on '{self._path}': no answer within {timeout_s:g} s",
-            "the daemon or the machine hangs: see its log, and `top` or `ps`",
-        )
-
-    def _unreadable(self, error: Exception) -> LauncherError:
-        return LauncherError(
-            f"cannot read the daemon's answer on '{self._path}': {error}", "see the daemon's log"
-        )
-
-    def _unreachable(self, error: Exception, timeout: float | None) -> LauncherError:
-        where = f"cannot reach numa-launcher on '{self._path}'"
-        match error:
-            case FileNotFoundError():
-                return UnreachableError(
-                    f"{where}: no such socket",
-                    "start it (`systemctl start numa-launcher`, or `numa-launcher serve -c FILE`), or name its socket "
-                    "with --socket or -c FILE",
-                )
-            case ConnectionRefusedError():
-                return UnreachableError(
-                    f"{where}: connection refused: the daemon has exited",
-                    "see why (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
-                    "or `numa-launcher serve -c FILE`)",
-                )
-            case PermissionError():
-                return LauncherError(
-                    f"{where}: your user may not use this socket",
-                    f"ask an administrator to add you to {_group_of(self._path)}, and log in again",
-                )
-            case TimeoutError():
-                return self._no_answer(timeout)
-            case _:
-                return UnreachableError(
-                    f"{where}: {reason(error) if isinstance(error, OSError) else error}",
-                    "check that the daemon runs and that you may use its socket (group of the file)",
-                )
 
     def _request(
         self, method: str, path: str, timeout: float | None
@@ -140,17 +105,66 @@ class ControlClient:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._unreachable(error, timeout) from None
+            raise unreachable(self._path, error, timeout) from None
         if response.status != http.client.OK:
             try:
-                error_body = json.loads(response.read())["error"]
-                message, remedy = (printable(str(error_body[part])) for part in ("message", "remedy"))
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-                message, remedy = f"cannot {method} {path}: status {response.status}", "see the daemon's log"
+                body = response.read()
+            except (OSError, http.client.HTTPException):
+                body = b""
             connection.close()
-            busy = response.status == http.client.SERVICE_UNAVAILABLE
-            raise (BusyError if busy else LauncherError)(message, remedy)
+            raise refusal(f"{method} {path}", response.status, body)
         return connection, response
+
+
+def no_answer(path: str, timeout_s: float | None) -> NoAnswerError:
+    return NoAnswerError(
+        f"cannot reach numa-launcher on '{path}': no answer within {timeout_s:g} s",
+        "the daemon or the machine hangs: see its log, and `top` or `ps`",
+    )
+
+
+def unreadable(path: str, error: Exception) -> LauncherError:
+    return LauncherError(f"cannot read the daemon's answer on '{path}': {error}", "see the daemon's log")
+
+
+def unreachable(path: str, error: Exception, timeout_s: float | None) -> LauncherError:
+    """What a failed connection or request on the socket `path` means."""
+    where = f"cannot reach numa-launcher on '{path}'"
+    match error:
+        case FileNotFoundError():
+            return UnreachableError(
+                f"{where}: no such socket",
+                "start it (`systemctl start numa-launcher`, or `numa-launcher serve -c FILE`), or name its socket "
+                "with --socket or -c FILE",
+            )
+        case ConnectionRefusedError():
+            return UnreachableError(
+                f"{where}: connection refused: the daemon has exited",
+                "see why (`journalctl -u numa-launcher -e`), and start it (`systemctl start numa-launcher`, "
+                "or `numa-launcher serve -c FILE`)",
+            )
+        case PermissionError():
+            return LauncherError(
+                f"{where}: your user may not use this socket",
+                f"ask an administrator to add you to {_group_of(path)}, and log in again",
+            )
+        case TimeoutError():
+            return no_answer(path, timeout_s)
+        case _:
+            return UnreachableError(
+                f"{where}: {reason(error) if isinstance(error, OSError) else error}",
+                "check that the daemon runs and that you may use its socket (group of the file)",
+            )
+
+
+def refusal(asked: str, status: int, body: bytes) -> LauncherError:
+    """The daemon's own error, from its reply to the request `asked`."""
+    try:
+        error = json.loads(body)["error"]
+        message, remedy = (printable(str(error[part])) for part in ("message", "remedy"))
+    except (ValueError, KeyError, TypeError):
+        message, remedy = f"cannot {asked}: status {status}", "see the daemon's log"
+    return _KIND_OF.get(status, LauncherError)(message, remedy)
 
 
 def _group_of(path: str) -> str:

@@ -78,7 +78,7 @@ def _users(endpoints: list[Endpoint]) -> str:
 
 
 def _name(endpoint: Endpoint) -> str:
-    return f"`{endpoint.method} {PREFIX}{endpoint.path.replace('{slot}', 'N')}`"
+    return f"`{endpoint.method} {PREFIX}{endpoint.path.replace('{slot}', 'N').replace('{request}', 'ID')}`"
 
 
 def _or_all(names: list[str]) -> str:
@@ -90,7 +90,8 @@ def examples() -> Iterator[tuple[Endpoint, str]]:
     for endpoint in ENDPOINTS:
         for query in endpoint.examples:
             method = "" if endpoint.method == "GET" else f"-X {endpoint.method} "
-            url = f"http://localhost{PREFIX}{endpoint.path.replace('{slot}', '0')}{f'?{query}' if query else ''}"
+            path = endpoint.path.replace("{slot}", "0").replace("{request}", "req-1")
+            url = f"http://localhost{PREFIX}{path}{f'?{query}' if query else ''}"
             quoted = f"'{url}'" if query else url
             buffered = "--no-buffer " if "follow" in query else ""
             yield endpoint, f"ask {buffered}{method}{quoted}"
@@ -137,9 +138,15 @@ _IN_JSON: Final = {
     "MeasuredLayout": "object", "UsageToday": "object", "UsageRow": "`UsageRow`",
     "tuple[UsageRow, ...]": "list of `UsageRow`", "tuple[UsageRequest, ...]": "list of `UsageRequest`",
     "CostNow": "object", "PerMillion": "`PerMillion`", "OverflowCost": "`OverflowCost`",
+    "TimelineTokens": "`TimelineTokens`", "tuple[Step, ...]": "list of `Step`",
     "tuple[Comparison, ...]": "list of `Comparison`", "tuple[float, float]": "two numbers",
     "tuple[SlotStatus, ...]": "list of `SlotStatus`", "tuple[str, ...]": "list of text",
-    "dict[str, str | None]": "object", "dict[str, Any]": "object",
+    "dict[str, str | None]": "object", "dict[str, Any]": "object", "dict[str, int]": "object",
+    "QueueState": "`QueueState`", "TokenTotals": "`TokenTotals`", "dict[str, TokenTotals]": "object of `TokenTotals`",
+    "dict[str, KeyTotals]": "object of `KeyTotals`",
+    "list[float | None]": "list of number or null", "tuple[NodeUse, ...]": "list of `NodeUse`",
+    "tuple[SlotPlaces, ...]": "list of `SlotPlaces`", "tuple[Misplaced, ...]": "list of `Misplaced`",
+    "tuple[Disk, ...]": "list of `Disk`",
 }  # fmt: skip
 
 

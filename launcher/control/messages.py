@@ -86,7 +86,7 @@ class Endpoint:
     """Of the server's handler."""
     method: str
     path: str
-    """Below PREFIX; `{slot}` stands for a slot's number."""
+    """Below PREFIX; `{slot}` stands for a slot's number, `{request}` for a request's id."""
     does: str
     answers: str
     """The reply in words."""
@@ -111,7 +111,7 @@ REDACT: Final = Option(
     "redact",
     "1",
     "mask known and likely secrets; always done for role read, and in all but `status`, `metrics`, `logs`, `usage`, "
-    "`budgets`, `cost`",
+    "`budgets`, `cost`, `requests`",
 )
 """Of every GET whose answer ends."""
 _SLOT: Final = "the slot, as in `status`"
@@ -147,12 +147,40 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "what `numa-launcher plan --json` prints", options=(REDACT,),
     ),
     Endpoint(
+        "topology", "GET", "/topology", "the machine that the plan in force was made for",
+        "`name`, `cpu_count`, `sockets` (`socket`, `nodes`), `nodes` (`node`, `socket`, `memory_bytes`, `cpus`), `cores` "
+        "(`cpus`, `socket`, `node`, `l3`: number of its L3 domain), `reserved` and `allowed` CPU lists",
+        options=(REDACT,),
+    ),
+    Endpoint(
+        "machine", "GET", "/machine", "the load of the machine now: CPUs, memory of NUMA nodes, placement, disks",
+        "`MachineStatus`, below", options=(REDACT,),
+    ),
+    Endpoint(
+        "measurements", "GET", "/measurements", "the newest results of `bench` and `tune` that the daemon can read",
+        "`measurements`, newest first, at most 20: `Measurement`, below", options=(REDACT,),
+    ),
+    Endpoint(
+        "history", "GET", "/history", "the recent load of the host and its slots: [columns](history.md#columns)",
+        "`span`, `step_ms`, `newest` (ms; null without rows), `columns`, `rows`: each the end of its step (ms since the "
+        "epoch), then the values of the columns; null is unknown. A missing row is a gap: the daemon did not run",
+        options=(
+            Option("span", "1h", "`1h` in steps of 2 s, `1d` of 60 s or `90d` of 10 minutes"),
+            Option("after", "0", "only rows after this time, in ms; the whole span if it is above `newest`"),
+            Option("slots", "all", "columns of `all` slots, of `none` (for `90d` always), or of one slot's number"),
+            REDACT,
+        ),
+        examples=("span=1h&slots=none", "span=1d&after=0&slots=0"),
+    ),
+    Endpoint(
         "config", "GET", "/config", "the configuration in force: file, environment and overrides, secrets masked",
         "an object for each section of the file, with every key", options=(REDACT,),
     ),
     Endpoint(
         "events", "GET", "/events", "the last events: what was done, and who asked for it",
-        "`events`, oldest first: `number`, `time` (seconds since the epoch), `level`, `logger`, `message`, `fields`",
+        "`events`, oldest first: `number`, `time` (seconds since the epoch), `level`, `logger`, `message`, `fields`; of "
+        "these an event has what applies: `slot` and `generation` (numbers), `state`, `cause` with `evidence` (lines) and "
+        "`remedy`, `verb`, `user`, `audit`",
         "events",
         (_TAIL, Option("after", "0", "only events with a higher number; numbers also increase across restarts"), REDACT),
         ("tail=3",),
@@ -172,6 +200,11 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "`UsageRequests`, below", "usage --requests",
         (*_USAGE, Option("limit", "50", "number of requests; at most 10,000"), REDACT),
         ("since=1h&limit=5",),
+    ),
+    Endpoint(
+        "request", "GET", "/requests/{request}", "what became of one request, step by step: of a recent one, or what the "
+        "usage ledger has of it",
+        "`Timeline`, below", "why REQUEST", (REDACT,),
     ),
     Endpoint(
         "budgets", "GET", "/budgets", "budgets of API keys: what is spent, reserved and left",

@@ -23,6 +23,9 @@ class Operations(Protocol):
     ) -> dict[str, Any]:
         """Re-read the configuration and begin to go there. Raises LauncherError; nothing has changed then."""
 
+    async def history(self, span: str, after: int, slots: str) -> bytes:
+        """The rows of a span after a time, as JSON. Raises LauncherError."""
+
     def reloading(self) -> dict[str, Any]:
         """How far the last reload has come."""
 
@@ -31,6 +34,15 @@ class Operations(Protocol):
 
     def plan(self) -> dict[str, Any]:
         """The plan that is running, as `plan --json` prints it."""
+
+    def topology(self) -> dict[str, Any]:
+        """The machine that the running plan was made for."""
+
+    async def machine(self) -> Any:
+        """The load of the machine."""
+
+    async def measurements(self) -> Any:
+        """The newest results of bench and tune."""
 
     def config(self) -> dict[str, Any]:
         """The configuration that is in force, secrets masked."""
@@ -49,6 +61,9 @@ class Operations(Protocol):
 
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> Any:
         """The latest single requests of the usage ledger. Raises LauncherError."""
+
+    async def request(self, request_id: str) -> Any:
+        """What became of one request. Raises NotFoundError for an unknown one."""
 
     async def cost(self, since: str) -> Any:
         """What tokens cost since a time. Raises LauncherError."""

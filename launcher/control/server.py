@@ -296,11 +296,16 @@ def _log(request: web.Request, action: ControlAction) -> None:
         "%s %s by %s (uid %d, pid %d): %d%s",
         request.method, action.arguments, peer.user, peer.uid, peer.pid, action.status, words,
         extra={
-            "audit": action.result, "verb": action.verb, "slot": action.slot,
+            "audit": action.result, "verb": action.verb, "user": peer.user,
             "peer_user": peer.user, "peer_uid": peer.uid, "peer_gid": peer.gid, "peer_pid": peer.pid,
-            "path": action.arguments, "status": action.status,
+            "path": action.arguments, "status": action.status, **_slot_field(action.slot),
         },
     )  # fmt: skip
+
+
+def _slot_field(slot: str) -> dict[str, int]:
+    """A number, as in every other event."""
+    return {"slot": int(slot)} if slot.isascii() and slot.isdigit() and len(slot) <= MAX_SHOWN else {}
 
 
 def _error(status: int, message: str, remedy: str) -> web.Response:

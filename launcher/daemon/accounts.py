@@ -14,10 +14,12 @@ from typing import Final, Protocol
 
 from launcher.config.schema import Config, Usage
 from launcher.daemon.audit import AuditAccount
+from launcher.daemon.traces import TraceAccount
 from launcher.errors import LauncherError
 from launcher.host.state_folder import state_folder
 from launcher.proxy.accounting import Accounting
 from launcher.telemetry import metrics
+from launcher.telemetry.spec import Values
 from launcher.usage.budget_rules import rules_of
 from launcher.usage.budgets import Budgets, NoSums, Past, StoredSum
 from launcher.usage.caps import make_caps
@@ -76,7 +78,9 @@ class Accounts:
             self.ledger = Ledger(config.usage, path)
             self.accounting = replace(self.accounting, record=self._record)
         self.audit = AuditAccount(config.audit)
-        self.accounting = self.audit.joined(self.accounting)
+        self._audit_folder = config.audit.path
+        self.traces = TraceAccount(config)
+        self.accounting = self.traces.joined(self.audit.joined(self.accounting))
         self._meter: asyncio.Task[None] | None = None
 
     def _caps(self, config: Config, path: Path, stored: Stored) -> dict[str, DailyCap]:
@@ -98,6 +102,7 @@ class Accounts:
 
         `occupancy`: of each slot."""
         await self.audit.start()
+        self.traces.start()
         if self._no_ledger:
             log.error("%s", self._no_ledger)
         past = Past()
@@ -111,6 +116,7 @@ class Accounts:
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
         await self.audit.stop()
+        await self.traces.stop()
         if self.ledger is None or self._meter is None:
             return
         meter, self._meter = self._meter, None
@@ -119,11 +125,17 @@ class Accounts:
             await meter
         await asyncio.to_thread(self.ledger.stop)
 
-    def values(self) -> metrics.Values:
-        """For the metrics page."""
-        return {**self._of_ledger(), **self.audit.values()}
+    def folders(self) -> dict[str, Path]:
+        """Folders that are written to, by what is kept there."""
+        ledger = {} if self.ledger is None else {"usage": self.ledger.path.parent}
+        trail = {} if self._audit_folder is None else {"audit": Path(self._audit_folder).absolute()}
+        return ledger | trail
 
-    def _of_ledger(self) -> metrics.Values:
+    def values(self) -> Values:
+        """For the metrics page."""
+        return {**self._of_ledger(), **self.audit.values(), **self.traces.values()}
+
+    def _of_ledger(self) -> Values:
         if self.ledger is None:
             return {}
         state = self.ledger.state
@@ -137,7 +149,7 @@ class Accounts:
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
-        return (*self._ledger_warnings(), *self.audit.warnings())
+        return (*self._ledger_warnings(), *self.audit.warnings(), *self.traces.warnings())
 
     def _ledger_warnings(self) -> tuple[str, ...]:
         if self.ledger is None:

@@ -13,6 +13,7 @@ from launcher.config.schema import Audit
 from launcher.control.action import ControlAction
 from launcher.proxy.accounting import Accounting
 from launcher.telemetry import metrics
+from launcher.telemetry.spec import Values
 from launcher.usage.audit import AuditTrail
 from launcher.usage.audit_chain import ControlEntry
 from launcher.usage.entry import Entry
@@ -59,7 +60,7 @@ class AuditAccount:
                 ControlEntry(at=time.time(), verb=verb, arguments=name, result=result, reason=reason)
             )
 
-    def values(self) -> metrics.Values:
+    def values(self) -> Values:
         """For the metrics page."""
         if self._trail is None:
             return {}

@@ -14,7 +14,8 @@ from launcher.config.schema import Cost
 from launcher.errors import LauncherError
 from launcher.money import to_decimal
 from launcher.telemetry import metrics
-from launcher.usage.bill import is_priced
+from launcher.telemetry.spec import Values
+from launcher.usage.bill import bill, is_priced
 from launcher.usage.cost import Observed
 from launcher.usage.energy import POWERCAP, Energy
 from launcher.usage.live import CostNow, Meter
@@ -60,6 +61,8 @@ class Costs:
         self._today: Observed | None = None
         self._energy: Energy | None = None
         self._joules: dict[str, float] = {}
+        self._watts: float | None = None
+        """As last measured."""
         self._failed = ""
         self.failures = Failures(log, "costs")
 
@@ -95,6 +98,8 @@ class Costs:
             return None
         for package, amount in measured.joules.items():
             self._joules[package] = self._joules.get(package, 0.0) + amount
+        if measured.seconds > 0:
+            self._watts = sum(measured.joules.values()) / measured.seconds
         if self._ledger is not None:
             joules = [(JOULES, package, amount) for package, amount in measured.joules.items()]
             self._ledger.meter([*joules, (JOULES_S, "", measured.seconds)])
@@ -114,12 +119,20 @@ class Costs:
         self._today = found.today
         self._bill.sample(now, found.output_tokens)
 
+    def per_hour(self) -> float | None:
+        """The bill of an hour like this moment, in the currency's unit; None without a price in [cost]."""
+        cost = self._settings()
+        if not is_priced(cost):
+            return None
+        joules = None if self._watts is None else self._watts * HOUR_S
+        return float(to_decimal(bill(cost, HOUR_S, joules).total))
+
     def now(self) -> CostNow | None:
         """None without a price in [cost]."""
         cost = self._settings()
         return self._bill.now(cost, self._today) if is_priced(cost) else None
 
-    def values(self) -> metrics.Values:
+    def values(self) -> Values:
         """For the metrics page."""
         cost = self._settings()
         energy: dict[tuple[str, ...], float] = {

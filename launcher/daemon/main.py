@@ -18,14 +18,19 @@ from launcher.control.server import ControlServer
 from launcher.daemon.accounts import Accounts
 from launcher.daemon.costs import Costs
 from launcher.daemon.deployment import Deployment
+from launcher.daemon.load_history import LoadHistory
+from launcher.daemon.machine_reader import MachineReader
+from launcher.daemon.machine_sample import MachineSample
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
+from launcher.daemon.slot_values import daemon_values, failure_values, slot_values
 from launcher.daemon.usage_reports import UsageReports
 from launcher.engines.arguments import lora_adapters
 from launcher.engines.numa_binding import MemPolicy
 from launcher.engines.sampling_defaults import sampling_defaults
 from launcher.errors import LauncherError
 from launcher.host import activation, gc_tuning, notify, open_files
+from launcher.host.cpu_busy import CpuBusy
 from launcher.host.events import EventRing
 from launcher.instances.backoff import Limits
 from launcher.instances.choose_spawner import as_instances_user, choose_spawner
@@ -40,7 +45,8 @@ from launcher.plan import Placement
 from launcher.proxy.downstream.listener import unused
 from launcher.proxy.server import ProxyServer
 from launcher.rollout.reload import Reread, refuse_violations
-from launcher.telemetry import metrics
+from launcher.telemetry import machine_metrics
+from launcher.telemetry.spec import Values
 
 log = logging.getLogger("launcher.daemon")
 
@@ -99,11 +105,28 @@ class Daemon:
         self.machine = MachineWatch(
             lambda: (self.operations.deployment.topology, self.operations.deployment.plan)
         )
+        self.cpu_busy = CpuBusy()
+        self.history = LoadHistory(
+            config.telemetry,
+            self.proxy,
+            lambda: self.supervisor.controllers,
+            self.cpu_busy.shares,
+            self.costs.per_hour,
+        )
+        self.sample = MachineSample(
+            lambda: [node.id for node in self.operations.deployment.topology.numa_nodes],
+            self.accounts.folders() | self.history.folders(),
+        )
         self.operations = Operations(
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
-            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, warnings=self.accounts.warnings,
-            usage=UsageReports(self.accounts.ledger, config.cost.currency),
-            cost_now=self.costs.now,
+            stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, history=self.history.answer,
+            warnings=lambda: (*self.accounts.warnings(), *self.history.warnings()),
+            usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
+            machine=MachineReader(
+                self.cpu_busy, deployment=lambda: self.operations.deployment,
+                controllers=lambda: self.supervisor.controllers, drift=lambda: self.machine.found,
+                disks=lambda: self.sample.disks,
+            ),
         )  # fmt: skip
         self.control = ControlServer(
             config.control.socket,
@@ -142,6 +165,7 @@ class Daemon:
             await self.proxy.stop(0)
             await self.control.stop()
             await self.accounts.stop()
+            await self.history.close()
             await self.spawner.close(for_good=self._for_good)
 
     async def _open(self, ready: Sequence[socket.socket]) -> None:
@@ -169,8 +193,12 @@ class Daemon:
                     group.create_task(self.supervisor.run(), name="supervisor"),
                     group.create_task(persist(self._report, self._report_failures), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
+                    group.create_task(self.sample.run(), name="machine sample"),
                     group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
                 ]
+                if self.history.recorder is not None:
+                    recorder = self.history.recorder
+                    owners.append(group.create_task(persist(recorder.run, recorder.failures), name="history"))
                 if ready:
                     owners.append(group.create_task(self._open_when_adopted(ready), name="listener"))
                 await self._stop_asked.wait()
@@ -242,8 +270,9 @@ class Daemon:
         except LauncherError as error:
             why = error.message
             log.error(  # noqa: TRY400  no traceback for a person
-                "%s; %s", error.message, error.remedy, extra={"audit": "refused", "verb": "reload"}
-            )
+                "%s; %s", error.message, error.remedy,
+                extra={"audit": "refused", "verb": "reload", "remedy": error.remedy},
+            )  # fmt: skip
         except Exception:  # the task is not awaited
             why = "internal error"
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
@@ -272,7 +301,10 @@ class Daemon:
         self.supervisor.went_idle(slot, generation)
 
     def _on_suspect(self, slot: int, generation: int, reason: str) -> None:
-        log.warning("slot %d: the proxy could not use its instance: %s", slot, reason, extra={"slot": slot})
+        log.warning(
+            "slot %d: the proxy could not use its instance: %s", slot, reason,
+            extra={"slot": slot, "generation": generation},
+        )  # fmt: skip
         self.supervisor.suspect(slot, generation)
 
     # --- instances.ports.Traffic -----------------------------------------------------------
@@ -284,15 +316,15 @@ class Daemon:
     def relayed(self, slot: int, generation: int) -> int:
         return self.proxy.progress(slot, generation)
 
-    def _more_values(self) -> metrics.Values:
-        return {**self._watched(), **self.accounts.values(), **self.costs.values()}
-
-    def _watched(self) -> metrics.Values:
-        controllers = [k for k in self.supervisor.controllers.values() if k.instance.process is not None]
+    def _more_values(self) -> Values:
         return {
-            metrics.SLOT_WATCHED: {
-                (str(k.slot.id), k.slot.model.name): float(k.unwatched is None) for k in controllers
-            }
+            **daemon_values(self.operations.deployment.stack, self.operations.since),
+            **slot_values(self.supervisor.controllers.values()),
+            **failure_values(self.supervisor.failures),
+            machine_metrics.DIFFERENCES: {(): len(self.machine.found)},
+            **self.sample.values(),
+            **self.accounts.values(),
+            **self.costs.values(),
         }
 
     def silent(self, slot: int, generation: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import launcher
@@ -13,6 +13,10 @@ from launcher.build import build
 from launcher.config.shown import secret_values, shown
 from launcher.control.messages import Request
 from launcher.daemon.deployment import Deployment
+from launcher.daemon.machine_reader import MachineReader
+from launcher.daemon.machine_status import MachineStatus
+from launcher.daemon.measurements import Measurement, Measurements
+from launcher.daemon.request_finder import RequestFinder
 from launcher.daemon.slot_commands import check_request, event_of
 from launcher.daemon.status import Status, slot_status
 from launcher.daemon.usage_reports import UsageReports, question_of
@@ -22,9 +26,12 @@ from launcher.instances.health import HttpProber
 from launcher.instances.logtail import LogLine
 from launcher.instances.slot_state import State
 from launcher.instances.supervisor import Supervisor
+from launcher.proxy.observability.figures import token_sum
 from launcher.proxy.server import ProxyServer
 from launcher.redaction import Redactor
 from launcher.rollout.reload import Reloader, Reread
+from launcher.timeline import Timeline
+from launcher.topology.render import layout_json
 from launcher.usage.budgets import BudgetState
 from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
@@ -36,7 +43,7 @@ MAX_SECRETS: Final = 256
 
 class Operations:
     """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
-    `cost_now`: live costs."""
+    `history`: the reply of ``GET /v1/history``; `cost_now`: live costs."""
 
     def __init__(
         self,
@@ -51,6 +58,8 @@ class Operations:
         drift: Callable[[], tuple[str, ...]],
         warnings: Callable[[], tuple[str, ...]],
         usage: UsageReports,
+        machine: MachineReader,
+        history: Callable[[str, int, str], Awaitable[bytes]],
         cost_now: Callable[[], CostNow | None],
     ) -> None:
         self.deployment = deployment
@@ -61,10 +70,17 @@ class Operations:
         self._stopping = stopping
         self._drift = drift
         self._usage = usage
+        self._history = history
         self._warnings = warnings
         self._cost_now = cost_now
-        self._since = time.time()
+        self._machine = machine
+        self._measurements = Measurements()
+        self.since = time.time()
+        """Start of the daemon."""
+        self._requests = RequestFinder(proxy.requests, usage, self.since)
         self._secrets: dict[str, None] = {}
+        self._masks: tuple[str, ...] = ()
+        self._redactor = Redactor()
         self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
 
     @property
@@ -96,7 +112,7 @@ class Operations:
             )
             for controller in self._supervisor.controllers.values()
         )
-        stack = self.deployment.stack
+        stack, tokens = self.deployment.stack, self._proxy.tokens()
         return Status(
             slots=slots,
             ready=self.ready,
@@ -104,7 +120,7 @@ class Operations:
             version=launcher.__version__,
             build=build(),
             pid=os.getpid(),
-            since=self._since,
+            since=self.since,
             binding=self.deployment.binding.policy.value,
             stack={
                 "vllm": stack.vllm,
@@ -119,6 +135,11 @@ class Operations:
                 *self._warnings(),
             ),
             measured_layout=self.deployment.measured,
+            queue=self._proxy.queue(),
+            first_token=self._proxy.first_token(),
+            tokens=token_sum(tokens.values()),
+            tokens_by_model=tokens,
+            keys=self._proxy.keys(),
             cost=self._cost_now(),
         )
 
@@ -150,6 +171,18 @@ class Operations:
     def plan(self) -> dict[str, Any]:
         return self.deployment.to_json()
 
+    def topology(self) -> dict[str, Any]:
+        return layout_json(self.deployment.topology, self.deployment.plan.reserved)
+
+    async def history(self, span: str, after: int, slots: str) -> bytes:
+        return await self._history(span, after, slots)
+
+    async def machine(self) -> MachineStatus:
+        return await self._machine.status()
+
+    async def measurements(self) -> list[Measurement]:
+        return await self._measurements.newest()
+
     def config(self) -> dict[str, Any]:
         return shown(self.deployment.config, Redactor())
 
@@ -168,6 +201,9 @@ class Operations:
     async def usage_requests(self, asked: Mapping[str, str], limit: int) -> UsageRequests:
         return await self._usage.requests(question_of(asked), limit)
 
+    async def request(self, request_id: str) -> Timeline:
+        return await self._requests.find(request_id)
+
     async def cost(self, since: str) -> CostReport:
         return await self._usage.cost(self.deployment.config.cost, since)
 
@@ -177,7 +213,10 @@ class Operations:
         self._secrets = dict.fromkeys((*values, *self._secrets))
         while len(self._secrets) > MAX_SECRETS:
             self._secrets.popitem()
-        return Redactor(self._secrets)
+        known = tuple(self._secrets)
+        if known != self._masks:
+            self._masks, self._redactor = known, Redactor(known)
+        return self._redactor
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         return [_shown(line) for line in self._supervisor.controller(slot).log.last(lines)]

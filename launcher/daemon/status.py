@@ -13,6 +13,7 @@ from launcher.instances.eta import eta
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State
 from launcher.instances.verify import Verification
+from launcher.proxy.observability.figures import KeyTotals, QueueState, TokenTotals
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
 from launcher.tuning.remembered import MeasuredLayout
@@ -91,7 +92,8 @@ class SlotStatus:
     verified: Verification | None
     """Last check of threads and pages: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
     (with a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
-    `planned`, `found`), `problems` (the same as text), `foreign` (other processes on its CPUs)."""
+    `planned`, `found`), `problems` (the same as text), `foreign` (other processes on its CPUs), `misplaced_threads` (how
+    many may run outside its CPUs)."""
     zentorch: Zentorch
     """ZenTorch: `found` (version), `active`."""
     looked_at: float | None = None
@@ -105,7 +107,8 @@ class SlotStatus:
     load: EngineMetrics | None = None
     """The engine's counters at the last probe: `running` and `waiting` requests, `generated` tokens, `steps`,
     `kv_usage` (0 to 1), `kv_tokens` (capacity of the KV cache), `prefix_queries` and `prefix_hits` (tokens), `rounded`
-    (the engine prints too few digits of `steps` to show progress); null for an engine without metrics."""
+    (the engine prints too few digits of `steps` to show progress), `max_adapters` (LoRA adapters at
+    once); null for an engine without metrics."""
     tokens_per_s: float | None = None
     """Tokens generated per second, between the last two probes."""
     stalled_s: float | None = None
@@ -143,6 +146,16 @@ class Status:
     """Versions of vllm, torch, zentorch; path of tcmalloc."""
     requests: dict[str, Any]
     """Counters of the proxy: accepted = completed + client_aborted + rejected + failed + in_flight."""
+    queue: QueueState
+    """Requests that wait for an instance: `requests`, `bytes`, `oldest_s`, `limit_requests`, `limit_bytes`."""
+    first_token: Quantiles | None = None
+    """Time to first token of all streams in the last `window_s`, as of a slot; null without streams."""
+    tokens: TokenTotals
+    """Tokens of ended requests since the daemon's start: `prompt`, `cached` (a part of `prompt`), `output`."""
+    tokens_by_model: dict[str, TokenTotals]
+    """The same by model."""
+    keys: dict[str, KeyTotals]
+    """By API key: `accepted`, `in_flight` (requests), `tokens`, `prompt_tokens`, `output_tokens`; empty without keys."""
     warnings: tuple[str, ...]
     """Warnings about the plan and the machine."""
     measured_layout: MeasuredLayout | None = None

@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 from launcher.config.schema import Cost
 from launcher.errors import LauncherError
 from launcher.usage.cost import CostReport
+from launcher.usage.entry import Entry
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
-from launcher.usage.latest import latest_requests
+from launcher.usage.latest import find_request, latest_requests
 from launcher.usage.ledger import Ledger
 from launcher.usage.question import Question
 from launcher.usage.report import report, today
@@ -45,6 +46,10 @@ class UsageReports:
         return await self._read(
             lambda path: latest_requests(path, question, limit, time.time(), self._currency)
         )
+
+    async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
+        """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
+        return await self._read(lambda path: find_request(path, request_id, time.time()))
 
     async def cost(self, cost: Cost, since: str) -> CostReport:
         """Raises LauncherError."""

@@ -259,6 +259,10 @@ RULES: Final[tuple[Rule, ...]] = (
 )  # fmt: skip
 
 
+CAUSES: Final = tuple(dict.fromkeys([*(each.name for each in RULES), "not-ready-in-time", "cannot-start"]))
+"""Every name that a cause may have."""
+
+
 def rule(name: str) -> Rule:
     """The last rule of a name: where a cause has several, the general one."""
     return next(found for found in reversed(RULES) if found.name == name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from launcher.address import Address
 from launcher.engines.base import Launch
 from launcher.host.oom import NodeMemory, OomWatch
+from launcher.host.placement import MisplacedThread
 from launcher.instances.ports import Process
 from launcher.instances.progress import Progress, started
 from launcher.instances.verify import Verification
@@ -38,10 +39,14 @@ class Instance:
     watched_until: float = 0.0
     """When the next probe must have succeeded, or the instance is not being watched."""
     verification: Verification | None = None
+    misplaced: tuple[MisplacedThread, ...] = ()
+    """Its threads outside the slot's cpus, as last seen."""
     zentorch: bool | None = None
     progress: Progress = field(default_factory=Progress)
     pids: frozenset[int] = frozenset()
     """Processes of it that were seen."""
+    tree: frozenset[int] = frozenset()
+    """Its processes, as last seen."""
     nodes: tuple[NodeMemory, ...] = ()
     """Free memory of its NUMA nodes, as last sampled."""
     oom: OomWatch | None = None
@@ -83,12 +88,15 @@ class Instance:
 
     def sampled(self, nodes: tuple[NodeMemory, ...], pids: frozenset[int]) -> None:
         """Free memory and processes, kept for the diagnosis of its exit."""
-        self.nodes = nodes
+        self.nodes, self.tree = nodes, pids
         self.pids |= pids
 
     def verified(self, verification: Verification, pids: frozenset[int], *, zentorch: bool | None) -> None:
-        self.verification, self.zentorch = verification, zentorch
+        self.verification, self.zentorch, self.tree = verification, zentorch, pids
         self.pids |= pids
+
+    def misplaced_now(self, threads: tuple[MisplacedThread, ...]) -> None:
+        self.misplaced = threads
 
     def kept_cache(self) -> None:
         self.cache_kept = True

@@ -174,7 +174,20 @@ class InstanceMonitor:
         failures = Failures(log, f"slot {self._slot.id}: verify its placement", slot=self._slot.id)
         while self._is_current():
             await attempt(self.verify, failures)
-            await asyncio.sleep(self._on.settings().verify_interval_s)
+            await self._until_threads_move()
+
+    async def _until_threads_move(self) -> None:
+        """Return after `verify_interval_s`, or soon after a thread has left the slot's cpus or has come back."""
+        settings, waited_s, moved = self._on.settings(), 0.0, False
+        while waited_s < settings.verify_interval_s:
+            step_s = min(settings.threads_interval_s, settings.verify_interval_s - waited_s)
+            await asyncio.sleep(step_s)
+            waited_s += step_s
+            if self.instance.served:
+                moved |= await self._on.placement.threads_moved(self._slot, self.instance)
+            # Threads that never rest must not have every page read every few seconds.
+            if moved and waited_s > settings.threads_interval_s:
+                return
 
     async def verify(self) -> None:
         lines: Sequence[LogLine] = self._on.log.last(self._on.settings().tail_lines, self.instance.generation)

@@ -13,6 +13,8 @@ READY_POLL_S: Final = 0.5
 UNWATCHED_S: Final = 30.0
 # Between the first and the second negative answer of the health path.
 RECHECK_S: Final = 0.5
+# Between two looks at where the threads may run; one takes about 5 us for each thread.
+THREADS_INTERVAL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ProbeSettings:
     stall_timeout_s: float = 120.0
     canary_interval_s: float = 300.0
     verify_interval_s: float = 300.0
+    threads_interval_s: float = THREADS_INTERVAL_S
     probe_timeout_s: float = 10.0
 
     @classmethod

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
@@ -24,7 +25,7 @@ from launcher.instances.instance_monitor import InstanceMonitor, Surroundings
 from launcher.instances.lifecycle import advance
 from launcher.instances.logtail import LogTail
 from launcher.instances.null_objects import NoCaches, NoTraffic
-from launcher.instances.placement_watch import PlacementWatch
+from launcher.instances.placement_watch import Misplaced, PlacementWatch
 from launcher.instances.ports import (
     Adopted,
     Caches,
@@ -81,11 +82,14 @@ class SlotController:
         draw: Callable[[], float] = random.random,
         observe: Callable[[int], Sequence[ProcessFacts]] = placement.observe,
         bystanders: Callable[[], Sequence[Bystander]] = placement.bystanders,
+        misplaced: Misplaced = placement.misplaced_threads,
         watch_memory: Callable[[int], OomWatch] = OomWatch,
     ) -> None:
         self.slot = slot
         self.slot_state = SlotState(since=clock(), generation=generation)
         self.log = LogTail(probing.tail_lines)
+        self.failures: Counter[str] = Counter()
+        """Unrequested ends of instances, by cause."""
         self.steps = 0
         """Events dealt with."""
         self.start_s: float | None = None
@@ -105,7 +109,7 @@ class SlotController:
         self._changed = asyncio.Event()
         self._surroundings = Surroundings(
             prober=prober, traffic=traffic or NoTraffic(), caches=self._caches,
-            placement=PlacementWatch(observe, bystanders, bound=strict_binding), watch_memory=watch_memory,
+            placement=PlacementWatch(observe, bystanders, misplaced, bound=strict_binding), watch_memory=watch_memory,
             log=self.log, tasks=self._tasks, clock=clock, draw=draw, settings=lambda: self._probing, post=self.post,
         )  # fmt: skip
         self._monitor = self._monitor_of(Instance())
@@ -200,6 +204,9 @@ class SlotController:
         self.slot_state, actions = advance(before, event, self._clock(), self._limits)
         if (self.slot_state.state, self.slot_state.generation) != (before.state, before.generation):
             self._log_transition(before)
+        cause = self.slot_state.last_cause
+        if cause is not None and self.slot_state.cause_generation != before.cause_generation:
+            self.failures[cause.name] += 1
         if self._held is not None:
             self._held.note(self.slot.id, held=self.slot_state.intent is Intent.HOLD)
         for action in actions:
@@ -214,13 +221,17 @@ class SlotController:
         fields = {"slot": self.slot.id, "generation": after.generation, "state": after.state.value}
         cause = after.last_cause
         if cause is not before.last_cause and cause is not None:
+            remedy = cause.of_slot(self.slot.id).remedy
             log.error(
-                "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, cause.of_slot(self.slot.id).remedy,
-                extra={**fields, "cause": cause.name},
+                "slot %d: %s: %s; %s", self.slot.id, cause.name, cause.message, remedy,
+                extra={
+                    **fields, "generation": after.cause_generation, "cause": cause.name, "remedy": remedy,
+                    "evidence": cause.evidence,
+                },
             )  # fmt: skip
         retried = cause is not None and cause.retry is Retry.SOON and cause is before.last_cause
         if after.state is State.BACKOFF and after.deadline is not None and not retried:
-            delay = after.deadline - self._clock()
+            delay = max(0.0, after.deadline - self._clock())
             log.warning("slot %d: next start in %.1f s", self.slot.id, delay, extra=fields)
         level = logging.DEBUG if retried and after.state in _TRYING else logging.INFO
         log.log(level, "slot %d: %s -> %s", self.slot.id, before.state, after.state, extra=fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
@@ -62,6 +63,7 @@ class Supervisor:
         """Slots that wait for their first start; an operator's command removes a slot from it."""
         self._last_generation: dict[int, int] = {}
         """By removed slot: its last generation. The proxy ignores lower ones, so they are not reused."""
+        self._failures_of_removed: Counter[str] = Counter()
         self._spawner = spawner
         self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
             lambda slot, engine, limits, probing: SlotController(
@@ -79,6 +81,11 @@ class Supervisor:
     @property
     def controllers(self) -> Mapping[int, SlotController]:
         return self._controllers
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Unrequested ends of instances by cause, also of removed slots: it never falls."""
+        return sum((each.failures for each in self._controllers.values()), self._failures_of_removed.copy())
 
     def controller(self, slot: int) -> SlotController:
         try:
@@ -141,6 +148,7 @@ class Supervisor:
         while not controller.stopped:
             controller.post(StopRequested())
             await controller.until_stopped_or_called_off()
+        self._failures_of_removed += controller.failures
         self._last_generation[slot] = controller.slot_state.generation
         task = self._tasks.pop(slot)
         del self._controllers[slot]

@@ -80,6 +80,8 @@ class Verification:
     differences: tuple[Difference, ...]
     foreign: tuple[str, ...]
     """Other processes that are pinned to this slot's cpus; they do not affect `ok`."""
+    misplaced_threads: int = 0
+    """Threads that may run outside the slot's cpus."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ok", not self.differences)
@@ -129,18 +131,14 @@ def verify(
         bound_share=share,
         libraries=tuple(sorted(mapped)),
         differences=tuple(differences),
+        misplaced_threads=sum(_stray(placement, process)[0].total() for process in facts),
         foreign=tuple(_foreign(placement.cpus, others)),
     )
 
 
 def _threads(placement: Placement, facts: Sequence[ProcessFacts]) -> Iterator[Difference]:
     for process in facts:
-        names: Counter[str] = Counter()
-        cpus = CpuSet()
-        for group in process.groups:
-            if not group.cpus <= placement.cpus:
-                names.update(dict(group.names))
-                cpus |= group.cpus
+        names, cpus = _stray(placement, process)
         if names:
             stray = names.total()
             yield Difference(
@@ -148,6 +146,17 @@ def _threads(placement: Placement, facts: Sequence[ProcessFacts]) -> Iterator[Di
                 f"on cpus {placement.cpus}",
                 f"{stray} of {process.threads} may run on cpus {cpus}: {_collapsed(names)}",
             )
+
+
+def _stray(placement: Placement, process: ProcessFacts) -> tuple[Counter[str], CpuSet]:
+    """Names of the threads that may run outside the slot's cpus, and where they may run."""
+    names: Counter[str] = Counter()
+    cpus = CpuSet()
+    for group in process.groups:
+        if not group.cpus <= placement.cpus:
+            names.update(dict(group.names))
+            cpus |= group.cpus
+    return names, cpus
 
 
 def _collapsed(names: Counter[str]) -> str:

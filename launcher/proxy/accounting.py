@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from launcher.money import TokenPrices
 from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
 from launcher.proxy.errors import CLIENT_ERROR
+from launcher.proxy.observability.tracing import RequestTracing
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
 from launcher.proxy.routes import Kind, Route
@@ -32,6 +33,7 @@ class Accounting:
     """Of overflow endpoints, by name."""
     budgets: Budgets | None = None
     """Of API keys; `record` tells them what was spent."""
+    tracing: RequestTracing | None = None
     prices: TokenPrices | None = None
     """What a token served here takes from a budget in money."""
 
@@ -43,7 +45,7 @@ class Tokens(NamedTuple):
     exact: bool  # as an upstream counted them; False: estimated
 
 
-_NONE: Final = Tokens(0, 0, 0, exact=True)
+NO_TOKENS: Final = Tokens(0, 0, 0, exact=True)
 _BYTES_PER_TOKEN: Final = 4  # of text that nobody counted
 _GENERATE: Final = frozenset({
     CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/cohere/v2/chat",
@@ -56,13 +58,13 @@ _OPENING: Final = {CHAT: 1, "/v1/messages": 2, "/v1/responses": 4}
 def tokens_of(request: Request) -> Tokens:
     """What an ended request took: of what was served all, of what its client did not wait for the prompt."""
     if request.match is None or not _computes(request.match.route):
-        return _NONE
+        return NO_TOKENS
     if request.committed or (request.outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
         return _served(request)
     asked = request.bound is not None or request.overflowed
     if asked and request.outcome is Outcome.CLIENT_ABORTED:
         return Tokens(_prompt(request), 0, 0, exact=False)
-    return _NONE
+    return NO_TOKENS
 
 
 def _served(request: Request) -> Tokens:

@@ -2,7 +2,7 @@
 
 vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so paths are
 compared undecoded: no spelling of an administration route can match. Left out on purpose: /invocations and /ping
-(SageMaker's aliases), REALTIME (a WebSocket), /load, /server_info, /kv_event_sources, /inference/v1/abort_requests.
+(SageMaker's aliases), REALTIME (a WebSocket), /server_info, /kv_event_sources, /inference/v1/abort_requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ class Kind(StrEnum):
     MODEL = "model"
     HEALTH = "health"
     METRICS = "metrics"
+    LOAD = "load"
 
 
 REALTIME = "/v1/realtime"  # refused with an error of its own
-OWN_PAGES = frozenset({Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS})  # the proxy's own pages
+OWN_PAGES = frozenset(
+    {Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS, Kind.LOAD}
+)  # the proxy's own pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ _SCORED = ("queries", "text_1", "data_1", "documents", "items", "text_2", "data_
 ROUTES: tuple[Route, ...] = (
     Route("/health", _GET, Kind.HEALTH),
     Route("/metrics", _GET, Kind.METRICS),
+    Route("/load", _GET, Kind.LOAD),
     Route("/version", _GET, Kind.ANY),
     Route("/tokenizer_info", _GET, Kind.ANY),
     Route("/v1/models", _GET, Kind.MODELS),

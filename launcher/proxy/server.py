@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 import socket
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.address import Address
@@ -35,20 +34,24 @@ from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.listener import Listener
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.observability import stats
+from launcher.proxy.observability import figures, stats, totals
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
+from launcher.proxy.observability.timelines import Timelines
 from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.pages.host_load import HostLoad
 from launcher.proxy.pages.renderer import PageRenderer, Sources
 from launcher.proxy.request.actions import Action
 from launcher.proxy.request.decisions import Decisions
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.retry_policy import RetryPolicy
+from launcher.proxy.tick_interval import tick_interval_s
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
-from launcher.telemetry import metrics
 from launcher.telemetry.rolling_quantiles import Quantiles
+from launcher.telemetry.spec import Values
+from launcher.telemetry.timings import Timings
 from launcher.usage.budgets import BudgetState
 
 _LOG = logging.getLogger(__name__)
@@ -56,8 +59,6 @@ _LOG = logging.getLogger(__name__)
 # After the last accept: for the first request of a connection.
 FIRST_REQUEST_S = 1.0
 RECONCILE_S = 5.0  # one page per instance: under 1 ms each
-TICK_MAX_S = 0.25  # deadlines are held this exactly; shorter where one that is set is short
-TICK_MIN_S = 0.01
 
 
 class ProxyServer:
@@ -72,7 +73,7 @@ class ProxyServer:
         on_suspect: OnSuspect,
         chance: random.Random | None = None,
         most_clients: int | None = None,
-        more_values: Callable[[], metrics.Values] = dict,
+        more_values: Callable[[], Values] = dict,
         accounting: Accounting | None = None,
     ) -> None:
         """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many.
@@ -91,7 +92,7 @@ class ProxyServer:
             eject_failures=proxy.eject_failures,
             eject_s=proxy.eject_s,
         )
-        self._timings = metrics.Timings()
+        self._timings = Timings()
         accounting = accounting or Accounting()
         self._budgets = budgets = accounting.budgets
         self._keys = ApiKeys(proxy.api_keys_file, budgets)
@@ -106,13 +107,19 @@ class ProxyServer:
             proxy, balancer, self.counters, post, on_idle=on_idle, on_suspect=on_suspect
         )
         self._pages = PageRenderer(self._traits, self._sources(), post)
-        self._registry = RequestRegistry(
-            proxy, self.counters, self._timings, balancer, accounting=accounting, post=post
+        self.requests = RequestRegistry(
+            proxy,
+            self.counters,
+            self._timings,
+            balancer,
+            accounting=accounting,
+            timelines=Timelines(),
+            post=post,
         )
         self._authorizer = Authorizer(
             self._keys,
             Cors(proxy.cors_origins),
-            self._registry,
+            self.requests,
             proxy.max_body_bytes,
             self._instances.retry_after_s,
             budgets=budgets,
@@ -130,7 +137,8 @@ class ProxyServer:
             overflow=self._overflow,
             post=post,
         )
-        attempts = Attempts(self._instances, self._overflow, streaming, responder, post)
+        tracing = accounting.tracing
+        attempts = Attempts(self._instances, self._overflow, streaming, responder, tracing, post=post)
         self._access_log = AccessLog(proxy.access_log, self._loop.call_soon)
         self._executor.start(
             {
@@ -158,7 +166,7 @@ class ProxyServer:
                 Action.BREAK_OFF: response.break_off,
                 Action.ABORT: response.abort,
                 Action.COUNT_RETRY: self.counters.retry,
-                Action.COUNT: self._registry.count,
+                Action.COUNT: self.requests.count,
                 Action.LOG: self._access_log.add,
             }
         )
@@ -175,7 +183,7 @@ class ProxyServer:
         self._reconciler: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._interval_s = _tick_interval(proxy)
+        self._interval_s = tick_interval_s(proxy)
 
     # --- the daemon's side ---------------------------------------------------------------------
 
@@ -284,6 +292,9 @@ class ProxyServer:
         waiting = sum(1 for _ in self._instances.waiting)
         return stats.stats(self.counters, self.balancer.table, waiting)
 
+    def totals(self, then: float) -> totals.Totals:
+        return totals.totals(self.counters, self._overflow, self._timings.first_token.since(then))
+
     def occupancy(self) -> dict[int, Occupied]:
         """Seconds since the proxy's start that each slot was ready, and busy; sums over its instances, which never fall."""
         return self._instances.occupancy()
@@ -293,27 +304,37 @@ class ProxyServer:
         self._keys.look(self._loop.time())
         return [] if self._budgets is None else self._budgets.states()
 
-    def first_token(self, slot: int) -> Quantiles | None:
-        """How long clients of a slot waited lately for a stream's first token, time in the queue included."""
-        return self._timings.first_token.quantiles(slot, self._loop.time())
+    def first_token(self, slot: int | None = None) -> Quantiles | None:
+        """How long clients of a slot, or of all, waited lately for a stream's first token, time in the queue included."""
+        lately, now = self._timings.first_token, self._loop.time()
+        return lately.overall(now) if slot is None else lately.quantiles(slot, now)
+
+    def queue(self) -> figures.QueueState:
+        return figures.queue_state(self.balancer.queue, self._instances.waiting, self._loop.time())
+
+    def tokens(self) -> dict[str, figures.TokenTotals]:
+        """Of ended requests, by model."""
+        return figures.tokens_by_model(self.counters)
+
+    def keys(self) -> dict[str, figures.KeyTotals]:
+        """By name."""
+        return figures.key_totals(self._keys)
 
     async def metrics_page(self) -> str:
         return (await self._pages.metrics_page()).body.decode()
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give what is in flight `grace_s`, end the rest honestly, close."""
+        if self._listener is not None:
+            self._listener.close()  # before anything is awaited: what it has accepted is served
         self._clients.stop()
         await self._templates.close()
-        if self._listener is None:
-            self._authorizer.close()
-            return
         deadline = self._loop.time() + grace_s
-        self._listener.close()
         await self._clients.first_requests(min(FIRST_REQUEST_S, grace_s))
         self._authorizer.close()
-        if not await self._registry.idle(max(0.0, deadline - self._loop.time())):
+        if not await self.requests.idle(max(0.0, deadline - self._loop.time())):
             self._instances.stop()
-            self._registry.stop("the server is shutting down")
+            self.requests.stop("the server is shutting down")
         await self._clients.wait_closed(deadline)
         if self._timer is not None:
             self._timer.cancel()
@@ -336,19 +357,22 @@ class ProxyServer:
             ],
             values=self._values,
             timings=self._timings,
+            load=HostLoad(self.balancer, self._traits, self._instances.adapters),
             stopping=lambda: self._clients.closing,
             retry_after_s=self._instances.retry_after_s,
         )
 
-    def _values(self) -> metrics.Values:
+    def _values(self) -> Values:
         own = stats.values(
             self.counters,
             upstreams=list(self.balancer.table),
             names=self._traits.names.names,
-            waiting=Counter(request.model for request in self._instances.waiting if request.model),
+            waiting=self._instances.ages(self._loop.time()),
+            queue_max=self._proxy.queue_max_requests,
             queued_bytes=self.balancer.queue.bytes,
             uploads=self.upload_memory,
             connections=len(self._clients),
+            certificate_end=self._clients.certificate_end,
             slow_clients=self.slow_clients,
             keys=self._keys,
             budgets=self._budgets,
@@ -362,29 +386,11 @@ class ProxyServer:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         now = self._loop.time()
         self._clients.tick(now)
-        self._registry.tick(now)
+        self.requests.tick(now)
         self.slow_clients.tick(now, self._instances.models_waited_for)
         self._instances.tick(now)
         if self._overflow is not None:
             self._overflow.tick(now)
-
-
-def _tick_interval(proxy: Proxy) -> float:
-    shortest = min(
-        proxy.header_timeout_s,
-        proxy.body_timeout_s,
-        proxy.idle_timeout_s,
-        proxy.first_token_timeout_s,
-        proxy.answer_timeout_s,
-        proxy.queue_timeout_s,
-        proxy.park_timeout_s,
-        proxy.keepalive_comment_s,
-        proxy.hung_timeout_s,
-        proxy.client_stall_timeout_s,
-        proxy.client_grace_s,
-        proxy.client_keepalive_s,
-    )
-    return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))
 
 
 def _names_of(models: Sequence[Model]) -> ModelNames:

@@ -53,7 +53,7 @@ class Changes:
 # Sections that apply to running instances.
 _LIVE: Final = ("supervision", "cost")
 # Sections that are read once, at the start of the daemon.
-_ONCE: Final = ("proxy", "control", "systemd", "logging", "usage", "audit")
+_ONCE: Final = ("proxy", "control", "systemd", "logging", "usage", "audit", "telemetry")
 # Kinds of engine and of spawner decide how the daemon itself is built; budgets are counted in one currency, at one price.
 _BUILT_IN: Final = (
     "engine.kind", "engine.runtime", "engine.health_path", "supervision.spawner", "cost.currency", "cost.price",

@@ -103,7 +103,7 @@ class Rollout:
                 error=f"cannot reload: {error!r}, which should not happen",
                 remedy="see the daemon's log and `numa-launcher status`; report it with a bundle",
             )
-            log.exception("reload: failed", extra={"audit": "stuck"})
+            log.exception("reload: failed", extra={"audit": "stuck", "verb": "reload"})
             return False
 
     async def _run(self) -> bool:
@@ -122,12 +122,17 @@ class Rollout:
         except LauncherError as error:
             self._note(error=error.message, remedy=error.remedy)
             log.error(  # noqa: TRY400  a person's error
-                "reload: %s; restoring the previous configuration", error.message, extra={"audit": "rolled back"}
+                "reload: %s; restoring the previous configuration", error.message,
+                extra={"audit": "rolled back", "verb": "reload", "remedy": error.remedy},
             )  # fmt: skip
             await self._roll_back(applied)
             return False
         self._note(stage=Stage.DONE, doing="")
-        log.info("reload: done, %d slots changed", len(self.progress.done), extra={"audit": "done"})
+        log.info(
+            "reload: done, %d slots changed",
+            len(self.progress.done),
+            extra={"audit": "done", "verb": "reload"},
+        )
         return True
 
     async def _roll_back(self, applied: Sequence[SlotChange]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.cpuset import CpuSet
 from launcher.sizes import format_size
 from launcher.text_table import counted
 from launcher.topology.model import NumaNode, Topology
@@ -50,6 +51,35 @@ def _node_json(node: NumaNode) -> dict[str, Any]:
         **channels,
         "distances": {str(other): distance for other, distance in sorted(node.distances.items())},
     }
+
+
+def layout_json(topology: Topology, reserved: CpuSet) -> dict[str, Any]:
+    """The form of `GET /v1/topology`: sockets, nodes and cores; `l3` is a number of an L3 domain."""
+    l3_of = {cpu: number for number, domain in enumerate(topology.l3_domains) for cpu in domain.cpus}
+    return {
+        "name": topology.cpu.model,
+        "cpu_count": len(topology.online),
+        "sockets": [
+            {"socket": socket.id, "nodes": [node.id for node in topology.numa_nodes if node.socket == socket.id]}
+            for socket in topology.sockets
+        ],
+        "nodes": [
+            {
+                "node": node.id, "socket": node.socket, "memory_bytes": node.memory_bytes,
+                "cpus": node.cpus.format(),
+            }
+            for node in topology.numa_nodes
+        ],
+        "cores": [
+            {
+                "cpus": list(core.cpus), "socket": core.key.socket, "node": core.node,
+                "l3": l3_of.get(core.cpus.first),
+            }
+            for core in topology.cores
+        ],
+        "reserved": reserved.format(),
+        "allowed": topology.allowed.format(),
+    }  # fmt: skip
 
 
 def to_text(topology: Topology) -> str:

@@ -56,7 +56,7 @@ def private_config(
     tree["control"] = {"socket": str(folder / "control.sock")}
     tree["supervision"] |= {"spawner": "direct", "crash_limit": _CRASHES}
     tree["logging"] |= {"format": "text"}
-    tree |= {"usage": {"enabled": False}, "audit": {}}
+    tree |= {"usage": {"enabled": False}, "audit": {}, "telemetry": {"history": False}}
     return tree
 
 

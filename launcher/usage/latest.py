@@ -20,6 +20,9 @@ MAX_LIMIT: Final = 10_000
 # Entries searched for one report: two seconds of CPU time, longer beside a busy event loop.
 MAX_SEARCHED: Final = 1_000_000
 SEARCH_S: Final = 20.0
+# The same for one request, and how far a clock that was set back may lag behind an entry.
+FIND_S: Final = 3.0
+LATER_S: Final = 86_400
 
 
 def latest_requests(
@@ -54,6 +57,22 @@ def latest_requests(
         left_out="limit" if len(found) > limit else left_out,
         requests=tuple(map(_shown, found[-limit:])),
     )
+
+
+def find_request(
+    path: Path, request_id: str, now: float, *, within_s: float = FIND_S
+) -> tuple[Entry | None, float | None]:
+    """The latest entry of a request, and the Unix time back to which entries were searched (None: all were). Raises
+    LauncherError."""
+    deadline = time.monotonic() + within_s
+    with reading(path) as (reader, _, _):
+        for batch in _backwards(reader, Times(0, int(now) + LATER_S)):
+            found = [entry for entry in batch if entry.request_id == request_id]
+            if found:
+                return max(found, key=lambda entry: entry.ended_at), None
+            if time.monotonic() > deadline:
+                return None, min(entry.ended_at for entry in batch)
+    return None, None
 
 
 def _backwards(reader: sqlite3.Connection, times: Times) -> Iterator[list[Entry]]:

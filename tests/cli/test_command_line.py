@@ -22,6 +22,8 @@ from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import Request, SlotCommand
 from launcher.errors import BusyError, LauncherError
+from launcher.timeline import Ended
+from launcher.usage.entry import Entry
 
 Run = Any
 
@@ -577,6 +579,22 @@ def test_why(daemon: Backstage, operations: FakeOperations, capsys: pytest.Captu
     assert "none of its instances has failed" in capsys.readouterr().out
     assert main(["why", "7"]) == 2
     assert "slots are 0, 1" in capsys.readouterr().err
+
+
+def test_why_of_a_request(
+    daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = Entry(ended_at=9.0, request_id="a/b?c", path="/v1/completions", outcome="rejected", status=429)
+    operations.timelines = {"a/b?c": Ended(entry, "the queue is full").timeline()}
+    assert main(["why", "a/b?c"]) == 0
+    assert "outcome: refused by the proxy, status 429: the queue is full" in capsys.readouterr().out
+    assert main(["why", "a/b?c", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"][-1]["what"] == "ended"
+    assert main(["why", "12345678"]) == 2
+    assert "cannot show request '12345678'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["why", "two words"])
+    assert "'two words' is not a slot's number or a request's id" in capsys.readouterr().err
 
 
 def test_why_says_when_it_starts_again(operations: FakeOperations) -> None:

@@ -18,13 +18,14 @@ from verdicts import BEST, FINGERPRINT
 
 from launcher.cli import main
 from launcher.cli.status import CLEAR
-from launcher.cli.status_table import COLUMNS, WIDTH, duration, rows, seconds, summary, to_text
+from launcher.cli.status_table import COLUMNS, WIDTH, rows, to_text
 from launcher.daemon.status import Resident, SlotStatus, Zentorch
 from launcher.errors import LauncherError
 from launcher.instances.verify import Difference
 from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.vllm_metrics import EngineMetrics
 from launcher.tuning.remembered import judge
+from launcher.verdict import duration, seconds, summary
 
 NOW = 160.0
 LOAD = EngineMetrics(
@@ -217,16 +218,17 @@ def test_what_needs_words(operations: FakeOperations) -> None:
     }
     text = shown(operations)
     assert (
-        "slot 0: has requests and has made no progress for 12 s\nslot 0: not as planned: vllm (pid 7): stray"
-        in text
+        "slot 0: has requests and has made no progress for 12 s\n"
+        "  numa-launcher logs 0; the daemon restarts an instance that hangs\n"
+        "slot 0: not as planned: vllm (pid 7): stray" in text
     )
     assert (
-        "slot 0: other processes on its cpus: sh (pid 7) is pinned to cpus 0, and 1 more (numa-launcher verify 0)"
+        "slot 0: other processes on its cpus: sh (pid 7) is pinned to cpus 0, and 1 more\n  numa-launcher verify 0"
         in text
     )
     assert "slot 1: starts again in 3 s\nslot 1: oom: it died\n  buy memory\n  | last words" in text
     assert "slot 2: loading weights, estimated 30s left" in text
-    assert "slot 3: draining, estimated 5s left" in text
+    assert "slot 3: draining, estimated 5s left\n  numa-launcher release 3" in text
     assert cells(operations)["3"]["STATE"] == "quarantine"
     assert text.endswith("\n\nwarning: mind the gap")
 
@@ -252,7 +254,7 @@ def test_the_head(operations: FakeOperations) -> None:
         ([slot_status(0, state="held")], "DOWN 0/1 ready; slot 0 held 1m00s; 1 in flight, 0 waiting", 2),
         (
             [busy(0, stalled_s=9.0)],
-            "OK 1/1 ready; slot 0 makes no progress; 1 in flight, 0 waiting; 412 tok/s; TTFT p99 1.3s", 0,
+            "OK 1/1 ready, 1 warning; slot 0 makes no progress; 1 in flight, 0 waiting; 412 tok/s; TTFT p99 1.3s", 0,
         ),
         ([], "DOWN 0/0 ready; 1 in flight, 0 waiting", 2),
     ],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from launcher.cli.top_frame import View, busy_shares, compose, read_times
+from launcher.cli.top_frame import View, compose
 from launcher.cpuset import CpuSet
 from launcher.topology.machines import find_topology
 
@@ -138,22 +138,3 @@ def test_no_frame_is_larger_than_the_terminal(width: int, height: int, machine: 
     lines = compose(view(topology=find_topology(machine)), width, height)
     assert len(lines) <= height
     assert all(line.cell_len <= width for line in lines)
-
-
-STAT = """cpu  100 0 50 800 50 0 0 0 0 0
-cpu0 60 0 30 300 10 0 0 0 0 0
-cpu2 40 0 20 500 40 0 0 0 0 0
-intr 12345 0 1
-cpufreq 1 2 3 4 5 6
-"""
-
-
-def test_times() -> None:
-    assert read_times(STAT) == {0: (90, 400), 2: (60, 600)}
-    assert read_times("") == {}
-
-
-def test_shares() -> None:
-    before = {0: (90, 400), 1: (5, 10), 2: (60, 600)}
-    after = {0: (140, 500), 1: (5, 10), 2: (50, 700), 3: (1, 1)}
-    assert busy_shares(before, after) == {0: 0.5, 2: 0.0}

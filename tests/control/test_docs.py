@@ -10,15 +10,21 @@ import pytest
 
 from launcher.control.docs import examples, fields_of, to_markdown
 from launcher.control.messages import ENDPOINTS, PREFIX, Role, SlotCommand
+from launcher.daemon.machine_status import Disk, MachineStatus, Misplaced, NodeUse, SlotPlaces
+from launcher.daemon.measurements import Measurement
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
+from launcher.proxy.observability.figures import KeyTotals, QueueState, TokenTotals
+from launcher.timeline import Step, Timeline, TimelineTokens
 from launcher.tuning.remembered import MeasuredLayout
 from launcher.usage.compare import Comparison
 from launcher.usage.cost import CostReport, OverflowCost, PerMillion
 from launcher.usage.figures import UsageReport, UsageRequest, UsageRequests, UsageRow
 
 TYPES = (
-    Status, SlotStatus, Zentorch, Resident, MeasuredLayout, UsageReport, UsageRow, UsageRequests, UsageRequest,
-    CostReport, PerMillion, Comparison, OverflowCost,
+    Status, QueueState, TokenTotals, KeyTotals, SlotStatus, Zentorch, Resident, MeasuredLayout,
+    MachineStatus, NodeUse, SlotPlaces, Misplaced, Disk, Measurement,
+    UsageReport, UsageRow, UsageRequests, UsageRequest,
+    Timeline, TimelineTokens, Step, CostReport, PerMillion, Comparison, OverflowCost,
 )  # fmt: skip
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
 
@@ -33,7 +39,7 @@ def test_every_verb_is_an_endpoint_and_every_endpoint_has_an_example() -> None:
         assert f"/slots/{{slot}}/{verb}" in paths
     shown = [line for _, line in examples()]
     for endpoint in ENDPOINTS:
-        url = f"http://localhost{PREFIX}{endpoint.path.replace('{slot}', '0')}"
+        url = f"http://localhost{PREFIX}{endpoint.path.replace('{slot}', '0').replace('{request}', 'req-1')}"
         assert any(url in line for line in shown)
     assert all(line in PAGE.read_text().splitlines() for line in shown)
 

@@ -11,6 +11,7 @@ import pwd
 import socket
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from launcher.control.action import ControlAction
 from launcher.control.messages import SUMMARY, Request, SlotCommand
 from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, peer_of
 from launcher.control.server import MAX_BODY_BYTES, ControlServer
+from launcher.daemon.machine_status import Misplaced, SlotPlaces
 from launcher.errors import LauncherError
 
 SOON_S = 60.0
@@ -60,6 +62,31 @@ async def test_status_and_plan(http: aiohttp.ClientSession) -> None:
     assert await asked(http, "GET", "/v1/plan") == (200, {"slots": []})
 
 
+async def test_the_machine_of_the_plan(http: aiohttp.ClientSession) -> None:
+    code, topology = await asked(http, "GET", "/v1/topology")
+    assert (code, topology["cpu_count"], topology["cores"][0]["cpus"]) == (200, 512, [0, 256])
+    code, machine = await asked(http, "GET", "/v1/machine")
+    assert (code, machine["busy"][:2], len(machine["busy"])) == (200, [0.9, 0.1], 512)
+    assert await asked(http, "GET", "/v1/measurements") == (200, {"measurements": []})
+    node = machine["nodes"][0]
+    assert node["total_bytes"] == sum(node[part] for part in node if part not in {"node", "total_bytes"})
+
+
+async def test_names_of_threads_are_masked_for_everybody(
+    http: aiohttp.ClientSession, operations: FakeOperations
+) -> None:
+    """A thread names itself; "three" is a secret of the fake."""
+    thread = Misplaced(thread=7, name="three", cpus="0-9", planned="0-3")
+    places = SlotPlaces(slot=0, node_bytes={}, off_node_bytes=0, misplaced=(thread,), misplaced_threads=1)
+    operations.load = replace(
+        await operations.machine(), slots=(places,), drift=("cpus 2 are offline, three",)
+    )
+    code, machine = await asked(http, "GET", "/v1/machine")
+    assert (code, machine["slots"][0]["misplaced"][0]["name"]) == (200, "<redacted>")
+    assert machine["drift"] == ["cpus 2 are offline, <redacted>"]
+    assert machine["slots"][0]["misplaced"][0]["cpus"] == "0-9"
+
+
 @pytest.mark.parametrize("verb", SlotCommand)
 async def test_each_verb(
     http: aiohttp.ClientSession,
@@ -95,6 +122,9 @@ async def test_verify(http: aiohttp.ClientSession, operations: FakeOperations) -
         ("GET", "/v1/slots/0/logs?tail=many", 400, "cannot show 'many' lines: not a number up to 100000"),
         ("GET", "/v1/slots/0/logs?tail=100001", 400, "cannot show '100001' lines: not a number up to 100000"),
         ("GET", "/v1/slots/0/logs?tail=" + "9" * 5000, 400, "cannot show '9999"),
+        ("GET", "/v1/history?span=2h", 400, "cannot show the history of '2h': no such span"),
+        ("GET", "/v1/history?slots=x", 400, "cannot show the history of slots 'x'"),
+        ("GET", "/v1/history?after=-1", 400, "cannot show '-1' lines"),
         ("GET", "/v1/slots/0/stop", 405, "cannot answer GET /v1/slots/0/stop: Method Not Allowed"),
         ("GET", "/nowhere", 404, "cannot answer GET /nowhere: Not Found"),
     ],
@@ -363,7 +393,8 @@ async def test_a_refused_change_is_409_and_audited(
     assert (code, operations.asked) == (409, [])
     assert body["error"]["remedy"] == "add --force"
     (line,) = [record.__dict__ for record in caplog.records if record.name == "launcher.control"]
-    assert (line["audit"], line["verb"], line["slot"], line["status"]) == ("refused", "hold", "0", 409)
+    assert (line["audit"], line["verb"], line["slot"], line["status"]) == ("refused", "hold", 0, 409)
+    assert line["user"] == line["peer_user"] == pwd.getpwuid(os.getuid()).pw_name
     assert (line["peer_uid"], line["peer_pid"]) == (os.getuid(), os.getpid())
     assert "too few are left" in line["message"]
     assert (await asked(http, "POST", "/v1/slots/0/hold?force=1"))[0] == 200
@@ -393,6 +424,15 @@ async def test_config_and_metrics(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/metrics") as response:
         assert (response.status, response.content_type) == (200, "text/plain")
         assert (await response.text()).endswith("a_total 1\n")
+
+
+async def test_the_history_is_passed_on_and_never_masked(
+    http: aiohttp.ClientSession, operations: FakeOperations
+) -> None:
+    code, body = await asked(http, "GET", "/v1/history?span=1d&after=1795409836000&slots=02&redact=1")
+    assert (code, body["span"], body["rows"]) == (200, "1d", [])
+    assert (await asked(http, "GET", "/v1/history"))[1]["rows"] == [[2000, 1.5]]
+    assert operations.histories == [("1d", 1_795_409_836_000, "2"), ("1h", 0, "all")]
 
 
 async def test_redacted(http: aiohttp.ClientSession) -> None:

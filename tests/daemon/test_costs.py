@@ -125,6 +125,19 @@ async def test_measured_energy_is_billed_and_metered(clock: Clock, tmp_path: Pat
     assert values[metrics.COST] == {LABELS: 0.01}
 
 
+async def test_the_bill_of_an_hour_like_this_moment(clock: Clock, tmp_path: Path) -> None:
+    assert Costs(Cost, None).per_hour() is None
+    assert Costs(lambda: Cost(hourly=0.79), None).per_hour() == 0.79
+    root = powercap(tmp_path / "powercap", 0)
+    costs = Costs(lambda: Cost(hourly=1, watts="measured", price_per_kwh=2), None, root)
+    assert costs.per_hour() == 1
+    costs.count()
+    clock.now += 10
+    powercap(root, 5_000_000_000)
+    costs.count()
+    assert costs.per_hour() == 2
+
+
 async def test_energy_that_cannot_be_measured_is_said_once(
     clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +10,7 @@ from fakes import FakeProcess, a_slot
 
 from launcher.cpuset import CpuSet
 from launcher.host.oom import OomWatch
-from launcher.host.placement import Bystander, ProcessFacts, ThreadGroup
+from launcher.host.placement import Bystander, MisplacedThread, ProcessFacts, ThreadGroup
 from launcher.instances.instance import Instance
 from launcher.instances.placement_watch import PlacementWatch
 
@@ -34,10 +34,14 @@ class Host:
     others: Sequence[Bystander] = (WIDE,)
     instance: Instance = field(default_factory=Instance)
     ends: bool = False
+    misplaced: tuple[MisplacedThread, ...] = ()
 
     def watch(self) -> PlacementWatch:
         self.instance.spawned(FakeProcess(1, 0, 1, print), OomWatch(1), 0.0, 0.0)
-        return PlacementWatch(self.observe, lambda: self.others, bound=True)
+        return PlacementWatch(self.observe, lambda: self.others, self.look, bound=True)
+
+    def look(self, pids: Iterable[int], _cpus: CpuSet) -> tuple[MisplacedThread, ...]:
+        return self.misplaced if 1 in pids else ()
 
     def observe(self, _pid: int) -> Sequence[ProcessFacts]:
         if self.ends:
@@ -91,3 +95,19 @@ async def test_each_new_difference_is_logged_once(
         await watch.verify(a_slot(), host.instance, ())
     assert len(caplog.messages) == 2
     assert all("placement differs from the plan: threads of vllm (pid 1)" in said for said in caplog.messages)
+
+
+async def test_threads_that_move_are_noticed_between_verifications() -> None:
+    host = Host()
+    watch = host.watch()
+    await watch.verify(a_slot(), host.instance, ())
+    assert host.instance.misplaced == ()
+    assert not await watch.threads_moved(a_slot(), host.instance)
+    host.misplaced = (MisplacedThread(7, "worker", CpuSet.parse("0-9")),)
+    assert await watch.threads_moved(a_slot(), host.instance)
+    assert host.instance.misplaced == host.misplaced
+    assert not await watch.threads_moved(a_slot(), host.instance)
+    host.misplaced = ()
+    assert await watch.threads_moved(a_slot(), host.instance)
+    host.instance.exited()
+    assert not await watch.threads_moved(a_slot(), host.instance)

@@ -27,7 +27,7 @@ from launcher.config.schema import Strategy, Supervision
 from launcher.cpuset import CpuSet
 from launcher.errors import LauncherError
 from launcher.host.oom import KernelReport, OomWatch
-from launcher.host.placement import ProcessFacts, ThreadGroup
+from launcher.host.placement import MisplacedThread, ProcessFacts, ThreadGroup
 from launcher.instances.backoff import Limits
 from launcher.instances.held_file import HeldFile
 from launcher.instances.instance import Instance
@@ -81,6 +81,7 @@ class Setup:
     limits: Limits = LIMITS
     probing: ProbeSettings = SLOW
     observe: Callable[[int], Sequence[ProcessFacts]] = lambda _pid: seen()
+    misplaced: list[MisplacedThread] = field(default_factory=list)
     announced: list[InstanceEvent] = field(default_factory=list)
     idle_at_once: bool = True
     controller: SlotController = field(init=False)
@@ -89,7 +90,8 @@ class Setup:
         self.controller = SlotController(
             a_slot(), engine=self.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
             probing=self.probing, strict_binding=True, announce=self.hear, clock=self.clock, draw=lambda: 0.0,
-            observe=self.observe, watch_memory=lambda _pid: OomWatch(0, self.root), traffic=self.traffic,
+            observe=self.observe, misplaced=lambda _pids, _cpus: tuple(self.misplaced),
+            watch_memory=lambda _pid: OomWatch(0, self.root), traffic=self.traffic,
             caches=self.caches,
         )  # fmt: skip
         return self.controller
@@ -187,7 +189,9 @@ async def test_a_loading_instance_says_how_far_it_is(play: Play) -> None:
     assert [line.text for line in setup.controller.log.last(5)] == ["INFO Starting to load model /m..."]
 
 
-async def test_a_crash_is_diagnosed_and_a_new_instance_starts(play: Play) -> None:
+async def test_a_crash_is_diagnosed_and_a_new_instance_starts(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
     setup = await play(Setup())
     await setup.post(StartRequested())
     await setup.reach(State.READY)
@@ -204,6 +208,9 @@ async def test_a_crash_is_diagnosed_and_a_new_instance_starts(play: Play) -> Non
     assert cause is not None
     assert cause.name == "node-oom"
     assert setup.kinds == ["Ready 1", "Gone 1", "Ready 2"]
+    (event,) = [record.__dict__ for record in caplog.records if record.levelname == "ERROR"]
+    assert (event["slot"], event["generation"], event["cause"]) == (0, 1, "node-oom")
+    assert (event["evidence"], event["remedy"]) == (cause.evidence, cause.of_slot(0).remedy)
     gone = setup.announced[1]
     assert isinstance(gone, InstanceGone)
     assert "memory" in gone.reason
@@ -463,6 +470,23 @@ async def test_a_different_placement_is_logged(play: Play, caplog: pytest.LogCap
     assert caplog.text.count("threads of vllm (pid 1)") == said, "once is enough"
 
 
+async def test_a_thread_that_moves_has_the_slot_verified(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = ["0-3"]
+    probing = replace(QUICK, verify_interval_s=1000.0, threads_interval_s=0.01)
+    setup = await play(Setup(observe=lambda _pid: seen(where[0]), probing=probing))
+    await setup.post(StartRequested())
+    await setup.until(lambda: setup.controller.instance.verification)
+    where[0] = "0-9"
+    setup.misplaced.append(MisplacedThread(7, "vllm", CpuSet.parse("0-9")))
+    await setup.until(lambda: "placement differs from the plan" in caplog.text)
+    assert setup.controller.instance.misplaced == (setup.misplaced[0],)
+    verification = setup.controller.instance.verification
+    assert verification is not None
+    assert not verification.ok
+
+
 async def test_a_failing_verification_does_not_end_the_watch(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -611,8 +635,12 @@ async def test_slots_come_and_go() -> None:
     supervisor = several.build()
     task = asyncio.create_task(supervisor.run())
     await until(lambda: several.states == {State.READY})
+    several.spawner.started[1].end(code=3)
+    await until(lambda: supervisor.failures.total() == 1)
+    failures = supervisor.failures
     await supervisor.remove(1)
     assert sorted(supervisor.controllers) == [0, 2]
+    assert supervisor.failures == failures  # they are counted on, without their slot
     controller = supervisor.add(a_slot(7), FakeEngine(), LIMITS, SLOW)
     controller.post(StartRequested())
     await until(lambda: controller.slot_state.state is State.READY)

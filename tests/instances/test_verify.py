@@ -53,6 +53,7 @@ def test_threads_outside_the_set_are_named() -> None:
     assert difference.planned == "on cpus 0-3"
     assert difference.found == "7 of 8 may run on cpus 2-5,9: omp x 4, io, a, ... (1 more names)"
     assert not found.ok
+    assert found.misplaced_threads == 7
     assert found.problems == (f"{difference.what}: {difference.found}, planned: {difference.planned}",)
 
 

@@ -88,6 +88,7 @@ def findings(
         {"weight_prepack": False, "profile": TIED, "cpu": SKYLAKE, "dtype": "float16"},
         {"weight_prepack": True, "profile": TIED, "facts": replace(GOOD, weight_prepack="0")},
         {"weight_prepack": False, "profile": TIED, "env": {PREPACK: "1"}},
+        {"profile": TIED, "env": {PREPACK: "no number"}},
         {"profile": TIED, "facts": replace(GOOD, weight_prepack="1")},
     ],
     ids=lambda case: ",".join(case) or "defaults",

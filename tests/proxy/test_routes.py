@@ -19,7 +19,7 @@ ADMINISTRATION = """
     /inference/v1/abort_requests /scale_elastic_ep /is_scaling_elastic_ep /release_kv_cache_memory
     /update_weights /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update
     /start_draft_weight_update /finish_weight_update /update_weight_version /weight_info /weight_checker
-    /get_world_size /start_profile /stop_profile /server_info /load /kv_event_sources
+    /get_world_size /start_profile /stop_profile /server_info /kv_event_sources
     /fault_tolerance/apply /fault_tolerance/status /invocations /ping /docs /openapi.json /static/x
 """.split()  # noqa: SIM905
 

@@ -9,7 +9,8 @@ import pytest
 from synthetic import Machine
 
 from launcher.cpuset import CpuSet
-from launcher.topology.render import to_json, to_text
+from launcher.topology.machines import find_topology
+from launcher.topology.render import layout_json, to_json, to_text
 
 
 def test_json_form() -> None:
@@ -49,3 +50,20 @@ def test_a_node_is_found_by_its_id() -> None:
     assert topology.node(1) is topology.numa_nodes[1]
     with pytest.raises(KeyError):
         topology.node(2)
+
+
+def test_the_layout_has_what_a_picture_needs() -> None:
+    machine = Machine(sockets=2, l3=2, cores=2, smt=2, offline=frozenset({15}))
+    shown = layout_json(machine.topology(), CpuSet.parse("0,8"))
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["sockets"] == [{"socket": 0, "nodes": [0]}, {"socket": 1, "nodes": [1]}]
+    assert shown["nodes"][1] == {"node": 1, "socket": 1, "memory_bytes": 64 * 2**30, "cpus": "4-7,12-14"}
+    assert shown["cores"][0] == {"cpus": [0, 8], "socket": 0, "node": 0, "l3": 0}
+    assert shown["cores"][-1] == {"cpus": [7], "socket": 1, "node": 1, "l3": 3}
+    assert (shown["cpu_count"], shown["reserved"], shown["allowed"]) == (15, "0,8", "0-14")
+
+
+def test_the_layout_of_512_cpus_is_small() -> None:
+    shown = layout_json(find_topology("epyc-9755-2p"), CpuSet())
+    assert (shown["cpu_count"], len(shown["cores"])) == (512, 256)
+    assert len(json.dumps(shown, separators=(",", ":"))) < 16_000

@@ -12,7 +12,7 @@ from launcher.errors import LauncherError
 from launcher.money import picos
 from launcher.usage.entry import Entry
 from launcher.usage.figures import UsageRequests
-from launcher.usage.latest import latest_requests
+from launcher.usage.latest import find_request, latest_requests
 from launcher.usage.question import Question
 
 NOW = unix("2026-11-23T01:30")
@@ -95,3 +95,14 @@ def test_a_search_that_takes_too_long_ends(ledger: LedgerFile) -> None:
         ledger.path, Question(since="1h", key="nobody"), 50, NOW + 0.5, "EUR", within_s=-1.0
     )
     assert (found.requests, found.left_out) == ((), "search")
+
+
+def test_one_request_is_found_by_its_id(ledger: LedgerFile) -> None:
+    assert find_request(ledger.path, "r9", NOW) == (OVERFLOWED, None)
+    assert find_request(ledger.path, "r7200", NOW) == (entry(7200), None)
+    assert find_request(ledger.path, "never", NOW) == (None, None)
+
+
+def test_a_search_for_one_request_ends(ledger: LedgerFile) -> None:
+    found, back_to = find_request(ledger.path, "never", NOW, within_s=-1.0)
+    assert (found, back_to) == (None, NOW - 9)

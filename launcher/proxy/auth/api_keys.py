@@ -17,8 +17,8 @@ from launcher.proxy.errors import HttpError
 from launcher.proxy.watched_file import WatchedFile
 from launcher.usage.budgets import Budgets
 
-OPEN_PATHS: Final = frozenset({"/health", "/metrics"})
-"""Paths without authentication, as in vLLM, for probes and scrapers. They show key names, but no secrets."""
+OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/load"})
+"""Paths without authentication, as in vLLM, for probes, scrapers and gateways. They show key names, but no secrets."""
 
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "

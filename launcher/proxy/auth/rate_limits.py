@@ -76,7 +76,12 @@ class KeySums:
     ended: Counter[str] = field(default_factory=Counter)
     """By outcome; with those in flight they add up to accepted. The dispatcher counts both."""
     refused: Counter[Limit] = field(default_factory=Counter)  # by limit; these count among the rejected, too
-    tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
 
     @property
     def in_flight(self) -> int:
@@ -196,8 +201,8 @@ class Grant:
             503, refusal.message, type_="service_unavailable", code="budget_unknown", headers=headers
         )
 
-    def finish(self, tokens: int, now: float) -> None:
-        """The request has ended and took this many tokens; a second call does nothing."""
+    def finish(self, tokens: int, now: float, *, output: int = 0) -> None:
+        """The request has ended and took this many tokens, `output` of them generated; a second call does nothing."""
         if self.ended:
             return
         self.ended = True
@@ -206,6 +211,7 @@ class Grant:
         limits = self.limits
         limits.in_flight -= 1
         limits.tokens.take(tokens - self.charged, now)
-        self.sums.tokens += tokens
+        self.sums.prompt_tokens += tokens - output
+        self.sums.output_tokens += output
         if self.admitted:
             limits.mean_s += MEAN_WEIGHT * (max(0.0, now - self.started) - limits.mean_s)

@@ -121,6 +121,10 @@ class AdmissionQueue:
         """Those that tickets wait for. None comes first: those requests are no work for an instance."""
         return sorted(self._models, key=lambda model: model is not None)
 
+    def waiting(self, model: str | None) -> int:
+        """How many tickets name this model; None: none."""
+        return sum(among.count for among in self._models.get(model, {}).values())
+
     def ordered(self, model: str | None) -> Iterator[Ticket]:
         """All tickets for a model, in the order in which they would start. The queue must not change meanwhile."""
         classes = self._models.get(model, {})

@@ -30,6 +30,7 @@ from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match
 from launcher.proxy.upstream.overflow import Overflow
+from launcher.timeline import What
 from launcher.usage.budgets import Budgets
 from launcher.usage.spending import NOTHING, Spent
 
@@ -89,6 +90,7 @@ class Admission:
         found = request.match
         if found is None:
             raise AssertionError("only a request on a route is admitted")
+        request.admitted = now
         said = self._read(request, found)
         stored = found.item if found.route.kind is Kind.STORED else said.previous_response_id
         pinned = None if stored is None else self._instances.holder(stored)
@@ -121,9 +123,12 @@ class Admission:
         ticket.deadline = now + wait_s
         if not self._instances.enqueue(request, ticket, now):
             self._responder.plan_comment(request, now)
+            if request.steps is not None:
+                request.note(What.QUEUED, now)
 
-    def set_timer(self, request: Request, _event: Event, _now: float) -> None:
+    def set_timer(self, request: Request, _event: Event, now: float) -> None:
         pause_s = 0.0 if request.failures is None else request.failures.pause_s
+        request.note(What.QUEUED, now, why=f"every instance was tried; next attempt in {pause_s:g} s")
         request.pending = self._loop.call_later(pause_s, self._post, request, BackoffOver())
 
     def withdraw(self, request: Request, _event: Event, now: float) -> None:

@@ -9,15 +9,19 @@ from launcher.proxy.continuation.eligibility import ASK_IDS
 from launcher.proxy.dispatch.instances import Instances
 from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
-from launcher.proxy.errors import CLIENT_ERROR
-from launcher.proxy.http1.requests import upstream_head
+from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.proxy.http1.requests import KEY_FIELDS, upstream_head
+from launcher.proxy.observability.trace_context import FIELDS
+from launcher.proxy.observability.tracing import RequestTracing
 from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, with_usage
 from launcher.proxy.openai.token_bounds import SaidUsage
-from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Event
+from launcher.proxy.request.actions import State
+from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Diverged, Event
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.overflow_endpoint import MAX_REASON, Left, OverflowCall
+from launcher.timeline import What
 
 Body = bytes | bytearray | memoryview
 
@@ -31,12 +35,18 @@ class Attempts:
         overflow: Overflow | None,
         streaming: Streaming,
         responder: Responder,
+        tracing: RequestTracing | None,
+        *,
         post: Post,
     ) -> None:
         self._instances = instances
         self._overflow = overflow
         self._streaming = streaming
         self._responder = responder
+        self._tracing = tracing
+        # Fields that stay here, without and with an API key, which was for the proxy.
+        traced = () if tracing is None else FIELDS
+        self._not_passed = (traced, traced + KEY_FIELDS)
         self._post = post
 
     def send(self, request: Request, _event: Event, now: float) -> None:
@@ -46,19 +56,22 @@ class Attempts:
         upstream = ticket.upstream
         request.attempt = attempt = Attempt(request, upstream, self._post, self._streaming, now)
         pool = self._instances.begin(attempt, request, upstream)
-        request.slot = upstream.slot
+        request.slot, request.generation = upstream.slot, upstream.generation
         request.attempts += 1
         if request.bound is None:
             request.bound = now
+        if request.steps is not None:
+            request.note(What.SENT, now, upstream=upstream)
         if ticket.demand.stream:
             self._responder.plan_comment(request, now)
         head = request.head
         begin, body = _body(request)
         method = "GET" if head.method == "HEAD" else head.method
+        trace = b"" if self._tracing is None else self._tracing.lines(request)
         wire_head = upstream_head(
             head, request.request_id, len(begin) + len(body), host=b"localhost", method=method,
-            keys=request.key is None,  # else the client's key was for the proxy
-            extra=request.forwarded,
+            but=self._not_passed[request.key is not None],
+            extra=request.forwarded + trace,
         )  # fmt: skip
         attempt.send(pool, method, wire_head + begin, body, now)
 
@@ -69,8 +82,10 @@ class Attempts:
             raise AssertionError("there is no overflow endpoint")
         endpoint = overflow.endpoint(request.overflow)
         begin, body = _asking(endpoint.body(request.body, request.model), request.usage_ask, ids=False)
-        head = endpoint.head(request.head, request.request_id, request.path, len(begin) + len(body))
+        trace = None if self._tracing is None else self._tracing.lines_outside(request)
+        head = endpoint.head(request.head, request.request_id, request.path, len(begin) + len(body), trace)
         call = overflow.begin(request)
+        request.note(What.OVERFLOWED, now, endpoint=endpoint.name, why=request.overflow_reason)
         request.overflow_tried += (request.overflow,)
         request.usage = None
         request.attempt = attempt = Attempt(request, call, self._post, self._streaming, now)
@@ -95,6 +110,9 @@ class Attempts:
         if attempt.tracker is not None and request.tracker is not None:
             request.tracker = attempt.tracker  # what its engine said of its fault is told at the end
         upstream = attempt.upstream
+        if request.state is not State.DONE or _is_failure(event):
+            endpoint = None if attempt.overflow is None else attempt.overflow.endpoint.name
+            request.note(What.FAILED, now, upstream=upstream, endpoint=endpoint, why=_why(event))
         if event.__class__ is AnswerReceived and (
             upstream is None or event.answer.head.status < CLIENT_ERROR
         ):
@@ -126,6 +144,19 @@ class Attempts:
                 "overflow endpoint%s %s: %s", call.endpoint.label, what, reason,
                 extra={"reason": reason, "endpoint": call.endpoint.name},
             )  # fmt: skip
+
+
+def _is_failure(event: Event) -> bool:
+    if event.__class__ is AnswerReceived:
+        return bool(event.answer.head.status >= SERVER_ERROR)
+    return event.__class__ is AttemptFailed
+
+
+def _why(event: Event) -> str | None:
+    """Why an attempt is left before its request's end."""
+    if isinstance(event, AnswerReceived):
+        return f"it answered {event.answer.head.status}"
+    return event.reason if isinstance(event, AttemptFailed | Diverged) else None
 
 
 def _body(request: Request) -> tuple[bytes, Body]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from launcher.config.schema import Proxy
 from launcher.proxy.balancing.balancer import Balancer
@@ -174,9 +174,25 @@ class Instances:
         model = request.model or "any model"
         return unavailable(f"no instance of {model} became ready in time", self.retry_after_s())
 
+    def ages(self, now: float) -> dict[str, list[float]]:
+        """Seconds since the arrival of each queued request, by model."""
+        found: dict[str, list[float]] = {}
+        for request in self._waiting.values():
+            if request.model is not None:
+                found.setdefault(request.model, []).append(now - request.started)
+        return found
+
     @property
-    def waiting(self) -> Iterable[Request]:
+    def waiting(self) -> Collection[Request]:
         return self._waiting.values()
+
+    def adapters(self) -> tuple[frozenset[str], frozenset[str]]:
+        """LoRA adapters of the requests on instances, and of those in the queue."""
+        bound = (
+            request.adapter for traffic in self._traffic.values() for request in traffic.attempts.values()
+        )
+        queued = (request.adapter for request in self.waiting)
+        return frozenset(filter(None, bound)), frozenset(filter(None, queued))
 
     def models_waited_for(self) -> set[str | None]:
         """The models that requests in the queue want; None: any."""
@@ -328,7 +344,8 @@ class Instances:
         reason = f"it hangs: none of its streams has moved for {self._proxy.hung_timeout_s:g} s"
         self._suspect(upstream, reason, now)
         self._eject(upstream, now)
-        _LOG.warning("slot %d: ejected for %g s", upstream.slot, eject_s, extra={"slot": upstream.slot})
+        where = {"slot": upstream.slot, "generation": upstream.generation}
+        _LOG.warning("slot %d: ejected for %g s", upstream.slot, eject_s, extra=where)
         for attempt in tuple(traffic.attempts):
             attempt.fail(reason)
 

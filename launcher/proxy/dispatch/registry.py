@@ -6,15 +6,18 @@ import asyncio
 import time
 
 from launcher.config.schema import Proxy
-from launcher.proxy.accounting import Accounting, entry_of, tokens_of
+from launcher.proxy.accounting import NO_TOKENS, Accounting, entry_of, tokens_of
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.observability.counters import Counters
+from launcher.proxy.observability.timelines import Timelines, so_far
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.events import CommentDue, Event, ServerStopped
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES
 from launcher.proxy.upstream.attempt import Attempt
-from launcher.telemetry.metrics import Timings
+from launcher.telemetry.timings import Timings
+from launcher.timeline import Timeline
+from launcher.usage.entry import Entry
 
 
 class RequestRegistry:
@@ -28,6 +31,7 @@ class RequestRegistry:
         balancer: Balancer,
         *,
         accounting: Accounting,
+        timelines: Timelines,
         post: Post,
     ) -> None:
         self._idle_timeout_s = proxy.idle_timeout_s
@@ -35,6 +39,7 @@ class RequestRegistry:
         self._timings = timings
         self._balancer = balancer
         self._accounting = accounting
+        self._timelines = timelines
         self._post = post
         self._in_flight: set[Request] = set()
         self._idle = asyncio.Event()
@@ -56,7 +61,7 @@ class RequestRegistry:
             return
         tokens = tokens_of(request)
         if request.grant is not None:
-            request.grant.finish(tokens.prompt + tokens.output, now)
+            request.grant.finish(tokens.prompt + tokens.output, now, output=tokens.output)
         if not request.accepted:
             request.counted = True
             return
@@ -67,16 +72,47 @@ class RequestRegistry:
             self._count_cut(request, outcome)
         if request.key is not None:
             request.key.sums.ended[outcome] += 1
+        self._observe(request, now)
+        accounting = self._accounting
+        entry = entry_of(request, tokens, accounting.prices, now, time.time())
+        accounting.record(entry)
+        self._keep(request, entry, now)
+        if self._awaited and not self._counters.in_flight:
+            self._idle.set()
+
+    def timeline(self, request_id: str) -> Timeline | None:
+        """What became of a request so far, in flight or ended; of several with this id the latest."""
+        now = asyncio.get_running_loop().time()
+        running = [r for r in self._in_flight if r.accepted and r.request_id == request_id]
+        ended = self._timelines.find(request_id)
+        same_id = len(running) + len(ended) - 1
+        if running:
+            request = max(running, key=lambda r: r.started)
+            return so_far(request, entry_of(request, NO_TOKENS, None, now, time.time())).timeline(
+                same_id=same_id
+            )
+        return ended[0].timeline(same_id=same_id) if ended else None
+
+    def _keep(self, request: Request, entry: Entry, now: float) -> None:
+        tracing = self._accounting.tracing
+        if tracing is None:
+            self._timelines.keep(request, entry, now)
+        else:
+            tracing.decide(request)
+            tracing.record(self._timelines.keep(request, entry, now))
+
+    def _observe(self, request: Request, now: float) -> None:
         timings, started = self._timings, request.started
         timings.duration.observe(now - started)
         if request.bound is not None:
             timings.queued.observe(request.bound - started)
         if request.first_byte is not None:
             timings.first_byte.observe(request.first_byte - started)
-        accounting = self._accounting
-        accounting.record(entry_of(request, tokens, accounting.prices, now, time.time()))
-        if self._awaited and not self._counters.in_flight:
-            self._idle.set()
+
+    @property
+    def complete_since(self) -> float | None:
+        """Unix time from which on every request that ended is kept; None: none is missing yet."""
+        return self._timelines.complete_since
 
     def _count_cut(self, request: Request, outcome: Outcome) -> None:
         if request.cut is not None:

@@ -21,7 +21,8 @@ from launcher.proxy.sse.fast_path import NO_USAGE
 from launcher.proxy.sse.usage_event import USAGE_KEY, without_usage
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow_cost import has_output
-from launcher.telemetry.metrics import Timings
+from launcher.telemetry.timings import Timings
+from launcher.timeline import What
 
 RESPONSES = "/v1/responses"
 
@@ -49,12 +50,18 @@ class Streaming:
             request.committed = True
             request.first_byte = now  # comments do not count
             if request.streamed and attempt.tracker is not None:
-                self._timings.first_token.take(request.slot, now - request.started, now)
+                waited_s = now - request.started
+                self._timings.take_first_token(request.slot, request.model or "", waited_s, now)
                 if request.predicted_s is not None and request.attempts == 1:
-                    error_s = abs(now - request.started - request.predicted_s)
-                    self._timings.prediction_error.observe(error_s)
+                    self._timings.prediction_error.observe(abs(waited_s - request.predicted_s))
             if request.transcript is None:
                 request.body = b""  # it is not needed again
+            if request.steps is not None and attempt.tracker is not None:
+                request.note(
+                    What.FIRST_TOKEN, now, upstream=attempt.upstream, endpoint=request.overflow or None
+                )
+        elif request.splice is not None:
+            request.note(What.CONTINUED, now, upstream=attempt.upstream)
         if isinstance(event, StreamStarted):
             self._write(request, attempt, event.data, event.raw, clean=event.clean)
 

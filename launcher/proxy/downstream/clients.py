@@ -21,6 +21,7 @@ from launcher.proxy.request.events import ConnectionDue, HeadReceived, Refused, 
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Match, match, split_target
 
+_TURNS = 3  # of the event loop, from the accept of a connection until it is made
 FLUSH_S = 1.0  # for the error events of requests that were cut to be written
 
 _UNREAD = RequestHead("-", "/", False, None, False, False, False, None, b"\r\n", b"\r\n", ())
@@ -45,9 +46,12 @@ class Clients:
         self._open: set[DownstreamConnection] = set()
         self._proxies = TrustedProxies(proxy.trusted_proxies) if proxy.trusted_proxies else None
         self.handshakes: Handshakes | None = None
+        self._tls: ServerTls | None = None
         if proxy.tls_certificate is not None:
-            tls = ServerTls(proxy.tls_certificate, proxy.tls_key)
-            self.handshakes = Handshakes(self.make, tls.context, proxy.header_timeout_s, self._below_limit)
+            self._tls = ServerTls(proxy.tls_certificate, proxy.tls_key)
+            self.handshakes = Handshakes(
+                self.make, self._tls.context, proxy.header_timeout_s, self._below_limit
+            )
         self._id_prefix = uuid.uuid4().hex[:20]
         self._ids = count(1)
         self.post = post
@@ -69,6 +73,11 @@ class Clients:
         """Connections, also before they have shaken hands."""
         return len(self._open) + (0 if self.handshakes is None else len(self.handshakes))
 
+    @property
+    def certificate_end(self) -> float | None:
+        """Of the TLS certificate in force, seconds since the epoch; None without one."""
+        return None if self._tls is None else self._tls.end
+
     def make(self) -> DownstreamConnection:
         return DownstreamConnection(self)
 
@@ -84,9 +93,8 @@ class Clients:
 
     def _below_limit(self) -> bool:
         """Whether another connection may come; one that may not is counted."""
-        if self.closing or len(self) >= self._most:
-            if not self.closing:
-                self._counters.refuse_connection()
+        if len(self) >= self._most:
+            self._counters.refuse_connection()
             return False
         return True
 
@@ -128,11 +136,13 @@ class Clients:
                 self.post(client.answering or self._unread(client), ConnectionDue())
 
     def stop(self) -> None:
-        """From here on a connection that is accepted is closed, and one that has been answered."""
+        """No connection is accepted any more. From here on one that has been answered is closed."""
         self.closing = True
 
     async def first_requests(self, wait_s: float) -> None:
         """Close idle connections; one that was accepted just now has a request on its way, which is served."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         for client in tuple(self._open):
             if not client.unused:
                 client.close_if_idle()

@@ -13,9 +13,11 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from launcher.errors import LauncherError, reason
+from launcher.proxy.downstream.certificate import earliest_end
 from launcher.proxy.watched_file import WatchedFile, excess_mode
 
 ALPN: Final = ("http/1.1",)
@@ -40,8 +42,13 @@ class ServerTls:
         if mode := excess_mode(os.stat(key or certificate), KEY_MODE):  # noqa: PTH116
             text = "the TLS key %s has mode %s: other users can read it; chmod 600 %s"
             _LOG.warning(text, key or certificate, mode, key or certificate)
-        self.context = _load(certificate, key)  # for handshakes
+        self.context = _load(certificate, key).context  # for handshakes
         self.context.sni_callback = self._choose
+
+    @property
+    def end(self) -> float | None:
+        """When the certificate in force ends, seconds since the epoch; None where that cannot be read."""
+        return self._newest.latest(self._clock()).end
 
     def reload(self) -> bool:
         """Read the files now. False: they cannot be used, and the certificate stays."""
@@ -49,10 +56,15 @@ class ServerTls:
 
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Called in each handshake, before a certificate is sent."""
-        connection.context = self._newest.latest(self._clock())
+        connection.context = self._newest.latest(self._clock()).context
 
 
-def _load(certificate: str, key: str | None) -> ssl.SSLContext:
+class _Loaded(NamedTuple):
+    context: ssl.SSLContext
+    end: float | None
+
+
+def _load(certificate: str, key: str | None) -> _Loaded:
     """TLS 1.2 or later, forward secrecy, no compression, HTTP/1.1."""
     for path in dict.fromkeys((certificate, key or certificate)):
         try:
@@ -74,7 +86,11 @@ def _load(certificate: str, key: str | None) -> ssl.SSLContext:
     except (ssl.SSLError, OSError) as error:
         what = f"cannot use the TLS certificate '{certificate}'"
         raise LauncherError(f"{what}: {_why(error)}", _REMEDY) from None
-    return context
+    try:
+        chain = Path(certificate).read_text(encoding="ascii", errors="replace")
+    except OSError:  # replaced since; the change is read next
+        chain = ""
+    return _Loaded(context, earliest_end(chain))
 
 
 class _EncryptedError(Exception):

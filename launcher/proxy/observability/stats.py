@@ -15,6 +15,7 @@ from launcher.proxy.observability.counters import Counters, TokenSums
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
+from launcher.telemetry.spec import Values
 from launcher.usage.budgets import Budgets
 
 
@@ -46,16 +47,19 @@ def values(
     *,
     upstreams: Sequence[Upstream],
     names: Iterable[str],
-    waiting: Mapping[str, int],
+    waiting: Mapping[str, Sequence[float]],
+    queue_max: int,
     queued_bytes: int,
     uploads: UploadMemory,
     connections: int,
+    certificate_end: float | None,
     slow_clients: SlowClients,
     keys: ApiKeys,
     budgets: Budgets | None,
     overflow: Overflow | None,
-) -> metrics.Values:
-    """The sums as the values of telemetry.metrics.TABLE. `waiting`: queued requests by model."""
+) -> Values:
+    """The sums as the values of telemetry.metrics.TABLE. `waiting`: ages of queued requests by model, seconds.
+    `certificate_end`: of the TLS certificate, seconds since the epoch."""
     working = _per_slot(upstreams)
     ready = {(row.slot, row.model): row for row in upstreams if not row.draining}
     slots = {(str(slot), sums.model): (slot, sums) for slot, sums in sorted(counters.slots.items())}
@@ -85,17 +89,20 @@ def values(
             (str(slot), model): row.outliers.weight for (slot, model), row in ready.items()
         },
         metrics.READY: {(name,): counts[name] for name in names},
-        metrics.QUEUED: {(name,): waiting.get(name, 0) for name in names},
+        metrics.QUEUED: {(name,): len(waiting.get(name, ())) for name in names},
         metrics.QUEUED_BYTES: {(): queued_bytes},
+        metrics.QUEUE_OLDEST: {(name,): max(waiting.get(name, ()), default=0.0) for name in names},
+        metrics.QUEUE_MAX: {(): queue_max},
         metrics.QUEUE_REJECTED: {
             (reason,): counters.queue_rejected[reason] for reason in ("requests", "bytes", "deadline")
         },
-        metrics.PARKED: {(name,): 0 if counts[name] else waiting.get(name, 0) for name in names},
+        metrics.PARKED: {(name,): 0 if counts[name] else len(waiting.get(name, ())) for name in names},
         metrics.CONTINUED: {(how,): counters.cut[how] for how in ("continued", "unfit", "failed")},
         metrics.UPLOAD_BYTES: {(): uploads.used},
         metrics.UPLOADS_WAITING: {(): uploads.waiting},
         metrics.UPLOADS_REFUSED: {(): uploads.refused},
         metrics.CONNECTIONS: {(): connections},
+        metrics.CERTIFICATE_END: {} if certificate_end is None else {(): certificate_end},
         metrics.CONNECTIONS_REFUSED: {(): counters.connections_refused},
         metrics.SLOW_CLIENTS: {(): len(slow_clients)},
         metrics.SLOW_CLIENT_BYTES: {(): slow_clients.bytes},
@@ -114,7 +121,7 @@ def _per_slot(upstreams: Iterable[Upstream]) -> dict[int, int]:
     return working
 
 
-def of_tokens(counters: Counters, names: Iterable[str]) -> metrics.Values:
+def of_tokens(counters: Counters, names: Iterable[str]) -> Values:
     """Tokens of ended requests by model."""
     sums = {(name,): counters.tokens.get(name) or TokenSums() for name in names}
     return {
@@ -124,7 +131,7 @@ def of_tokens(counters: Counters, names: Iterable[str]) -> metrics.Values:
     }
 
 
-def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:
+def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> Values:
     """Per name of a key; nothing where no keys are needed. `outcomes` are shown also while they are 0."""
     if not keys.required:
         return {}
@@ -138,16 +145,18 @@ def of_keys(keys: ApiKeys, outcomes: Iterable[str]) -> metrics.Values:
         },
         metrics.KEY_IN_FLIGHT: {(name,): of.in_flight for name, of in sums},
         metrics.KEY_TOKENS: {(name,): of.tokens for name, of in sums},
+        metrics.KEY_PROMPT_TOKENS: {(name,): of.prompt_tokens for name, of in sums},
+        metrics.KEY_OUTPUT_TOKENS: {(name,): of.output_tokens for name, of in sums},
     }
 
 
-def of_budgets(budgets: Budgets | None) -> metrics.Values:
+def of_budgets(budgets: Budgets | None) -> Values:
     """Per name of a key with a budget; nothing for one of which it is unknown."""
     ratios = {} if budgets is None else budgets.ratios()
     return {metrics.KEY_BUDGET_SPENT: {(name,): ratio for name, ratio in ratios.items()}}
 
 
-def of_overflow(overflow: Overflow | None) -> metrics.Values:
+def of_overflow(overflow: Overflow | None) -> Values:
     """Per endpoint, and model that may go there; nothing where there is no overflow."""
     if overflow is None:
         return {}

@@ -7,7 +7,7 @@ the client's side downstream/response.py. ProxyServer.begin fills `forwarded`, C
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from launcher.printable import MAX_QUOTED, cut
 from launcher.proxy.auth.api_keys import KeyEntry
@@ -22,6 +22,7 @@ from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.answers import Counts
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.stream_options import UsageAsk
+from launcher.proxy.openai.token_bounds import TokenBounds
 from launcher.proxy.request.actions import Outcome, OverflowReason, State
 from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import Event
@@ -29,6 +30,9 @@ from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
 from launcher.proxy.request.retry_policy import FailedAttempts
 from launcher.proxy.routes import Match
 from launcher.proxy.sse.tracker import EventTracker
+from launcher.timeline import Step, Trace, What
+
+MAX_STEPS: Final = 200  # of one request: then one of the middle is left out for each more
 
 
 class BodyReader(Protocol):
@@ -45,15 +49,14 @@ class Request:
     """One client's request, from its head to its access log line."""
 
     __slots__ = (
-        "accepted", "adapter", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in", "bytes_out",
-        "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending", "error",
-        "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded", "grant", "head",
-        "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked", "match",
-        "method", "model", "outcome", "overflow",
-        "overflow_reason", "overflow_tried", "path", "pending", "picos", "predicted_s",
-        "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
-        "stored", "tail", "ticket", "tracker", "transcript", "unread_tail", "unsent_head", "usage", "usage_ask",
-        "usage_is_exact",
+        "accepted", "adapter", "admitted", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in",
+        "bytes_out", "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending",
+        "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded",
+        "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked",
+        "match", "method", "model", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending", "picos",
+        "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
+        "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail", "unsent_head",
+        "usage", "usage_ask", "usage_is_exact",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -85,6 +88,7 @@ class Request:
         self.looked = True  # all that has come of it was read
         self.bytes_in = 0
         # Admission.
+        self.admitted: float | None = None  # when it was complete, loop time
         self.model: str | None = None
         self.adapter: str | None = None  # the LoRA adapter of the model that was asked for
         self.ticket: Ticket | None = None  # None: no instance is asked
@@ -96,6 +100,7 @@ class Request:
         # Overflow.
         self.overflow = ""  # name of the endpoint that it went to
         self.overflow_reason: OverflowReason | None = None
+        self.token_bounds: TokenBounds | None = None  # of its body, for overflow endpoints
         self.overflow_tried: tuple[str, ...] = ()  # endpoints that it was sent to
         self.picos = 0  # what it cost there
         self.local_ticket: Ticket | None = None  # for the queue here, of one that went before it was queued
@@ -103,6 +108,9 @@ class Request:
         self.attempt: UpstreamCall | None = None  # the present one
         self.attempts = 0
         self.slot: int | None = None  # of the last one
+        self.generation: int | None = None  # of its instance
+        self.trace: Trace | None = None  # None: tracing is off, or has not decided
+        self.steps: list[Step] | None = None  # what happened; None: nothing but what this record says
         self.bound: float | None = None  # when an instance was first asked
         self.failures: FailedAttempts | None = None
         self.deaths = 0  # instances that died with it before its first byte
@@ -156,6 +164,33 @@ class Request:
         if self.failures is None:
             self.failures = FailedAttempts()
         return self.failures
+
+    def note(
+        self,
+        what: str,
+        now: float,
+        *,
+        upstream: Upstream | None = None,
+        endpoint: str | None = None,
+        why: str | None = None,
+    ) -> None:
+        """A step that this record does not tell by itself; from the first one on all are noted. `upstream`, `endpoint`: at
+        which instance or overflow endpoint."""
+        if self.steps is None:
+            self.steps = self._first_steps()
+        slot, generation = (None, None) if upstream is None else upstream.key
+        if len(self.steps) >= MAX_STEPS:
+            del self.steps[MAX_STEPS // 2]
+        self.steps.append(Step(now - self.started, what, slot, generation, endpoint, why))
+
+    def _first_steps(self) -> list[Step]:
+        """Those of the first attempt, if there was one."""
+        steps = []
+        if self.bound is not None:
+            steps.append(Step(self.bound - self.started, What.SENT, self.slot, self.generation))
+        if self.committed and self.first_byte is not None and self.tracker is not None:
+            steps.append(Step(self.first_byte - self.started, What.FIRST_TOKEN, self.slot, self.generation))
+        return steps
 
     def note_tried(self, upstream: Upstream) -> None:
         """An instance had it, and is not asked again in this round."""

@@ -26,7 +26,8 @@ from launcher.proxy.errors import SERVER_ERROR, TOO_MANY, HttpError
 from launcher.proxy.http1.fields import lines_of
 from launcher.proxy.http1.requests import RequestHead, selected_head
 from launcher.proxy.http1.responses import ResponseHead
-from launcher.proxy.openai.token_bounds import SaidUsage, TokenBounds, bounds_of
+from launcher.proxy.observability.trace_context import FIELDS
+from launcher.proxy.openai.token_bounds import SaidUsage, TokenBounds
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.overflow_cost import OverflowCost
@@ -36,7 +37,8 @@ from launcher.proxy.watched_file import WatchedFile
 MAX_REASON: Final = 500  # characters of an error: some quote what the other side sent
 REFUSED: Final = frozenset({401, 402, 403, 407, *range(300, 400)})
 """Statuses that say more of our credentials, or of the way there, than of the client's request."""
-_REQUEST_FIELDS: Final = frozenset({b"accept", b"traceparent", b"tracestate"})
+_UNTRACED_FIELDS: Final = frozenset({b"accept"})
+_REQUEST_FIELDS: Final = _UNTRACED_FIELDS | {*FIELDS}
 _RESPONSE_FIELDS: Final = frozenset({b"content-type", b"retry-after"})
 # An endpoint that failed and did not say when it may be asked again; and the longest time that one may say.
 AVOID_S: Final = 5.0
@@ -126,12 +128,13 @@ class OverflowEndpoint:
     def health(self, now: float) -> Health:
         return self._health if now < self._until else Health.GOOD
 
-    def affords(self, path: str, body: bytes | bytearray) -> bool:
+    @property
+    def capped(self) -> bool:
+        return self._settings.max_per_day is not None
+
+    def affords(self, path: str, tokens: TokenBounds) -> bool:
         """Whether its daily cap admits a request; one that it does not is counted."""
-        cost = self.cost
-        if self._settings.max_per_day is None:
-            return True
-        return cost.admits(cost.bound(path, bounds_of(body)))
+        return self.cost.admits(self.cost.bound(path, tokens))
 
     def body(self, body: bytes | bytearray, model: str) -> bytes:
         """The body with the endpoint's name for `model`. Raises HttpError."""
@@ -142,20 +145,28 @@ class OverflowEndpoint:
         fields["model"] = msgspec.Raw(msgspec.json.encode(self._settings.models[model]))
         return msgspec.json.encode(fields)
 
-    def head(self, head: RequestHead, request_id: str, path: str, length: int) -> bytes:
-        """The head of a request for `path` with a body of `length` bytes."""
-        lines = _LINES
+    def head(
+        self, head: RequestHead, request_id: str, path: str, length: int, trace: bytes | None = None
+    ) -> bytes:
+        """The head of a request for `path` with a body of `length` bytes. `trace`: field lines in the place of the client's
+        trace context."""
+        lines = _LINES if trace is None else _LINES + trace
         if self._key is not None:
             key = self._key.latest(asyncio.get_running_loop().time())
-            lines = b"%bAuthorization: Bearer %b\r\n" % (_LINES, key.encode())
+            lines = b"%bAuthorization: Bearer %b\r\n" % (lines, key.encode())
         target = self._base_path + path.removeprefix("/v1").encode()
         return selected_head(
-            head, request_id, length, target=target, host=self._authority, names=_REQUEST_FIELDS, extra=lines
+            head,
+            request_id,
+            length,
+            target=target,
+            host=self._authority,
+            names=_REQUEST_FIELDS if trace is None else _UNTRACED_FIELDS,
+            extra=lines,
         )
 
-    def begin(self, model: str, path: str, body: bytes | bytearray) -> OverflowCall:
+    def begin(self, model: str, path: str, tokens: TokenBounds) -> OverflowCall:
         """A request goes there: its cost is reserved."""
-        tokens = bounds_of(body)
         reserved = self.cost.bound(path, tokens)
         self.cost.reserve(reserved)
         self.in_flight += 1

@@ -269,3 +269,9 @@ def test_a_key_without_a_budget_reserves_nothing(tmp_path: Path) -> None:
     held = budgets(tmp_path, Past(lost_at=1_795_168_800.0), other="1-tokens/day")
     assert reserved(limits(), held, 10**9).reservation is None
     limits().begin(0.0).check_budget(held, "n", 0.0)
+
+
+def test_prompt_and_output_tokens_are_summed_apart() -> None:
+    of = limits()
+    of.begin(0.0).finish(70, 1.0, output=20)
+    assert (of.sums.prompt_tokens, of.sums.output_tokens, of.sums.tokens) == (50, 20, 70)

@@ -46,6 +46,18 @@ def test_smaller_priority_first_then_rank() -> None:
     assert queue.next_deadline() is not None
 
 
+def test_what_would_start_before_a_ticket_that_was_queued_before() -> None:
+    queue = AdmissionQueue(10, 10**6)
+    first, last = numbered(1, ticket(key="a")), numbered(3, ticket(key="a"))
+    other, urgent = numbered(4, ticket(key="b")), numbered(5, ticket(priority=-1))
+    for one in (first, last, other, urgent):
+        queue.add(one)
+    assert queue.waiting("m") == 4
+    ahead, nearest = queue.ahead(numbered(2, ticket(key="a")), 5)
+    assert nearest == [first]
+    assert ahead.count == 2  # the other key's and the urgent one
+
+
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=5), st.data())
 def test_waiting_keys_share_by_cost(loads: list[int], data: st.DataObject) -> None:
     queue = AdmissionQueue(1000, 10**9)

@@ -25,6 +25,13 @@ def test_prefill_is_done_in_order_and_elapsed_time_counts_for_the_first() -> Non
     assert load.prefill == 0.0
 
 
+def test_a_first_token_after_the_end_is_known() -> None:
+    load = Load()
+    bind(load, 1, 100.0)
+    load.leave(1, 0.5)
+    assert not load.first_token(1, 0.6)
+
+
 def test_a_request_that_leaves_early_takes_its_work_away() -> None:
     load = Load()
     for number in (1, 2, 3):

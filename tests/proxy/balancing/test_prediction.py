@@ -108,6 +108,16 @@ def test_priority_and_other_keys() -> None:
     assert last == pytest.approx(6 * 2.1, rel=0.1)
 
 
+def test_another_keys_share_goes_before_a_long_queue() -> None:
+    made = taught(1)
+    offered(made, tokens=1000)
+    for key in ("one", "other"):
+        for _ in range(3):
+            offered(made, tokens=1000, key=key)
+    last = made.predicted_ttft(ticket(tokens=1000, key="one").demand, 0.0)
+    assert last == pytest.approx(8 * 2.1, rel=0.2)
+
+
 def test_the_first_of_like_prompts_computes_what_they_share() -> None:
     made = taught(1)
     prompt = tuple(range(100, 120))
@@ -150,6 +160,9 @@ def test_a_limit_holds_for_nearly_all_that_stay() -> None:
         made.offer(one, 0.0)
     assert one.predicted_s is not None
     assert one.predicted_s < 4.0
+    one.limit_s = 40.0
+    assert made.offer(one, 0.0) is None
+    assert made.queue.count == 1
 
 
 def test_a_full_queue_says_so_first_where_nothing_is_late() -> None:
@@ -176,6 +189,10 @@ def test_work_goes_to_whichever_is_free_first(busy: list[float], work_s: float) 
     level = filled_to(busy, work_s)
     assert sum(max(0.0, level - each) for each in busy) == pytest.approx(work_s, abs=1e-6)
     assert level >= min(busy)
+
+
+def test_without_instances_there_is_no_level() -> None:
+    assert filled_to([], 1.0) == 0.0
 
 
 @given(times, st.integers(1, 30), st.floats(0.1, 20.0))

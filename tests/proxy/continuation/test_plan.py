@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION, PlainEngine, event
 
-from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
+from launcher.proxy.continuation.plan import (
+    UNCOUNTED,
+    Complete,
+    Continuation,
+    EngineTraits,
+    NotExact,
+    plan_continuation,
+)
 from launcher.proxy.continuation.splicer import Diverged, Splicer
 from launcher.proxy.continuation.transcript import Transcript
 
@@ -235,6 +242,12 @@ def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, An
     assert isinstance(found, Continuation) == by_text
 
 
+def test_a_template_that_does_not_continue_an_answer_forbids_it() -> None:
+    body, unfit = ENGINE.request(temperature=1), EngineTraits(template_fits=False)
+    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID), unfit)
+    assert found == NotExact("the model's chat template does not continue a partial answer")
+
+
 def test_a_text_tells_no_usage() -> None:
     usage = {"stream_options": {"include_usage": True}}
     found = plan(**usage)
@@ -407,6 +420,13 @@ def test_an_ended_text_gets_the_end_marker_only() -> None:
     assert isinstance(found, Continuation)
     assert found.only_usage
     assert json.loads(found.body)["max_completion_tokens"] == 1
+
+
+def test_an_ended_text_whose_tokens_nobody_counted_cannot_get_its_usage() -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    heard = after(ENGINE, ENGINE.request(**usage), 14)
+    several = EngineTraits(one_token_events=False)
+    assert plan_continuation(CHAT, ENGINE.request(**usage), heard, several) == NotExact(UNCOUNTED)
 
 
 def test_a_text_without_tokens_left_gets_its_end_only() -> None:

@@ -182,6 +182,30 @@ async def test_an_engine_that_ignores_ids_is_continued_by_text(
     assert "return_token_ids" not in bodies[2]
 
 
+async def test_an_engine_that_tells_no_ids_is_continued_by_text(proxy: ProxyUnderTest) -> None:
+    silent = TokenEngine(CHAT, SAID, "two", tells_ids=False)
+    payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 11), streams(silent), streams(silent), **USAGE)
+    assert whole(events(payload))["text"] == "".join(SAID)
+    assert "return_token_ids" not in bodies[2]
+
+
+def test_ids_without_tokens_left_are_not_handed_over() -> None:
+    transcript = Transcript(token_ids=True)
+    for event in ENGINE.answer(ENGINE.request(return_token_ids=True))[:9]:
+        transcript.feed(event)
+    found = plan_continuation(CHAT, ENGINE.request(max_tokens=4, **USAGE), transcript)
+    assert isinstance(found, Continuation)
+    assert found.prompt_ids is None
+
+
+def test_tokens_without_text_at_the_end_are_forgotten() -> None:
+    transcript, engine = Transcript(token_ids=True), TokenEngine(CHAT, ("Hello", "", " you"))
+    for event in engine.answer(engine.request(return_token_ids=True))[:3]:
+        transcript.feed(event)
+    transcript.forget_silent()
+    assert transcript.pieces() == [b"Hello"]
+
+
 async def test_without_ids_a_stream_ends_with_an_error_where_tokens_count(proxy: ProxyUnderTest) -> None:
     silent = TokenEngine(CHAT, SAID, tells_ids=False)
     payload, _ = await ask(proxy, CHAT, streams(silent, 11), **USAGE, temperature=1)

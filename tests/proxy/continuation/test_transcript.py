@@ -103,6 +103,15 @@ def test_a_part_of_an_event_ends_the_transcript() -> None:
     assert fed(chunk({"content": "a"}), chunk({"content": "b" * 9})[:40]).odd == "a part of an event"
 
 
+def test_the_first_reason_is_kept() -> None:
+    transcript = fed(chunk({"content": "a"}, logprobs={"content": []}))
+    transcript.forget_ids()
+    assert transcript.odd == "logprobs in its events"
+    part = Transcript(token_ids=True)
+    part.feed(chunk({"content": "a"}, logprobs={"content": []}) + b"data: a part")
+    assert part.odd == "logprobs in its events"
+
+
 def test_line_endings_may_be_mixed() -> None:
     transcript = fed(*(chunk({"content": word})[:-1] + b"\r\n" for word in "abc"))
     assert transcript.pieces() == [b"a", b"b", b"c"]
@@ -164,6 +173,10 @@ def test_the_fast_path_has_the_same_bound() -> None:
     assert fast.data_received(b"%x\r\n%b\r\n" % (len(event), event))
     assert transcript.too_long()  # the clock asks
     assert transcript.odd == "more than 6 bytes of text"
+    transcript.arm(fast, sent.append)  # from now on any event passes
+    other = chunk({"content": "f"}, logprobs={"content": []})
+    assert fast.data_received(b"%x\r\n%b\r\n" % (len(other), other))
+    assert sent[-1].endswith(other + b"\r\n")
     assert not transcript.text
 
 

@@ -33,7 +33,7 @@ from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.connection import UpstreamConnection
 from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.telemetry.metrics import Timings
+from launcher.telemetry.timings import Timings
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -139,7 +139,7 @@ async def test_an_error_that_is_told_ends_the_request_and_stays_inside(
     await proxy.engine(0, waits)
     asked = asyncio.create_task(read(proxy))
     await until(lambda: proxy.sums()["in_flight"] == 1)
-    (request,) = proxy.server._registry._in_flight
+    (request,) = proxy.server.requests._in_flight
     error = KeyboardInterrupt()
     proxy.server.post(request, Faulted(error))
     status, body = await asked

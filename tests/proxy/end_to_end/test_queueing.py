@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 
 import aiohttp
 import pytest
@@ -40,6 +41,11 @@ async def test_what_an_instance_can_not_start_waits_here(proxy: ProxyUnderTest) 
     await asyncio.sleep(0.05)
     assert len(engine.calls) == 8
     assert proxy.server.stats()["waiting"] == 4
+    async with proxy.client.get("/load") as answer:
+        load = await answer.json()
+    assert (load["running"], load["waiting"], load["concurrency_limit"]) == (8, 4, 8)
+    async with proxy.client.get("/metrics?view=host") as answer:
+        assert "vllm:num_requests_waiting 4.0" in await answer.text()
     for _ in range(12):
         go.release()
     assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 12
@@ -56,6 +62,10 @@ async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
     assert status == 429
     assert json.loads(body)["error"]["code"] == "queue_full"
     assert int(retry or 0) >= 1
+    page = await proxy.server.metrics_page()
+    assert "numa_launcher_queue_max_requests 2.0" in page
+    [oldest] = re.findall(r"^numa_launcher_queue_oldest_seconds{.*} (\S+)", page, flags=re.MULTILINE)
+    assert 0 < float(oldest) < 600
     for _ in range(10):
         go.release()
     assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}

@@ -109,7 +109,7 @@ def test_only_wanted_requests_get_a_line(
     log = AccessLog(wanted, lambda _flush: None)
     log.add(ended(1), None, 2.0)
     log.add(ended(2, 404), None, 2.0)
-    log.add(ended(3, path="/metrics"), None, 2.0)
+    log.add(ended(3, path="/load"), None, 2.0)
     log.flush()
     assert [record.__dict__["request_id"] for record in caplog.records] == seen
 

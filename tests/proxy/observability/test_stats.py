@@ -15,10 +15,13 @@ from launcher.proxy.observability import stats
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
+from launcher.telemetry.rendering import render
+from launcher.telemetry.spec import Values
+from launcher.telemetry.timings import Timings
 from launcher.usage.daily_cap import DailyCap, Day
 
 
-def rows(found: metrics.Values) -> dict[str, dict[tuple[str, ...], float]]:
+def rows(found: Values) -> dict[str, dict[tuple[str, ...], float]]:
     """What a scraper reads: metric -> label values in the table's order -> value."""
     order = {spec.name: spec.labels for spec in metrics.TABLE}
     return {
@@ -26,7 +29,7 @@ def rows(found: metrics.Values) -> dict[str, dict[tuple[str, ...], float]]:
             tuple(sample.labels[label] for label in order[family.name]): sample.value
             for sample in family.samples
         }
-        for family in text_string_to_metric_families(metrics.render(found, metrics.Timings()))
+        for family in text_string_to_metric_families(render(found, Timings()))
         if family.name in order and family.samples
     }
 
@@ -35,7 +38,7 @@ def test_keys(tmp_path: Path) -> None:
     put(tmp_path / "keys", make("ann")[1], make("bob")[1])
     keys = ApiKeys(str(tmp_path / "keys"))
     ann = keys.sums["ann"]
-    ann.accepted, ann.tokens = 5, 70
+    ann.accepted, ann.prompt_tokens, ann.output_tokens = 5, 50, 20
     ann.ended["completed"] = 3
     ann.refused[Limit.TOKENS] = 1
     keys.unauthorized = 2
@@ -48,6 +51,8 @@ def test_keys(tmp_path: Path) -> None:
         metrics.KEY_REFUSED: {("ann", "tokens_per_minute"): 1},
         metrics.KEY_IN_FLIGHT: {("ann",): 2, ("bob",): 0},
         metrics.KEY_TOKENS: {("ann",): 70, ("bob",): 0},
+        metrics.KEY_PROMPT_TOKENS: {("ann",): 50, ("bob",): 0},
+        metrics.KEY_OUTPUT_TOKENS: {("ann",): 20, ("bob",): 0},
     }  # fmt: skip
 
 

@@ -13,14 +13,17 @@ import pytest
 from fakes import SOON_S
 from prometheus_client.parser import text_string_to_metric_families
 from proxy.auth.test_api_keys import make, put
+from proxy.balancing.builders import balancer
 from proxy.proxy_under_test import until
 from proxy.request.test_lifecycle import request_of
 from proxy.scripted_engine import Call, FakeEngine, Script, answer_chat
 
 from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
 from launcher.proxy.errors import HttpError
+from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages import merged_metrics, models, renderer
+from launcher.proxy.pages.host_load import HostLoad
 from launcher.proxy.pages.merged_metrics import MergedMetrics
 from launcher.proxy.pages.models import describe, read_list
 from launcher.proxy.pages.renderer import PageRenderer, Sources
@@ -30,6 +33,7 @@ from launcher.proxy.routes import Match, match, split_target
 from launcher.proxy.upstream import scraper
 from launcher.proxy.upstream.scraper import Instance
 from launcher.telemetry import engine_pages, metrics
+from launcher.telemetry.timings import Timings
 
 
 @dataclass
@@ -74,6 +78,9 @@ class Pages:
         found = match(method, split_target(target)[0])
         assert isinstance(found, Match)
         request = request_of(split_target(target)[0])
+        request.head = parse_request(
+            b"%b %b HTTP/1.1\r\nHost: h\r\n\r\n" % (method.encode(), target.encode())
+        )
         request.match, request.key = found, key
         self.posted.clear()
         try:
@@ -104,15 +111,17 @@ async def open_pages(tmp_path: Path) -> AsyncIterator[Open]:
         async def make_pages(*names: str, aliases: Mapping[str, str] | None = None) -> Pages:
             instances: list[Instance] = []
             stopping: list[bool] = []
+            made_balancer = balancer(2, seqs=4)
+            traits = ModelTraits(ModelNames(names or ("m",), aliases))
             sources = Sources(
                 instances=lambda: instances,
                 values=lambda: {metrics.ACCEPTED: {(): 3}},
-                timings=metrics.Timings(),
+                timings=Timings(),
+                load=HostLoad(made_balancer, traits, lambda: (frozenset(), frozenset())),
                 stopping=lambda: bool(stopping),
                 retry_after_s=lambda: 4,
             )
             posted: list[Event] = []
-            traits = ModelTraits(ModelNames(names or ("m",), aliases))
             made = PageRenderer(traits, sources, lambda _request, event: posted.append(event))
             stack.push_async_callback(made.close)
             return Pages(tmp_path, stack, made, instances, posted, stopping)
@@ -377,3 +386,62 @@ async def test_a_page_that_never_ends_is_left_out(pages: Pages, monkeypatch: pyt
 
     await pages.engine(0, endless)
     assert await tokens(pages) == {}
+
+
+# --- for gateways -------------------------------------------------------------------------------
+
+
+async def test_the_host_view_has_the_four_families_and_nothing_else(pages: Pages) -> None:
+    await pages.engine(0, counts(5.0))
+    answer = await pages.ask("GET", "/metrics?view=host")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(answer.body.decode()))
+    assert {family.name: len(family.samples) for family in families} == dict.fromkeys(
+        (
+            "vllm:num_requests_waiting",
+            "vllm:num_requests_running",
+            "vllm:kv_cache_usage_perc",
+            "vllm:lora_requests_info",
+        ),
+        1,
+    )
+    assert (await pages.ask("GET", "/metrics?view=host&model=m")).body[:60] == answer.body[:60]
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/metrics?view=", 400),
+        ("/metrics?view=slots", 400),
+        ("/metrics?view=host&model=x", 404),
+        ("/load?model=x", 404),
+        ("/load?prompt_tokens=", 400),
+        ("/load?prompt_tokens=-1", 400),
+        ("/load?prompt_tokens=%C2%B2", 400),
+        ("/load?prompt_tokens=1000000000", 400),
+        ("/load?other=1", 200),
+    ],
+)
+async def test_a_query_of_a_gateway_is_checked(pages: Pages, target: str, status: int) -> None:
+    assert (await pages.ask("GET", target)).status == status
+
+
+async def test_load_predicts_for_a_prompt_of_this_size(pages: Pages) -> None:
+    load = json.loads((await pages.ask("GET", "/load?prompt_tokens=1000")).body)
+    assert load.pop("models") == {"m": load}
+    assert load == {
+        "running": 0,
+        "waiting": 0,
+        "concurrency_limit": 8,
+        "ready": 2,
+        "kv_usage": 0.0,
+        "predicted_ttft_s": pytest.approx(1.05),
+    }
+
+
+async def test_gateways_do_not_make_the_instances_work(pages: Pages) -> None:
+    engine = await pages.engine(0, counts(5.0))
+    for _ in range(5):
+        await pages.ask("GET", "/load")
+        await pages.ask("GET", "/metrics?view=host")
+    assert len(engine.calls) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.config import schema
 from launcher.money import PICOS, token_prices
 from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.openai.token_bounds import said_usage
+from launcher.proxy.openai.token_bounds import bounds_of, said_usage
 from launcher.proxy.upstream.overflow_cost import OverflowCost
 from launcher.proxy.upstream.overflow_endpoint import Left, OverflowCall, OverflowEndpoint
 from launcher.usage.daily_cap import DailyCap, Day
@@ -75,8 +75,8 @@ class World:
         if max_tokens is not None:
             body["max_tokens"] = max_tokens
         raw = json.dumps(body).encode()
-        if self.endpoint.affords(CHAT, raw):
-            self.calls.append(self.endpoint.begin("m", CHAT, raw))
+        if self.endpoint.affords(CHAT, bounds_of(raw)):
+            self.calls.append(self.endpoint.begin("m", CHAT, bounds_of(raw)))
 
     def end(self, ending: Ending, status: int | None, reached: bool, usage: Any) -> None:
         if not self.calls:

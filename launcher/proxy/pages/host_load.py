@@ -1,0 +1,142 @@
+"""The load of the host, from the balancer's own counts and what the instances said last: for gateways that ask often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.demand import Demand, InstanceId
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.request.model_traits import ModelTraits
+from launcher.telemetry.host_view import HostView
+from launcher.telemetry.vllm_metrics import EngineMetrics
+
+# vLLM's default of --max-loras, until an instance reports its own.
+MAX_ADAPTERS = 1
+
+Reports = Mapping[InstanceId, EngineMetrics]
+Adapters = Callable[[], tuple[frozenset[str], frozenset[str]]]  # of requests on instances, and in the queue
+
+
+class ModelLoad(msgspec.Struct, frozen=True):
+    """The load of one model's instances, as `GET /load` shows it."""
+
+    running: int
+    waiting: int  # in the proxy's queue, and inside the instances
+    concurrency_limit: int  # requests that the ready instances run at once
+    ready: int
+    kv_usage: float  # 0 to 1
+    predicted_ttft_s: float | None  # of a request that came now; None: nothing is learned yet
+
+
+class Load(ModelLoad, frozen=True):
+    """The same of the whole host."""
+
+    models: dict[str, ModelLoad]
+
+
+class HostLoad:
+    """Reads the balancer; changes nothing."""
+
+    def __init__(self, balancer: Balancer, traits: ModelTraits, adapters: Adapters) -> None:
+        self._balancer = balancer
+        self._traits = traits
+        self._adapters = adapters
+
+    def models(self, wanted: str | None) -> tuple[str, ...]:
+        """The models that a view shows: all, or the one of this name. Raises HttpError where there is none."""
+        return self._traits.names.names if wanted is None else (self._traits.resolve(wanted)[0],)
+
+    def load(self, names: Sequence[str], reports: Reports, prompt_tokens: int | None, now: float) -> Load:
+        """`prompt_tokens`: of the request whose first token is predicted; None: as many as are not cached lately."""
+        if prompt_tokens is None:
+            prompt_tokens = round(self._balancer.costs.typical_uncached)
+        return self._load(names, reports, prompt_tokens, now)
+
+    def _load(self, names: Sequence[str], reports: Reports, prompt_tokens: int | None, now: float) -> Load:
+        """`prompt_tokens` None: without a prediction."""
+        models = {name: self._of(name, reports, prompt_tokens, now) for name in names}
+        found = list(models.values())
+        usable = [each for each in found if each.ready]
+        predicted = [each.predicted_ttft_s for each in usable if each.predicted_ttft_s is not None]
+        return Load(
+            running=sum(each.running for each in found),
+            waiting=sum(each.waiting for each in found) + self._unnamed(names),
+            concurrency_limit=sum(each.concurrency_limit for each in found),
+            ready=sum(each.ready for each in found),
+            kv_usage=max((each.kv_usage for each in usable), default=1.0),
+            predicted_ttft_s=max(predicted, default=None),
+            models=models,
+        )
+
+    def view(self, names: Sequence[str], reports: Reports, now: float) -> HostView:
+        load = self._load(names, reports, None, now)
+        served = {adapter for name in names for adapter in self._traits.adapters_of(name)}
+        running, waiting = self._adapters() if served else (frozenset[str](), frozenset[str]())
+        return HostView(
+            load.running,
+            load.waiting,
+            load.kv_usage,
+            sum(_max_adapters(reports.get(u.key)) for u in self._adapting(names)),
+            tuple(sorted(running & served)),
+            tuple(sorted(waiting & served)),
+        )
+
+    def _adapting(self, names: Iterable[str]) -> list[Upstream]:
+        """The ready instances of models with adapters."""
+        with_adapters = [name for name in names if next(self._traits.adapters_of(name), None) is not None]
+        return [upstream for name in with_adapters for upstream in self._balancer.table.of(name)]
+
+    def _unnamed(self, names: Sequence[str]) -> int:
+        """Requests in the queue that any instance may answer; they count for the whole host only."""
+        return self._balancer.queue.waiting(None) if len(names) == len(self._traits.names.names) else 0
+
+    def _of(self, name: str, reports: Reports, prompt_tokens: int | None, now: float) -> ModelLoad:
+        balancer = self._balancer
+        running = inside = 0
+        for upstream in balancer.table:
+            if upstream.model == name:
+                has = _requests(upstream)
+                waits = _waiting_inside(upstream, reports.get(upstream.key))
+                running, inside = running + has - waits, inside + waits
+        ready = balancer.table.of(name)
+        usages = [_kv_usage(upstream, reports.get(upstream.key)) for upstream in ready]
+        return ModelLoad(
+            running=running,
+            waiting=inside + balancer.queue.waiting(name),
+            concurrency_limit=sum(upstream.max_num_seqs for upstream in ready),
+            ready=len(ready),
+            kv_usage=sum(usages) / len(usages) if usages else 1.0,
+            predicted_ttft_s=self._predicted(name, prompt_tokens, now) if ready else None,
+        )
+
+    def _predicted(self, name: str, prompt_tokens: int | None, now: float) -> float | None:
+        if prompt_tokens is None:
+            return None
+        demand = Demand(name, prompt_tokens, self._balancer.output_tokens(None))
+        return self._balancer.predicted_ttft(demand, now)
+
+
+def _requests(upstream: Upstream) -> int:
+    """The proxy's, and those that reach the instance another way."""
+    return upstream.in_flight + upstream.load.surplus
+
+
+def _waiting_inside(upstream: Upstream, report: EngineMetrics | None) -> int:
+    """Requests that the instance has and does not run: beyond its limit, or, as it reports, for lack of KV cache."""
+    has = _requests(upstream)
+    reported = 0 if report is None else report.waiting
+    return min(has, max(has - upstream.max_num_seqs, reported))
+
+
+def _kv_usage(upstream: Upstream, report: EngineMetrics | None) -> float:
+    """An engine that does not report it: the share of its concurrency limit in use."""
+    if report is not None and report.kv_usage is not None:
+        return min(1.0, report.kv_usage)
+    return min(1.0, _requests(upstream) / upstream.max_num_seqs)
+
+
+def _max_adapters(report: EngineMetrics | None) -> int:
+    return MAX_ADAPTERS if report is None or report.max_adapters is None else report.max_adapters
