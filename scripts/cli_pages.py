@@ -29,9 +29,11 @@ PAGE: Final = "numa-launcher.1"
 # Changed by hand: a build date would make the page differ on each run.
 DATE: Final = "2026-11-22"
 
+_SLOTS: Final = shtab.cmd("numa-launcher status --slots 2>/dev/null")
 # What completes an argument, by its name in help texts.
 _BY_METAVAR: Final = {
-    "SLOT": shtab.cmd("numa-launcher status --slots 2>/dev/null"),
+    "SLOT": _SLOTS,
+    "SLOT|REQUEST": _SLOTS,
     "FILE": shtab.FILE,
     "PATH": shtab.FILE,
     "DIR": shtab.DIRECTORY,

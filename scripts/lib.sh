@@ -127,6 +127,7 @@ has_command catatonit|catatonit|catatonit
 has_command setpriv|util-linux|util-linux
 has_command man|man-db|man-db
 has_command mandoc|mandoc|mandoc
+has_nginx|nginx|nginx
 has_command zsh|zsh|zsh
 has_command fish|fish|fish
 '
@@ -134,6 +135,12 @@ has_command fish|fish|fish
 # Only the browser lane needs this.
 readonly BROWSER_NEEDS='
 has_browser|chromium|chromium
+has_command pdftotext|poppler-utils|poppler-utils
+'
+
+# Only tests marked release need this.
+readonly RELEASE_NEEDS='
+has_command npm|npm|npm
 '
 
 # Only the virtual hosts need these.
@@ -145,6 +152,8 @@ has_command cpio|cpio|cpio
 '
 
 has_browser() { has_command chromium || has_command chromium-browser || has_command google-chrome; }
+# Not in every user's PATH.
+has_nginx() { has_command nginx || [[ -x /usr/sbin/nginx ]]; }
 has_command() { command -v "$1" >/dev/null; }
 has_library() { ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; }
 has_module() { has_command pkg-config && pkg-config --exists "$1"; }
@@ -212,6 +221,42 @@ install_packages() {
   ((${#packages[@]} == 0)) || die "cannot find ${packages[*]} after installing" \
     "Python: set PYTHON=/path/to/python3.11 or newer, with its venv and headers; else see $log"
 }
+
+# ---------------------------------------------------------------- Prometheus
+# Where the tests look for prometheus and promtool beside PATH (tests/prometheus.py).
+prometheus_folder() { echo "${NUMA_LAUNCHER_TEST_PROMETHEUS:-${XDG_CACHE_HOME:-$HOME/.cache}/numa-launcher-tests/prometheus}"; }
+
+has_prometheus() {
+  local bin
+  bin=$(prometheus_folder)/usr/bin
+  { has_command prometheus && has_command promtool; } || [[ -x $bin/prometheus && -x $bin/promtool ]]
+}
+
+# fetch_prometheus: unpacks the system's package for the tests. An installed package would start its service.
+fetch_prometheus() {
+  local folder log=$state/install.log by_hand="put prometheus and promtool on PATH (https://prometheus.io/download)"
+  if has_prometheus; then return; fi
+  { has_command apt-get && has_command dpkg; } || die "cannot unpack Prometheus here: this system has no apt-get" "$by_hand"
+  folder=$(prometheus_folder)
+  if ! quietly "$log" "Prometheus, for the tests" unpack_package prometheus "$folder"; then
+    tail_of "$log"
+    die "cannot unpack Prometheus" "check the network and the package lists (apt-get update), or $by_hand"
+  fi
+}
+
+# unpack_package PACKAGE FOLDER: downloads a package and unpacks it; runs none of its scripts.
+unpack_package() {
+  local scratch status=0
+  scratch=$(mktemp -d)
+  # Without package lists, or with old ones, they are read first.
+  (cd "$scratch" &&
+    { apt-get download "$1" || { update_lists && apt-get download "$1"; }; } &&
+    dpkg -x ./*.deb unpacked && mkdir -p "$(dirname "$2")" && rm -rf "$2" && mv unpacked "$2") || status=$?
+  rm -rf "$scratch"
+  return "$status"
+}
+
+update_lists() { if ((EUID == 0)); then apt-get update; else sudo -n apt-get update; fi; }
 
 # ---------------------------------------------------------------- Python environment
 # fingerprint EXTRA: a hash of everything an installation depends on; a change triggers a new installation.

@@ -16,13 +16,15 @@ readonly releases=$prefix/releases
 # Name of a release made from the former layout: one environment in /opt/numa-launcher/venv, changed in place.
 readonly OLD_LAYOUT=old-layout
 
-readonly UNITS=(numa-launcher.service numa-launcher.socket numa-launcher-control.socket numa-launcher.slice)
+readonly UNITS=(numa-launcher.service numa-launcher.socket numa-launcher-control.socket numa-launcher.slice
+  numa-launcher-dashboard.service)
 # Files of a release besides its environment, as FILE-OF-THE-CHECKOUT:WHERE.
 readonly FILES=(
   "systemd/numa-launcher.service:$units/numa-launcher.service"
   "systemd/numa-launcher.socket:$units/numa-launcher.socket"
   "systemd/numa-launcher-control.socket:$units/numa-launcher-control.socket"
   "systemd/numa-launcher.slice:$units/numa-launcher.slice"
+  "systemd/numa-launcher-dashboard.service:$units/numa-launcher-dashboard.service"
   "systemd/sysusers.conf:$lib/sysusers.d/numa-launcher.conf"
   "systemd/tmpfiles.conf:$lib/tmpfiles.d/numa-launcher.conf"
   "configs/shell/numa-launcher.1:$share/man/man1/numa-launcher.1"

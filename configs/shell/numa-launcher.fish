@@ -50,8 +50,8 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
+set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -108,6 +108,11 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using top' -s h -l help -d 's
 complete -c numa-launcher -n '_shtab_numa_launcher_using top' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using top' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using top' -s d -l interval -x -d 'refresh every S seconds (default: 2)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a dashboard -d 'Serve a page that shows the machine, its instances, its load and its history.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using dashboard' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using dashboard' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using dashboard' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
+complete -c numa-launcher -n '_shtab_numa_launcher_using dashboard' -l listen -x -d 'listen on 127.0.0.1:PORT (port 0: any free port) or unix:PATH (default: 127.0.0.1:8430)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a restart -d 'Send a slot no new requests, wait for running ones, stop its instance and start a new one.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using restart' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
@@ -198,13 +203,13 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using scale' -l force -d 'pro
 complete -c numa-launcher -n '_shtab_numa_launcher_using scale' -l set -x -d 'override one configuration key until the next reload; can be repeated'
 complete -c numa-launcher -n '_shtab_numa_launcher_using scale' -l no-wait -d 'return at once, without waiting for the result'
 complete -c numa-launcher -n '_shtab_numa_launcher_using scale' -l json -d 'print JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a why -d 'Print why the last instance of a slot failed: cause, evidence, remedy and log lines.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a why -d 'Print why the last instance of a slot failed, or what became of a request, step by step.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use the control socket of this configuration file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -s n -l lines -x -d 'print the last N log lines (default: 20)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using why' -l json -d 'print JSON'
-complete -c numa-launcher -n '_shtab_numa_launcher_using why; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select the slot by its number'
+complete -c numa-launcher -n '_shtab_numa_launcher_using why; and test $_shtab_numa_launcher_npos -eq 0' -ka "(numa-launcher status --slots 2>/dev/null)" -d 'select a slot by its number, or a request by its id (the X-Request-Id of its response)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a events -d 'Print recent actions of the daemon and commands of operators.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using events' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'

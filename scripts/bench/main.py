@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 COMMANDS: Final = frozenset(
-    {"proxies", "soak", "balance", "sim_balance", "ablation", "predictions", "ledger"}
+    {"proxies", "soak", "balance", "sim_balance", "ablation", "predictions", "ledger", "history", "polling"}
 )
 
 

@@ -9,11 +9,14 @@ import signal
 from pathlib import Path
 
 import uvloop
+from msgspec import structs
 
 from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.config.schema import Audit, Config, Model, Policy, Proxy, Usage
+from launcher.config.schema import Audit, Config, Model, Policy, Proxy, Telemetry, Usage
 from launcher.daemon.accounts import Accounts
+from launcher.daemon.traces import TraceAccount
 from launcher.host import gc_tuning, journal
+from launcher.proxy.accounting import Accounting
 from launcher.proxy.balancing.cost_model import CostModel
 from launcher.proxy.dispatch import registry
 from launcher.proxy.server import ProxyServer
@@ -32,19 +35,25 @@ async def _serve(args: argparse.Namespace) -> None:
         policy=Policy(args.policy),
         access_log=args.access_log,
     )
-    accounts = None
+    accounts = traces = None
+    accounting = Accounting()
+    config = Config(models=(Model(name="m", path="/m"),), proxy=proxy)
     if args.ledger:
         usage = Usage(path=str(args.ledger))
         audit = Audit(path=str(args.audit) if args.audit else None)
-        accounts = Accounts(
-            Config(models=(Model(name="m", path="/m"),), proxy=proxy, usage=usage, audit=audit)
-        )
+        accounts = Accounts(structs.replace(config, usage=usage, audit=audit))
+        accounting = accounts.accounting
+    if args.traces:
+        telemetry = Telemetry(otlp_endpoint=args.traces, otlp_sampling=args.sampling)
+        traces = TraceAccount(structs.replace(config, telemetry=telemetry))
+        accounting = traces.joined(accounting)
+        traces.start()
     server = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
-        accounting=None if accounts is None else accounts.accounting,
+        accounting=accounting,
     )
     if accounts is not None:
         await accounts.start(server.occupancy)
@@ -59,6 +68,8 @@ async def _serve(args: argparse.Namespace) -> None:
     await server.stop(0)
     if accounts is not None:
         await accounts.stop()
+    if traces is not None:
+        await traces.stop()
 
 
 def main() -> None:
@@ -84,6 +95,8 @@ def main() -> None:
     parser.add_argument(
         "--audit", type=Path, metavar="FOLDER", help="keep the audit trail there, beside the ledger"
     )
+    parser.add_argument("--traces", metavar="URL", help="send traces of requests to this collector")
+    parser.add_argument("--sampling", type=float, default=0.1, help="share of requests that are traced")
     parser.add_argument(
         "--no-entries", action="store_true", help="make no entry of a request (Python sources only)"
     )

@@ -10,7 +10,7 @@ usage: scripts/bench-proxy [--only NAME,...] [--rounds N] [--quick] [--json FILE
 Two stub engines, the clients and the proxies run on this machine; by default the proxy has one cpu for itself
 and everything else another (--no-pin: none has). Each round starts every proxy afresh, in another order.
 Names: direct, nginx, nginx-unix, haproxy, vllm-router, vllm-router-rr, sglang-router, smg, aiohttp, bare, ours, ours-tcp,
-ours-no-ids, ours-early (without late binding).
+ours-no-ids, ours-early (without late binding), ours-traced.
 """
 
 from __future__ import annotations

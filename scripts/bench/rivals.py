@@ -291,6 +291,12 @@ RIVALS: Final[Mapping[str, Rival]] = {
             env=_PATHS,
         ),
         Rival(
+            "ours-traced",
+            "numa-launcher that sends the traces of 10 % of all requests to a collector",
+            lambda to: ours("--traces", f"http://127.0.0.1:{to.ports[0]}")(to),
+            env=_PATHS,
+        ),
+        Rival(
             "ours-early",
             "numa-launcher without late binding",
             ours("--no-late-binding"),

@@ -115,6 +115,7 @@ _PAGES: Final = {
         }
     ),
     b"/version": _json({"version": "0.32.0"}),
+    b"/v1/traces": _json({}),  # as a collector
     b"/tokenize": _json({"count": 4, "max_model_len": 32768, "tokens": [1, 2, 3, 4], "token_strs": None}),
 }
 _INFO: Final = _json({"model_path": MODEL, "served_model_name": MODEL, "tokenizer_path": MODEL, "dp_size": 1})

@@ -160,6 +160,7 @@ def test_repeats_are_not_answered_by_the_prefix_cache(daemon: DaemonProcess, tmp
     assert second.prefix_hit_share < 0.2 < again.prefix_hit_share
 
 
+@pytest.mark.release
 def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Path) -> None:
     done = bench(daemon, tmp_path, "--workload", "chat", "--requests", "32", "--concurrency", "4")
     assert done.returncode == 0, done.stderr
@@ -178,6 +179,7 @@ def test_a_search_of_a_rate_ends(daemon: DaemonProcess, tmp_path: Path) -> None:
     assert 1 < len(stored(tmp_path).points) <= 12
 
 
+@pytest.mark.release
 def test_ctrl_c_on_a_terminal_prints_and_stores_what_was_measured(
     daemon: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ def _read_until(terminal: int, words: str) -> str:
     return text
 
 
+@pytest.mark.release
 def test_an_endpoint_that_dies_meanwhile_is_an_honest_end(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Last: the daemon is stopped."""
     process = subprocess.Popen(

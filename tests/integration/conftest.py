@@ -64,13 +64,21 @@ class DaemonProcess:
             + '[logging]\nlevel = "debug"\n'
         )
         self.log = folder / "daemon.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=os.environ | {"STATE_DIRECTORY": str(folder / "state")} | (environ or {}),
-            )  # fmt: skip
+        self._environ = os.environ | {"STATE_DIRECTORY": str(folder / "state")} | (environ or {})
         self.seen: set[int] = set()
+        self.process = self._serve()
+
+    def _serve(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
+            )  # fmt: skip
+
+    def restart(self) -> None:
+        """Starts it again after its process has ended."""
+        assert self.process.wait(SOON_S) is not None
+        self.process = self._serve()
 
     @property
     def url(self) -> str:

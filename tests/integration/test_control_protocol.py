@@ -18,7 +18,9 @@ import pytest
 from integration.conftest import DaemonProcess, eventually
 
 from launcher.control.docs import ASK, SOCKET
+from launcher.daemon.machine_status import MachineStatus
 from launcher.daemon.status import SlotStatus, Status
+from launcher.timeline import Timeline
 from launcher.usage.cost import CostReport
 from launcher.usage.figures import UsageReport, UsageRequests
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 
 Start = Callable[..., DaemonProcess]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control-protocol.md"
-REPORTS = {"usage": UsageReport, "requests": UsageRequests, "cost": CostReport}
+REPORTS = {"usage": UsageReport, "requests": UsageRequests, "cost": CostReport, "req-1": Timeline}
 MOVING = {"starting", "stopping"}
 # The state of a slot after each verb.
 AFTER = {
@@ -80,16 +82,16 @@ def check(line: str, word: str, reply: dict[str, Any], daemon: DaemonProcess) ->
     match word:
         case "status":
             msgspec.convert(without_derived(reply), Status, strict=False)
-        case "plan":
-            assert len(reply["slots"]) == 2
-        case "config":
-            assert reply["control"]["socket"] == str(daemon.socket)
+        case "plan" | "topology" | "machine" | "measurements" | "config":
+            check_plan(word, reply, daemon)
+        case "history":
+            assert reply["columns"][0] == "requests_per_s"
         case "events":
             assert len(reply["events"]) == 3
         case "logs":
             assert reply["text"] if "follow" in line else len(reply["lines"]) <= 2
             eventually(lambda: daemon.slot(0)["state"] not in MOVING, what="settled")
-        case "usage" | "requests" | "cost":
+        case "usage" | "requests" | "cost" | "req-1":
             msgspec.convert(reply, REPORTS[word])
         case "budgets":
             assert reply == {"budgets": []}
@@ -101,6 +103,24 @@ def check(line: str, word: str, reply: dict[str, Any], daemon: DaemonProcess) ->
             eventually(lambda word=word: daemon.slot(0)["state"] == AFTER[word], what=word)
 
 
+def check_plan(word: str, reply: dict[str, Any], daemon: DaemonProcess) -> None:
+    match word:
+        case "plan":
+            assert len(reply["slots"]) == 2
+        case "measurements":
+            assert reply == {"measurements": []}
+        case "topology":
+            assert {cpu for core in reply["cores"] for cpu in core["cpus"]} >= os.sched_getaffinity(0)
+        case "machine":
+            msgspec.convert(reply, MachineStatus)
+            assert len([share for share in reply["busy"] if share is not None]) >= len(
+                os.sched_getaffinity(0)
+            )
+            assert [(slot["slot"], slot["misplaced"]) for slot in reply["slots"]] == [(0, []), (1, [])]
+        case "config":
+            assert reply["control"]["socket"] == str(daemon.socket)
+
+
 def usage_is_reported(daemon: DaemonProcess) -> None:
     """What a client counted, in the ledger and in the daemon's reports of it, as soon as the response has ended."""
     tokens = Counter[str]()
@@ -109,7 +129,7 @@ def usage_is_reported(daemon: DaemonProcess) -> None:
         request = urllib.request.Request(
             f"{daemon.url}/v1/chat/completions",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", "X-Request-Id": "req-1"},
         )
         with urllib.request.urlopen(request) as answer:
             tokens.update(json.load(answer)["usage"])

@@ -136,6 +136,7 @@ def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> Dae
     daemon.wait_ready(1)
     assert "clients can connect" in daemon.log.read_text()
     # The usage ledger's files stay open from its first batch on.
-    log = daemon.folder / "state" / "usage" / "usage.db-shm"
-    eventually(log.exists, what="the usage ledger is written")
+    state = daemon.folder / "state"
+    eventually((state / "usage" / "usage.db-shm").exists, what="the usage ledger is written")
+    eventually((state / "history" / "history.bin").exists, what="the history is written")
     return daemon

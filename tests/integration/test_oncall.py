@@ -129,7 +129,8 @@ def test_every_operation_is_audited(start: Start) -> None:
     daemon.cli("resume", "0")
     events = [json.loads(line) for line in daemon.cli("events", "--audit", "--json").stdout.splitlines()]
     asked = [(e["fields"]["verb"], e["fields"]["slot"], e["fields"]["audit"]) for e in events]
-    assert asked == [("drain", "0", "done"), ("stop", "1", "refused"), ("resume", "0", "done")]
+    assert asked == [("drain", 0, "done"), ("stop", 1, "refused"), ("resume", 0, "done")]
+    assert {e["fields"]["user"] for e in events} == {events[0]["fields"]["peer_user"]}
     assert {(e["fields"]["peer_uid"], e["fields"]["peer_user"]) for e in events} == {
         (os.getuid(), events[0]["fields"]["peer_user"])
     }

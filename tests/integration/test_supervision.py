@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
 from integration.conftest import SOON_S, DaemonProcess, eventually
 
+from launcher.control.client import ControlClient
+from launcher.cpuset import CpuSet
 from launcher.instances.watch import SAMPLE_S
 
 pytestmark = pytest.mark.timeout(300)
@@ -124,3 +128,29 @@ def test_a_long_response_of_an_engine_without_counters_is_waited_for(start: Star
     assert ask(daemon, tokens=120) == 200
     assert [slot["generation"] for slot in daemon.status()["slots"]] == [1, 1]
     assert daemon.status()["requests"]["retried"] == 0
+
+
+def test_a_thread_that_leaves_its_cpus_is_shown_everywhere(start: Start) -> None:
+    """/v1/machine, `status` and the events agree, and again when it has come back."""
+    daemon = start(more=QUICK)
+    daemon.wait_ready(2)
+    slot = daemon.slot(0)
+    planned = CpuSet.parse(slot["cpus"])
+    others = CpuSet(os.sched_getaffinity(0)) - planned
+    assert others, "the other slot has cpus"
+    client = ControlClient(str(daemon.socket))
+
+    def places() -> dict[str, Any]:
+        return client.get("/machine")["slots"][0]
+
+    assert (places()["misplaced"], places()["misplaced_threads"]) == ([], 0)
+    os.sched_setaffinity(slot["pid"], others)
+    (found,) = eventually(lambda: places()["misplaced"], what="misplaced")
+    assert (found["thread"], found["cpus"], found["planned"]) == (slot["pid"], str(others), str(planned))
+    eventually(lambda: not daemon.slot(0)["verified"]["ok"], what="verified")
+    assert daemon.slot(0)["verified"]["misplaced_threads"] == 1
+    events = client.get("/events")["events"]
+    (event,) = [event for event in events if "placement differs from the plan" in event["message"]]
+    assert (event["fields"]["slot"], event["fields"]["generation"]) == (0, 1)
+    os.sched_setaffinity(slot["pid"], planned)
+    eventually(lambda: daemon.slot(0)["verified"]["ok"] and not places()["misplaced"], what="in place again")

@@ -14,6 +14,7 @@ UNITS = (
     "numa-launcher.socket",
     "numa-launcher-control.socket",
     "numa-launcher.slice",
+    "numa-launcher-dashboard.service",
 )
 
 

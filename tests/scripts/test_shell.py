@@ -131,3 +131,24 @@ def test_an_interrupt_ends_the_command_and_names_the_step(tmp_path: Path) -> Non
     done = sh("timeout", "--signal=INT", "4", "bash", "-c", f"set -euo pipefail; {script}", cwd=tmp_path)
     assert done.returncode == 124  # timeout's own
     assert 'interrupted in step "wait"' in done.stderr
+
+
+def test_prometheus_that_cannot_be_fetched_is_said_with_a_remedy(tmp_path: Path) -> None:
+    nowhere = (
+        f"export NUMA_LAUNCHER_TEST_PROMETHEUS={tmp_path}/none; has_command() {{ [[ $1 != prom* ]]; }}; "
+    )
+    done = lib(nowhere + "apt-get() { echo no network; return 1; }; step x; fetch_prometheus", tmp_path)
+    assert done.returncode == 1
+    assert "cannot unpack Prometheus" in done.stderr
+    assert "no network" in done.stderr
+    assert "put prometheus and promtool on PATH" in done.stderr
+    done = lib(nowhere + "has_command() { false; }; step x; fetch_prometheus", tmp_path)
+    assert "this system has no apt-get" in done.stderr
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    for name in ("prometheus", "promtool"):
+        (tmp_path / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "usr/bin" / name).touch(mode=0o755)
+    there = f"export NUMA_LAUNCHER_TEST_PROMETHEUS={tmp_path}; apt-get() {{ return 1; }}; "
+    assert lib(there + "fetch_prometheus", tmp_path).returncode == 0

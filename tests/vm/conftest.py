@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,7 @@ def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         shutil.copy(tests / "instances" / name, folder / "instances")
     files = [wheel, tests / "fakes.py", tests / "conftest.py", ROOT / "pyproject.toml"]
     files += [GUEST / name for name in ("notes.py", "load.py", "contract")]
-    done = run(LAYOUTS["nps2"], GUEST / "oncall.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
-    print(done.output)
-    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
-    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    facts = recorded("oncall", "nps2", folder, files)
     facts["load"] = [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
     return facts
 
@@ -71,37 +68,40 @@ def facts(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """The facts that guest/observe.py recorded on a host of that layout."""
-    folder = tmp_path_factory.mktemp(request.param)
-    shipped = [GUEST / "notes.py", GUEST / "remember.py", *(ROOT / "systemd").iterdir()]
-    files = [wheel, ROOT / "tests" / "fake_engine.py", *shipped]
-    done = run(LAYOUTS[request.param], GUEST / "observe.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
-    print(done.output)
-    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
-    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
-    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    found = of_units("observe", wheel, tmp_path_factory, "remember.py", layout=request.param)
     return found | {"layout": request.param}
 
 
 @pytest.fixture(scope="module")
 def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The facts that guest/caches.py recorded about compile caches under the shipped units."""
-    folder = tmp_path_factory.mktemp("caches")
-    files = [wheel, ROOT / "tests" / "fake_engine.py", *(ROOT / "systemd").iterdir()]
-    files += [GUEST / name for name in ("notes.py", "stand_in_vllm.py")]
-    done = run(LAYOUTS["2s8"], GUEST / "caches.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
-    print(done.output)
-    print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
-    assert done.status == 0, f"{done.output}\nsee {folder}/journal"
-    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
-    return found
+    return of_units("caches", wheel, tmp_path_factory, "stand_in_vllm.py")
 
 
 @pytest.fixture(scope="module")
 def tuned(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The facts that guest/tune.py recorded about a tuning run beside the service."""
-    folder = tmp_path_factory.mktemp("tune")
-    files = [wheel, ROOT / "tests" / "fake_engine.py", GUEST / "notes.py", *(ROOT / "systemd").iterdir()]
-    done = run(LAYOUTS["2s8"], GUEST / "tune.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
+    return of_units("tune", wheel, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def dashboard(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The facts that guest/dashboard.py recorded about the dashboard's unit."""
+    return of_units("dashboard", wheel, tmp_path_factory)
+
+
+def of_units(
+    script: str, wheel: Path, folders: pytest.TempPathFactory, *more: str, layout: str = "2s8"
+) -> dict[str, Any]:
+    """The facts that a script of guest/ recorded on a host with the shipped units; `more`: files of guest/ that it needs."""
+    guest = [GUEST / name for name in ("notes.py", "units.py", *more)]
+    files = [wheel, ROOT / "tests" / "fake_engine.py", *guest, *(ROOT / "systemd").iterdir()]
+    return recorded(script, layout, folders.mktemp(script), files)
+
+
+def recorded(script: str, layout: str, folder: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """The facts that a script of guest/ recorded on a host of that layout."""
+    done = run(LAYOUTS[layout], GUEST / f"{script}.py", folder, timeout_s=GUEST_TIMEOUT_S, files=files)
     print(done.output)
     print(f"booted in {done.boot_s:.0f} s, {done.total_s:.0f} s in all; everything is in {folder}")
     assert done.status == 0, f"{done.output}\nsee {folder}/journal"

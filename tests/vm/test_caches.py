@@ -34,13 +34,14 @@ def test_it_is_the_shipped_unit(caches: Facts) -> None:
     assert "CapabilityBoundingSet=cap_chown cap_sys_ptrace" in caches["unit"]
 
 
-def test_the_usage_ledger_is_root_s_alone(caches: Facts) -> None:
+@pytest.mark.parametrize(("what", "mode"), [("ledger", 0o640), ("history", 0o600)])
+def test_the_usage_ledger_and_the_history_are_root_s_alone(caches: Facts, what: str, mode: int) -> None:
     """The unit may write it; the instances, which run the model's code, may not even read it."""
-    assert caches["ledger"]["owners"] == ["root", "root"]
-    assert caches["ledger"]["modes"] == [0o640, 0o750]
-    assert caches["ledger"]["instances"]["status"] != 0
-    assert caches["ledger"]["instances"]["error"].count("Permission denied") == 2
-    assert not [line for line in said(caches) if "usage ledger" in line]
+    assert caches[what]["owners"] == ["root", "root"]
+    assert caches[what]["modes"] == [mode, 0o750]
+    assert caches[what]["instances"]["status"] != 0
+    assert caches[what]["instances"]["error"].count("Permission denied") == 2
+    assert not [line for line in said(caches) if "usage ledger" in line or "keep the history" in line]
 
 
 def test_each_slot_has_a_stamped_cache_of_what_was_compiled_together(caches: Facts) -> None:

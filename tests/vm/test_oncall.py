@@ -191,6 +191,17 @@ def test_stop_is_final(record: Facts) -> None:
     assert stopped["port"] != 0
 
 
+def test_the_audit_trail_is_whole(record: Facts) -> None:
+    """In the folder that the unit makes, over restarts and two deaths of the daemon; each loses at most a second."""
+    verify, kinds = record["audit"]["verify"], record["audit"]["kinds"]
+    assert verify["status"] == 0, verify
+    starts = 1 + len(RESTARTS) + len(DAEMON_BREAKS)
+    assert (kinds.count("start"), kinds.count("stop")) == (starts, starts - len(DAEMON_BREAKS))
+    served = [one for one in record["load"] if one["ok"]]
+    assert kinds.count("request") >= len(served) - 2 * CLIENTS * len(DAEMON_BREAKS)
+    assert "control" in kinds
+
+
 def test_uninstall_removes_everything(record: Facts) -> None:
     assert record["uninstall"]["status"] == 0, record["uninstall"]
     assert record["left"] == []

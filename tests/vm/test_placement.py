@@ -140,6 +140,47 @@ def test_moved_pages_are_reported(facts: Facts) -> None:
     assert slot["verified"]["bound_share"] < 0.5
 
 
+def test_the_drawn_machine_is_the_host(facts: Facts) -> None:
+    drawn, topology = facts["drawn"], facts["topology"]
+    assert {node["node"]: node["cpus"] for node in drawn["nodes"]} == {
+        node["id"]: node["cpus"] for node in topology["numa_nodes"]
+    }
+    assert sorted(cpu for core in drawn["cores"] for cpu in core["cpus"]) == list(range(drawn["cpu_count"]))
+    for core in drawn["cores"]:
+        assert set(core["cpus"]) <= cpus_of(topology["l3_domains"][core["l3"]]["cpus"])
+
+
+def test_memory_of_each_node_is_shown_whole(facts: Facts) -> None:
+    sizes = {node["id"]: node["memory_bytes"] for node in facts["topology"]["numa_nodes"]}
+    for machine in (facts["machine"], facts["machine-misplaced"]):
+        assert {node["node"]: node["total_bytes"] for node in machine["nodes"]} == sizes
+        for node in machine["nodes"]:
+            parts = ("free_bytes", "weights_bytes", "kv_cache_bytes", "foreign_bytes", "other_bytes")
+            assert sum(node[part] for part in parts) == node["total_bytes"]
+        assert len(machine["busy"]) == LAYOUTS[facts["layout"]].cpus
+        assert all(share is not None for share in machine["busy"])
+    assert [node["foreign_bytes"] for node in facts["machine"]["nodes"]] == [0] * len(sizes)
+
+
+def test_misplaced_threads_and_pages_are_in_the_machine_s_load(facts: Facts) -> None:
+    for slot in facts["machine"]["slots"]:
+        assert (slot["off_node_bytes"], slot["misplaced"]) == (0, [])
+    threads, pages, *others = facts["machine-misplaced"]["slots"]
+    everywhere = f"0-{LAYOUTS[facts['layout']].cpus - 1}"
+    assert threads["misplaced_threads"] >= 1
+    assert {thread["cpus"] for thread in threads["misplaced"]} == {everywhere}
+    assert pages["misplaced"] == []
+    assert pages["off_node_bytes"] >= ALLOCATED
+    assert facts["machine-misplaced"]["nodes"][0]["foreign_bytes"] >= ALLOCATED
+    assert [(slot["off_node_bytes"], slot["misplaced"]) for slot in others] == [(0, [])] * len(others)
+
+
+def test_the_service_shows_what_tune_measured(facts: Facts) -> None:
+    (found,) = facts["measurements"]["measurements"]
+    assert found["kind"] == "tune"
+    assert "1.31" in found["what"]
+
+
 def test_another_program_on_the_slots_cpus_is_reported(facts: Facts) -> None:
     stranger = facts["stranger"]
     assert stranger["verify"]["status"] == 1

@@ -38,7 +38,8 @@ def two_instances(configure: Configure, talker: Path) -> str:
 @pytest.fixture(scope="package")
 def daemon(two_instances: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A ready daemon; stopped after the folder's last test, must leave no process."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("d"), two_instances)
+    folder = tmp_path_factory.mktemp("d")
+    daemon = DaemonProcess(folder, f'{two_instances}\n[audit]\npath = "{folder / "audit"}"\n')
     try:
         daemon.wait_ready(2, READY_S)
         yield daemon

@@ -8,7 +8,7 @@ from engine.conftest import READY_S
 from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(3600)]
 
 
 def test_reload_under_load_fails_no_request(daemon: DaemonProcess) -> None:

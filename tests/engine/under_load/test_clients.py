@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from integration.conftest import DaemonProcess
+from integration.conftest import DaemonProcess, eventually
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 sys.path.append(str(SCRIPTS))
@@ -160,3 +162,24 @@ def test_the_sdk_waits_for_answers_and_reads_streams_without_asyncio(daemon: Dae
         assert called.choices[0].finish_reason in {"stop", "length", "tool_calls"}
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model="tiny", messages=question, max_tokens=10_000)
+
+
+def test_the_audit_trail_has_every_request(daemon: DaemonProcess) -> None:
+    folder = daemon.folder / "audit"
+
+    def recorded() -> int:
+        files = sorted(folder.glob("audit-*.jsonl"))
+        return sum(
+            json.loads(line)["kind"] == "request" for file in files for line in file.read_text().splitlines()
+        )
+
+    ended = outside_clients.sums(daemon.url)["accepted"]
+    assert ended > 0
+    eventually(lambda: recorded() == ended, what="every request in the trail")
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "audit", "verify", str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 from notes import note, sh, status, until
+from units import BIN, SITE, UNIT, install_package, install_units
 
-UNIT = "numa-launcher"
 READY_S = 600.0
 BASE = Path("/var/cache/numa-launcher")
 ROOTS = Path("/var/lib/only-root")
@@ -45,35 +43,16 @@ stop_timeout_s = 60
 
 def install() -> None:
     """The units as they are, and a stand-in for vLLM with vLLM's metadata beside our own package."""
-    (wheel,) = Path().glob("*.whl")
-    site = Path(sysconfig.get_path("purelib"))
-    note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), str(site)))
-    bin_folder = Path(sys.executable).parent
-    (bin_folder / UNIT).write_text(
-        f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n"
-    )
-    shutil.copy("stand_in_vllm.py", bin_folder / "vllm")
-    for name in (UNIT, "vllm"):
-        (bin_folder / name).chmod(0o755)
-    (site / "vllm-0.32.0.dist-info").mkdir()
-    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
-    )
-    shutil.copy("fake_engine.py", "/srv")
+    install_package()
+    vllm = BIN / "vllm"
+    shutil.copy("stand_in_vllm.py", vllm)
+    vllm.chmod(0o755)
+    metadata = SITE / "vllm-0.32.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
     Path("/etc/numa-launcher").mkdir()
     Path("/etc/numa-launcher/config.toml").write_text(CONFIG)
-    units = Path("/etc/systemd/system")
-    for unit in Path().glob("numa-launcher*.s*"):
-        shutil.copy(unit, units)
-    for kind in ("sysusers", "tmpfiles"):
-        shutil.copy(f"{kind}.conf", f"/usr/lib/{kind}.d/{UNIT}.conf")
-    note("user", [sh("systemd-sysusers", f"{UNIT}.conf"), sh("systemd-tmpfiles", "--create", f"{UNIT}.conf")])
-    drop_in = units / f"{UNIT}.service.d"
-    drop_in.mkdir()
-    (drop_in / "path.conf").write_text(
-        f"[Service]\nEnvironment=PATH={bin_folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
-    )
-    note("daemon-reload", sh("systemctl", "daemon-reload"))
+    install_units(UNIT)
     ROOTS.mkdir(mode=0o700)
     (ROOTS / "secret").write_text(SECRET)
     (ROOTS / "state").write_text(PRECIOUS)
@@ -119,13 +98,14 @@ def serve() -> None:
     note("unit", sh("systemctl", "show", UNIT, "--property=RestrictSUIDSGID,CapabilityBoundingSet")["out"])
     until(lambda: len([*BASE.glob("*/slot*/stamp.json")]) == 2, READY_S)
     note("first", tree())
-    ledger = Path("/var/lib/numa-launcher/usage/usage.db")
-    until(ledger.exists, READY_S)
-    note("ledger", {
-        "owners": [ledger.owner(), ledger.parent.owner()],
-        "modes": [stat.S_IMODE(path.stat().st_mode) for path in (ledger, ledger.parent)],
-        "instances": as_user(f"cat {ledger}; touch {ledger.parent}/mine"),
-    })  # fmt: skip
+    for what, name in (("ledger", "usage/usage.db"), ("history", "history/history.bin")):
+        file = Path("/var/lib/numa-launcher") / name
+        until(file.exists, READY_S)
+        note(what, {
+            "owners": [file.owner(), file.parent.owner()],
+            "modes": [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)],
+            "instances": as_user(f"cat {file}; touch {file.parent}/mine"),
+        })  # fmt: skip
 
 
 def copy() -> None:

@@ -9,33 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
-from notes import COMMAND_S, SOCKET, ask, facts, note, sh, until
+from notes import COMMAND_S, SOCKET, ask, facts, note, request, sh, until
+from units import UNIT, install_package, install_units
 
-UNIT = "numa-launcher"
 READY_S = 600.0
 ALLOCATE_MIB = 48
 JOURNAL_FIELDS = ("MESSAGE", "NUMA_LAUNCHER_SLOT", "NUMA_LAUNCHER_GENERATION", "PRIORITY", "_SYSTEMD_UNIT")
 
 
 def install() -> None:
-    (wheel,) = Path().glob("*.whl")
-    # As pip installs a pure Python wheel, in a twentieth of the time under emulation.
-    site = sysconfig.get_path("purelib")
-    note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), site))
-    command = Path(sys.executable).parent / "numa-launcher"
-    command.write_text(f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n")
-    command.chmod(0o755)
+    install_package()
     etc = Path("/etc/numa-launcher")
     etc.mkdir()
-    # Instances run as a user of their own, who may not read root's files.
-    shutil.copy("fake_engine.py", "/srv")
     engine = [sys.executable, "/srv/fake_engine.py", "--uds", "{uds}", "--model", "{name}"]
     engine += ["--allocate", str(ALLOCATE_MIB), "--children", "1"]
     (etc / "config.toml").write_text(
@@ -56,17 +46,7 @@ stop_timeout_s = 60
 level = "debug"
 """
     )
-    units = Path("/etc/systemd/system")
-    for unit in Path().glob("numa-launcher*.s*"):  # a wheel's name has no dash there
-        shutil.copy(unit, units)
-    for kind in ("sysusers", "tmpfiles"):
-        shutil.copy(f"{kind}.conf", f"/usr/lib/{kind}.d/{UNIT}.conf")
-    note("user", [sh("systemd-sysusers", f"{UNIT}.conf"), sh("systemd-tmpfiles", "--create", f"{UNIT}.conf")])
-    drop_in = units / f"{UNIT}.service.d"
-    drop_in.mkdir()
-    path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
-    (drop_in / "path.conf").write_text(f"[Service]\nEnvironment=PATH={path}\n")
-    note("daemon-reload", sh("systemctl", "daemon-reload"))
+    install_units(UNIT)
 
 
 def look_at_machine() -> None:
@@ -109,6 +89,9 @@ def serve() -> None:
 
     note("status", until(all_ready, READY_S))
     note("verify", ask("numa-launcher", "verify", "--json"))
+    note("drawn", request(SOCKET, "GET", "/v1/topology"))
+    note("machine", request(SOCKET, "GET", "/v1/machine"))
+    note("measurements", request(SOCKET, "GET", "/v1/measurements"))
     pids = {slot["slot"]: slot["pid"] for slot in facts["status"]["slots"]}
     note("numa_maps", {slot: Path(f"/proc/{pid}/numa_maps").read_text() for slot, pid in pids.items()})
     sh("journalctl", "--sync")
@@ -124,6 +107,7 @@ def misplace() -> None:
     note("taskset-text", sh("numa-launcher", "verify", "0"))
     sh("migratepages", pid_of(1), "1", "0")
     note("migratepages", ask("numa-launcher", "verify", "1", "--json"))
+    note("machine-misplaced", request(SOCKET, "GET", "/v1/machine"))
     ours = facts["status"]["slots"][1]["cpus"].split("-")[0]
     stranger = subprocess.Popen(["taskset", "--cpu-list", ours, "sleep", "1000"], start_new_session=True)
     until(lambda: Path(f"/proc/{stranger.pid}/comm").read_text().strip() == "sleep", COMMAND_S)

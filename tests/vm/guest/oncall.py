@@ -31,6 +31,7 @@ SECRETS = (TOKEN, PROXY, INHERITED)
 READY_S = 900.0
 MEMORY_MAX_MIB = 320
 LOAD = Path("load.jsonl")
+AUDIT = Path("/var/log/numa-launcher/audit")
 # When the last step ended, and the processes then.
 last: tuple[float, dict[str, Any]] = (0.0, {})
 JOURNAL_FIELDS = (
@@ -66,6 +67,8 @@ backoff_initial_s = 0.5
 [systemd]
 memory_max = "{MEMORY_MAX_MIB}MiB"
 allowed_cpus = true
+[audit]
+path = "{AUDIT}"
 """
 
 
@@ -339,6 +342,11 @@ def end() -> None:
         "instances": [pid for pid in before if Path(f"/proc/{pid}").exists()],
         "processes": sh("pgrep", "--full", "--list-full", "fake_engine|launcher serve")["out"],
         "port": sh("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8000")["status"],
+    })  # fmt: skip
+    note("audit", {
+        "verify": sh("numa-launcher", "audit", "verify", str(AUDIT)),
+        "kinds": [json.loads(line)["kind"] for path in sorted(AUDIT.glob("audit-*.jsonl"))
+                  for line in path.read_text().splitlines()],
     })  # fmt: skip
     note("uninstall", sh("bash", str(Path("repo/scripts/uninstall").absolute()), "--purge"))
     note("left", [str(path) for folder in ("/opt", "/etc", "/run", "/usr/lib/sysusers.d", "/var/lib", "/var/cache")

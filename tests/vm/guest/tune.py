@@ -7,19 +7,17 @@ Judges nothing: facts.json goes back to the host, whose tests do.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 from notes import COMMAND_S, note, sh, status, until
+from units import UNIT, install_package, install_units
 
-UNIT = "numa-launcher"
 UNITS = ("numa-launcher.socket", "numa-launcher-control.socket", "numa-launcher.service")
 READY_S = 600.0
 CONFIG = Path("/etc/numa-launcher/config.toml")
@@ -32,14 +30,7 @@ SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "-
 
 def install() -> None:
     """The units as they are; the engine is the fake one."""
-    (wheel,) = Path().glob("*.whl")
-    site = Path(sysconfig.get_path("purelib"))
-    note("install", sh(sys.executable, "-m", "zipfile", "--extract", str(wheel), str(site)))
-    bin_folder = Path(sys.executable).parent
-    command = bin_folder / UNIT
-    command.write_text(f"#!{sys.executable}\nimport sys\nfrom launcher.cli import main\nsys.exit(main())\n")
-    command.chmod(0o755)
-    shutil.copy("fake_engine.py", "/srv")
+    install_package()
     MEASURE.write_text(
         f"#!/bin/sh\ncat >/dev/null\necho call >>{CALLS}\n[ ! -e {SLOW} ] || sleep 3000\n"
         'echo \'{"output_tokens_per_s": 100, "ttft_p99_s": 0.5, "itl_p99_s": 0.1, "failed": 0}\'\n'
@@ -53,18 +44,7 @@ def install() -> None:
         f'[engine]\nkind = "command"\ncommand = {json.dumps(engine)}\n'
         "[supervision]\nprobe_timeout_s = 60\nstop_timeout_s = 60\n"
     )
-    units = Path("/etc/systemd/system")
-    for unit in Path().glob("numa-launcher*.s*"):
-        shutil.copy(unit, units)
-    for kind in ("sysusers", "tmpfiles"):
-        shutil.copy(f"{kind}.conf", f"/usr/lib/{kind}.d/{UNIT}.conf")
-    note("user", [sh("systemd-sysusers", f"{UNIT}.conf"), sh("systemd-tmpfiles", "--create", f"{UNIT}.conf")])
-    drop_in = units / f"{UNIT}.service.d"
-    drop_in.mkdir()
-    (drop_in / "path.conf").write_text(
-        f"[Service]\nEnvironment=PATH={bin_folder}:/usr/sbin:/usr/bin:/sbin:/bin\n"
-    )
-    note("daemon-reload", sh("systemctl", "daemon-reload"))
+    install_units(UNIT)
 
 
 def states() -> dict[str, str]:
