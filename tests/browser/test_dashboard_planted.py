@@ -114,6 +114,7 @@ ROWS_PER_POLL: Final = 360  # of 2 s: 120 polls are a day
 CHANGES_PER_POLL: Final = 16
 # Timers of the page run this much faster.
 FASTER: Final = 200
+LOOKS: Final = 6
 
 
 def test_a_day_in_one_page_takes_no_more_memory(large: DashboardProcess, open_page: Open) -> None:
@@ -131,13 +132,19 @@ def test_a_day_in_one_page_takes_no_more_memory(large: DashboardProcess, open_pa
         page.goto(large.link)
 
         def sizes_after(polls: int) -> tuple[float, float]:
+            """The least of several looks: an answer that is being read is no leak."""
             while day.polls < polls:
                 page.wait_for_timeout(50)
-            session.send("HeapProfiler.collectGarbage")
-            found = {
-                each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]
-            }
-            return found["JSHeapUsedSize"], found["Nodes"]
+            looks = []
+            for _ in range(LOOKS):
+                session.send("HeapProfiler.collectGarbage")
+                found = {
+                    each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]
+                }
+                looks.append((found["JSHeapUsedSize"], found["Nodes"]))
+                page.wait_for_timeout(70)
+            heaps, nodes = zip(*looks, strict=True)
+            return min(heaps), min(nodes)
 
         # After a third of the day every list of the page is full.
         heap, nodes = sizes_after(POLLS // 3)

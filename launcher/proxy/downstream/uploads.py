@@ -22,7 +22,7 @@ from launcher.proxy.request.record import Request
 # Larger bodies are read as they come, smaller ones when they are complete: at most 30 ms of CPU.
 LARGE_BYTES = 1 << 20
 READ_BYTES = 262_144  # the largest read (uvloop)
-CHUNKED_BYTES = 32_768  # of a chunked body per turn: at most 10 ms of CPU
+CHUNKED_BYTES = 8_192  # of a chunked body per turn: at most 4 ms of CPU (the smallest chunks with extensions)
 RETRY_AFTER_S = 5  # without memory for a body
 
 
