@@ -27,7 +27,8 @@ OBSERVE_S: Final = 2.0
 USAGE_S: Final = 1.0
 # Without a completed request for so long the point is given up.
 NO_PROGRESS_S: Final = 1800.0
-# From this share of one core on, the queue inside a single-threaded client is no longer small against what it measures.
+# A single-threaded client that runs or waits for a cpu so much of the time queues its own work, and that queue is no longer
+# small against what it measures. On a shared core its CPU time alone can't reach this.
 LIMITED_SHARE: Final = 0.8
 # A client that waits for a cpu so long stamps its measurements late, however little it computes.
 LIMITED_WAIT: Final = 0.3
@@ -57,7 +58,7 @@ def cost_between(first: Usage, last: Usage, wall_s: float) -> ClientCost:
     share, wait_share = used[busiest] / wall_s, waited[busiest] / wall_s
     return ClientCost(
         cpu_s=sum(used.values()), share=share, wait_share=wait_share,
-        limited=share >= LIMITED_SHARE or wait_share >= LIMITED_WAIT,
+        limited=share + wait_share >= LIMITED_SHARE or wait_share >= LIMITED_WAIT,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ import pytest
 from launcher.bench import process, workloads
 from launcher.bench.driver import Command, DriverError, Job, Phase
 from launcher.bench.load import Load
+from launcher.bench.process import CpuTimes, cost_between
 from launcher.bench.run import Interrupted, PartialError, run
 from launcher.bench.target import Target
 from launcher.bench.vllm_driver import VllmDriver
@@ -115,8 +116,9 @@ WORKLOAD = workloads.named("rackspace-128")
 
 
 @pytest.fixture
-def no_wait_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load generator may wait for a cpu: on a busy machine its rates would count as broken."""
+    monkeypatch.setattr(process, "LIMITED_SHARE", math.inf)
     monkeypatch.setattr(process, "LIMITED_WAIT", math.inf)
 
 
@@ -172,7 +174,7 @@ def test_the_published_number_of_requests_is_sent(endpoint: Endpoint, tmp_path: 
     assert [(job.requests, job.load) for job in driver.jobs] == [(20, Load(concurrency=4))]
 
 
-@pytest.mark.usefixtures("no_wait_limit")
+@pytest.mark.usefixtures("never_limited")
 def test_a_sweep_finds_the_highest_rate(endpoint: Endpoint, tmp_path: Path) -> None:
     """The warm-up completes 8 requests a second, so that the search begins with 2; the endpoint breaks above 6."""
     slow = "result['p99_ttft_ms'] = 9000.0 if rate != 'None' and float(rate) > 6 else 20.0"
@@ -185,7 +187,7 @@ def test_a_sweep_finds_the_highest_rate(endpoint: Endpoint, tmp_path: Path) -> N
     assert any("highest rate that met ttft_p99=2s: 5.657" in note for note in result.notes)
 
 
-@pytest.mark.usefixtures("no_wait_limit")
+@pytest.mark.usefixtures("never_limited")
 def test_a_rate_that_the_endpoint_does_not_keep_up_with_is_not_the_answer(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -202,7 +204,7 @@ def test_a_rate_that_the_endpoint_does_not_keep_up_with_is_not_the_answer(
     assert 5.0 < float(note.rpartition(": ")[2].split()[0]) < 8.0, (note, [p.rate for p in result.points])
 
 
-@pytest.mark.usefixtures("no_wait_limit")
+@pytest.mark.usefixtures("never_limited")
 def test_a_search_ends_where_a_higher_rate_is_the_same_load(endpoint: Endpoint, tmp_path: Path) -> None:
     same = "result['duration'] = 0.05"
     result = run(
@@ -263,6 +265,19 @@ def test_a_busy_client_is_limited(endpoint: Endpoint, tmp_path: Path) -> None:
     ).points[0]
     assert point.client.cpu_s > 0.5
     assert point.client.limited
+
+
+@pytest.mark.parametrize(
+    ("used", "waited", "limited"),
+    [(0.7, 0.0, False), (0.8, 0.0, True), (0.0, 0.3, True), (0.49, 0.29, False), (0.71, 0.26, True)],
+)
+def test_a_client_with_work_for_most_of_the_time_is_limited(
+    used: float, waited: float, limited: bool
+) -> None:
+    """A client that shares its core may be busy all the time with less CPU time than that."""
+    cost = cost_between({1: CpuTimes(1.0, 1.0)}, {1: CpuTimes(1.0 + 10 * used, 1.0 + 10 * waited)}, 10.0)
+    assert (cost.share, cost.wait_share) == (pytest.approx(used), pytest.approx(waited))
+    assert cost.limited is limited
 
 
 def test_cpu_time_before_the_first_request_is_not_counted(endpoint: Endpoint, tmp_path: Path) -> None:
