@@ -158,8 +158,15 @@ class FakeEngine:
         except BaseException as fault:  # kept for the test's end
             self.faults.append(fault)
         finally:
-            self._tasks.discard(task)
             writer.close()
+            try:
+                # An error of the connection that nobody asked for is logged whenever the garbage collector finds it.
+                await writer.wait_closed()
+            except OSError:
+                pass
+            except asyncio.CancelledError:
+                writer.transport.abort()
+            self._tasks.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
