@@ -115,7 +115,7 @@ def open_page(browser: Browser) -> Open:
             visiting = Visit(own.new_page())
             visiting.page.goto(link)
             if usable:
-                visiting.page.wait_for_selector("#verdict[data-level]")
+                visiting.page.wait_for_selector("#verdict:not([data-level=asking])[data-level]")
             yield visiting
 
     return opened

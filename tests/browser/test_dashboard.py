@@ -145,7 +145,7 @@ def test_weight_time_and_main_thread(running: Running, open_page: Open) -> None:
         session.send("Network.setCacheDisabled", {"cacheDisabled": True})
         session.send("Performance.enable")
         visit.page.reload()
-        visit.page.wait_for_selector("#verdict[data-level]")
+        visit.page.wait_for_selector("#verdict:not([data-level=asking])[data-level]")
         visit.page.wait_for_timeout(500)
         first = dict(received)
         usable_ms = visit.page.evaluate("performance.getEntriesByName('usable')[0].startTime")
