@@ -32,6 +32,9 @@ class ClientCost(msgspec.Struct, frozen=True, kw_only=True):
     limited: bool
     """The client, not the endpoint, may have set the pace: the figures are not the endpoint's."""
 
+    def __str__(self) -> str:
+        return f"the load generator used {self.share:.0%} of a core and waited for a cpu {self.wait_share:.0%} of the time"
+
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """What a load generator counts and times in one run."""

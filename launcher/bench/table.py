@@ -110,8 +110,7 @@ def _notes(result: BenchResult, loads: Sequence[Runs]) -> Iterator[str]:
         if limited:
             worst = max(limited, key=lambda client: client.share + client.wait_share)
             yield (
-                f"CLIENT-LIMITED: {runs.label}: the load generator used {worst.share:.0%} of a core and waited for a cpu "
-                f"{worst.wait_share:.0%} of the time; its figures would not be the endpoint's. Reserve cores for it "
+                f"CLIENT-LIMITED: {runs.label}: {worst}; its figures would not be the endpoint's. Reserve cores for it "
                 "(layout.reserve_cores), or measure from another machine"
             )
     if not result.complete:

@@ -112,8 +112,7 @@ def measurement_of(point: Point) -> Measurement:
     """Raises MeasurementFailedError for a point that says nothing of the layout."""
     if point.client.limited:
         raise MeasurementFailedError(
-            f"CLIENT-LIMITED: the load generator used {point.client.share:.0%} of a core; "
-            "reserve more cores, or use another driver"
+            f"CLIENT-LIMITED: {point.client}; reserve more cores, or use another driver"
         )
     if not point.completed:
         raise MeasurementFailedError(f"none of {point.failed} requests was completed")

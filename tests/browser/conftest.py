@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_pla
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 # Longest wait for an element. Pages poll every 2 s.
 SOON_MS: Final = 20_000
+# The verdict once the page shows data, or says that the daemon does not answer.
+ANSWERED: Final = '#verdict[data-level]:not([data-level="asking"])'
 # Also what the page's Content-Security-Policy refused without a message on the console.
 NOTE_VIOLATIONS: Final = """
 window.violations = [];
@@ -115,7 +117,7 @@ def open_page(browser: Browser) -> Open:
             visiting = Visit(own.new_page())
             visiting.page.goto(link)
             if usable:
-                visiting.page.wait_for_selector("#verdict:not([data-level=asking])[data-level]")
+                visiting.page.wait_for_selector(ANSWERED)
             yield visiting
 
     return opened

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from browser.conftest import Open, Visit
+from browser.conftest import ANSWERED, Open, Visit
 from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, WELL, Running, in_thread, serious
 from integration.conftest import fake_config
 
@@ -145,7 +145,7 @@ def test_weight_time_and_main_thread(running: Running, open_page: Open) -> None:
         session.send("Network.setCacheDisabled", {"cacheDisabled": True})
         session.send("Performance.enable")
         visit.page.reload()
-        visit.page.wait_for_selector("#verdict:not([data-level=asking])[data-level]")
+        visit.page.wait_for_selector(ANSWERED)
         visit.page.wait_for_timeout(500)
         first = dict(received)
         usable_ms = visit.page.evaluate("performance.getEntriesByName('usable')[0].startTime")
