@@ -35,6 +35,7 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     tuning       searches the layout that makes this machine fastest
     doctor       checks of a host before the daemon starts
     dashboard    the page: a client of the control socket, a process of its own
+    fleet        several hosts behind one endpoint: a client of their daemons
     cli          one module per verb
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies them to the proxy's upstreams.

@@ -65,6 +65,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
     },
+    # Of the daemon's code the fleet takes the balancer and how a request's body is read; it talks to daemons as any client.
+    "fleet": {
+        "background", "config.schema", "control.client", "control.messages", "host.replace_file", "proxy.balancing",
+        "proxy.openai", "proxy.request", "telemetry", "usage.figures", *LEAVES,
+    },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
         "planning", "proxy", "rollout", "telemetry", "topology", "bench.figures", "bench.result", "tuning", "usage",
@@ -79,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "printable", "redaction", "verdict",
     },
     "cli.dashboard": {"cli", "dashboard", "errors"},
+    "cli.fleet": {"cli", "fleet", *OFFLINE},
     "cli.serve": {"build", "daemon", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE

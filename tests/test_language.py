@@ -18,7 +18,6 @@ FORBIDDEN = {
     "seat|seats": "concurrency limit (max_num_seqs), slot state, zone",
     "keeper|keepers": "slot controller; shim; the instance that stores a response",
     "desk": "request registry",
-    "fleet": "upstreams, instances",
     "intake": "admission",
     "life|lives": "instance, generation",
     "rooms": "packages",

@@ -1,0 +1,62 @@
+"""fleet.toml: what is the same on every host of a fleet."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from launcher.errors import LauncherError, reason
+
+DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
+
+
+class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hosts that take requests of clients, and how."""
+
+    hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=2)]
+    """Addresses of the ingress hosts for one another. The first one's picker decides, the other's stands by."""
+    listen: str = "0.0.0.0:8000"
+    picker_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8010
+    """TCP port of the pickers; the next one (UDP) takes the ends of requests. For the ingress hosts only."""
+    tls_cert: str | None = None
+    """PEM file with certificate and key for clients."""
+
+
+class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The daemons behind the ingress."""
+
+    most: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+    """Hosts that there may ever be: HAProxy makes room for them when it starts."""
+    control: str = "/run/numa-launcher/control.sock"
+    """The daemon's control socket on each host."""
+    ca: str | None = None
+    """PEM file with the authority that signed the daemons' certificates; None: the daemons speak plain HTTP."""
+
+
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole of fleet.toml."""
+
+    name: str = "fleet"
+    ray: str = "auto"
+    """Address of the Ray cluster, as `ray.init` takes it."""
+    state: str = DEFAULT_STATE
+    """Folder on each host for the member list and HAProxy's files."""
+    ingress: Ingress
+    hosts: Hosts = Hosts()
+
+
+def load_fleet(path: Path) -> FleetConfig:
+    """Raises LauncherError."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), FleetConfig)
+    except OSError as error:
+        raise LauncherError(
+            f"cannot read {path}: {reason(error)}", "give the configuration of the fleet with -c"
+        ) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise LauncherError(
+            f"cannot use {path}: {error}", "correct the file; docs/fleet.md describes it"
+        ) from None
