@@ -117,6 +117,7 @@ COVERED_BY = {
     "proxy.http1.fields": "proxy/http1/test_requests.py",
     "proxy.pages.models": "proxy/pages/test_renderer.py",
     "proxy.upstream.overflow_endpoint": "proxy/upstream/test_overflow.py",
+    "proxy.readings": "proxy/test_accounting.py",
     "proxy.request.model_traits": "proxy/test_accounting.py",
     "proxy.request.actions": "proxy/request/test_lifecycle.py",
     "proxy.request.answer": "proxy/request/test_lifecycle.py",

@@ -85,8 +85,8 @@ class LoadHistory:
         memory, busy = await asyncio.gather(asyncio.to_thread(self._free_bytes), self._busy())
         since, self._since = self._since, self._clock()
         proxy, queue, controllers = (
-            self._proxy.totals(since),
-            self._proxy.queue(),
+            self._proxy.readings.totals(since),
+            self._proxy.readings.queue(),
             self._controllers().values(),
         )
         return Sample(

@@ -12,22 +12,22 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from launcher.background import Failures, persist
+from launcher.background import persist
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
 from launcher.daemon.accounts import Accounts
 from launcher.daemon.costs import Costs
 from launcher.daemon.deployment import Deployment
+from launcher.daemon.instance_traffic import InstanceTraffic
 from launcher.daemon.load_history import LoadHistory
 from launcher.daemon.machine_reader import MachineReader
 from launcher.daemon.machine_sample import MachineSample
 from launcher.daemon.machine_watch import MachineWatch
 from launcher.daemon.operations import Operations
 from launcher.daemon.slot_values import daemon_values, failure_values, slot_values
+from launcher.daemon.systemd_status import SystemdStatus
 from launcher.daemon.usage_reports import UsageReports
-from launcher.engines.arguments import lora_adapters
 from launcher.engines.numa_binding import MemPolicy
-from launcher.engines.sampling_defaults import sampling_defaults
 from launcher.errors import LauncherError
 from launcher.host import activation, gc_tuning, notify, open_files
 from launcher.host.cpu_busy import CpuBusy
@@ -37,9 +37,7 @@ from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.health import HttpProber
 from launcher.instances.held_file import HeldFile
-from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
 from launcher.instances.probe_settings import ProbeSettings
-from launcher.instances.slot_state import State
 from launcher.instances.supervisor import Supervisor
 from launcher.plan import Placement
 from launcher.proxy.downstream.listener import unused
@@ -54,8 +52,6 @@ log = logging.getLogger("launcher.daemon")
 STOP_SLACK_S: Final = 30.0
 # For an adopted instance to answer one completion. Clients wait in the socket meanwhile.
 ADOPTION_S: Final = 30.0
-# Between updates of systemd's STATUS= line where no watchdog sets the interval.
-STATUS_INTERVAL_S: Final = 5.0
 
 
 class Daemon:
@@ -68,8 +64,6 @@ class Daemon:
         self._kill_asked = asyncio.Event()
         self._for_good = False
         """systemd must not start the daemon again."""
-        self._watchdog = notify.Watchdog("loop", "slots")
-        self._report_failures = Failures(log, "report to systemd")
         self.accounts = Accounts(config)
         self.costs = Costs(lambda: self.operations.deployment.config.cost, self.accounts.ledger)
         self.proxy = ProxyServer(
@@ -79,6 +73,11 @@ class Daemon:
             ),
             more_values=self._more_values, accounting=self.accounts.accounting,
         )  # fmt: skip
+        self.traffic = InstanceTraffic(
+            self.proxy,
+            lambda slot: self.operations.deployment_of(slot),  # noqa: PLW0108  made later
+            self._placement_of,
+        )
         self.spawner = choose_spawner(
             config,
             os.environ,
@@ -94,8 +93,8 @@ class Daemon:
             limits=Limits.of(config.supervision),
             probing=ProbeSettings.of(config),
             strict_binding=deployment.binding.policy is MemPolicy.MEMBIND,
-            announce=self._apply,
-            traffic=self,
+            announce=self.traffic.apply,
+            traffic=self.traffic,
             held=HeldFile(deployment.run_dir.with_suffix(".held")),
             caches=CompileCaches(become=as_instances_user(self.spawner, config))
             if config.engine.kind is EngineKind.VLLM
@@ -128,6 +127,7 @@ class Daemon:
                 disks=lambda: self.sample.disks,
             ),
         )  # fmt: skip
+        self.systemd = SystemdStatus(self.supervisor, self.proxy, lambda: self.operations.ready > 0)
         self.control = ControlServer(
             config.control.socket,
             config.control.group,
@@ -156,7 +156,7 @@ class Daemon:
         try:
             # Before threads begin: each has the cpus of the one that began it.
             _pin_to(self.operations.deployment.plan.reserved)
-            await self.accounts.start(self.proxy.occupancy)
+            await self.accounts.start(self.proxy.readings.occupancy)
             if activation.HTTP not in ready:
                 await self._open(())
             gc_tuning.settle()
@@ -191,7 +191,7 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 owners = [
                     group.create_task(self.supervisor.run(), name="supervisor"),
-                    group.create_task(persist(self._report, self._report_failures), name="systemd"),
+                    group.create_task(self.systemd.run(), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
                     group.create_task(self.sample.run(), name="machine sample"),
                     group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
@@ -216,7 +216,8 @@ class Daemon:
         grace = supervision.drain_timeout_s
         notify.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
         log.info(
-            "stopping: %d requests in flight; a second signal stops at once", self.proxy.stats()["in_flight"]
+            "stopping: %d requests in flight; a second signal stops at once",
+            self.proxy.readings.stats()["in_flight"],
         )
         if await self._keeps_instances():
             log.info("daemon exiting; instances keep running")
@@ -278,25 +279,6 @@ class Daemon:
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
         self.accounts.audit.signalled("reload", "SIGHUP", why)
 
-    def _apply(self, event: InstanceEvent) -> None:
-        match event:
-            case InstanceReady():
-                deployment = self.operations.deployment_of(event.slot)
-                config = deployment.config
-                place = self._placement_of(event.slot)
-                self.proxy.add_upstream(
-                    event.slot, event.generation, event.model, event.address, event.max_num_seqs,
-                    numa_node="" if place is None else str(place.membind),
-                    adapters=lora_adapters(config, event.model), ask_template=True,
-                    token_ids=config.engine.kind is EngineKind.VLLM,
-                    sampling_defaults=sampling_defaults(config, event.model),
-                    context_tokens=deployment.contexts.get(event.model),
-                )  # fmt: skip
-            case InstanceDraining():
-                self.proxy.drain_upstream(event.slot, event.generation)
-            case InstanceGone():
-                self.proxy.remove_upstream(event.slot, event.generation, event.reason, crashed=event.crashed)
-
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)
 
@@ -306,15 +288,6 @@ class Daemon:
             extra={"slot": slot, "generation": generation},
         )  # fmt: skip
         self.supervisor.suspect(slot, generation)
-
-    # --- instances.ports.Traffic -----------------------------------------------------------
-
-    def in_flight(self, slot: int, generation: int) -> int:
-        """Requests on an instance whose clients wait for it."""
-        return self.proxy.awaited(slot, generation)
-
-    def relayed(self, slot: int, generation: int) -> int:
-        return self.proxy.progress(slot, generation)
 
     def _more_values(self) -> Values:
         return {
@@ -326,35 +299,6 @@ class Daemon:
             **self.accounts.values(),
             **self.costs.values(),
         }
-
-    def silent(self, slot: int, generation: int) -> bool:
-        """An instance's requests got no answers for long, and it is below its concurrency limit."""
-        return self.proxy.silent(slot, generation)
-
-    async def _report(self) -> None:
-        """READY=1 at the first ready instance, then STATUS= and the watchdog. It runs in the slot controllers' event loop:
-        a loop that hangs does not kick the watchdog."""
-        announced = False
-        interval = min(notify.watchdog_interval_s() or STATUS_INTERVAL_S, STATUS_INTERVAL_S)
-        while True:
-            text = self._summary()
-            if not announced and self.operations.ready:
-                announced = True
-                notify.ready(text)
-            notify.status(text)
-            self._watchdog.beat("loop")
-            if self.supervisor.makes_progress(time.monotonic()):
-                self._watchdog.beat("slots")
-            self._report_failures.end()
-            if not self._watchdog.kick():
-                log.error("watchdog withheld: no progress in %s", ", ".join(sorted(self._watchdog.missing)))
-            await asyncio.sleep(interval if announced else min(interval, 0.2))
-
-    def _summary(self) -> str:
-        states = [controller.slot_state.state.value for controller in self.supervisor.controllers.values()]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in State if state.value in states)
-        where = f" at {self.proxy.endpoints[0]}" if self.proxy.endpoints else ""
-        return f"{counts}; {self.proxy.stats()['in_flight']} requests in flight{where}"
 
 
 def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | None:

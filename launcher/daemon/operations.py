@@ -108,11 +108,11 @@ class Operations:
                 controller,
                 self._proxy.in_flight(controller.slot.id, controller.slot_state.generation),
                 self.deployment.stack,
-                self._proxy.first_token(controller.slot.id),
+                self._proxy.readings.first_token(controller.slot.id),
             )
             for controller in self._supervisor.controllers.values()
         )
-        stack, tokens = self.deployment.stack, self._proxy.tokens()
+        stack, tokens = self.deployment.stack, self._proxy.readings.tokens()
         return Status(
             slots=slots,
             ready=self.ready,
@@ -128,18 +128,18 @@ class Operations:
                 "zentorch": stack.zentorch,
                 "tcmalloc": stack.tcmalloc,
             },
-            requests=self._proxy.stats(),
+            requests=self._proxy.readings.stats(),
             warnings=(
                 *self.deployment.warnings,
                 *(f"the machine has changed: {line}" for line in self._drift()),
                 *self._warnings(),
             ),
             measured_layout=self.deployment.measured,
-            queue=self._proxy.queue(),
-            first_token=self._proxy.first_token(),
+            queue=self._proxy.readings.queue(),
+            first_token=self._proxy.readings.first_token(),
             tokens=token_sum(tokens.values()),
             tokens_by_model=tokens,
-            keys=self._proxy.keys(),
+            keys=self._proxy.readings.keys(),
             cost=self._cost_now(),
         )
 
@@ -193,7 +193,7 @@ class Operations:
         return await self._usage.today()
 
     def budgets(self) -> list[BudgetState]:
-        return self._proxy.budgets()
+        return self._proxy.readings.budgets()
 
     async def usage(self, asked: Mapping[str, str]) -> UsageReport:
         return await self._usage.report(question_of(asked))

@@ -16,6 +16,7 @@ Packages (P: pure, no I/O, no clock); each may import those above it:
        pages            /health, /metrics, /v1/models
        observability    counters, histograms, access log, sums for `status`
        dispatch         performs the actions; registry of requests in flight
+       readings         what the daemon reads: counts, budgets, values of metrics
        server           ProxyServer: builds and connects the rest
 
 Commit point: the first byte of an upstream's response that is sent to the client. Before it a request may be retried on

@@ -24,7 +24,6 @@ from launcher.proxy.dispatch.attempts import Attempts
 from launcher.proxy.dispatch.authorize import Authorizer
 from launcher.proxy.dispatch.executor import Executor
 from launcher.proxy.dispatch.instances import Instances, OnIdle, OnSuspect
-from launcher.proxy.dispatch.occupancy import Occupied
 from launcher.proxy.dispatch.registry import RequestRegistry
 from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
@@ -34,13 +33,13 @@ from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.listener import Listener
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.observability import figures, stats, totals
 from launcher.proxy.observability.access_log import AccessLog
 from launcher.proxy.observability.counters import Counters
 from launcher.proxy.observability.timelines import Timelines
 from launcher.proxy.openai.models import ModelNames
 from launcher.proxy.pages.host_load import HostLoad
 from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.readings import Parts, Readings
 from launcher.proxy.request.actions import Action
 from launcher.proxy.request.decisions import Decisions
 from launcher.proxy.request.model_traits import ModelTraits
@@ -49,10 +48,8 @@ from launcher.proxy.tick_interval import tick_interval_s
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.scraper import Instance
 from launcher.proxy.upstream.template_probe import TemplateChecks
-from launcher.telemetry.rolling_quantiles import Quantiles
 from launcher.telemetry.spec import Values
 from launcher.telemetry.timings import Timings
-from launcher.usage.budgets import BudgetState
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +76,6 @@ class ProxyServer:
         """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many.
         `more_values`: of metrics that others measure, for the metrics page. `accounting`: who is told of ended requests."""
         self._proxy = proxy
-        self._more_values = more_values
         self._loop = asyncio.get_running_loop()
         self.counters = Counters()
         self.slow_clients = SlowClients(proxy, self._loop.time)
@@ -94,7 +90,7 @@ class ProxyServer:
         )
         self._timings = Timings()
         accounting = accounting or Accounting()
-        self._budgets = budgets = accounting.budgets
+        budgets = accounting.budgets
         self._keys = ApiKeys(proxy.api_keys_file, budgets)
         self._overflow = (
             Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps) if proxy.overflow else None
@@ -177,6 +173,24 @@ class ProxyServer:
             slow_clients=self.slow_clients,
             upload_memory=self.upload_memory,
             post=post,
+        )
+        self.readings = Readings(
+            Parts(
+                proxy=proxy,
+                balancer=balancer,
+                instances=self._instances,
+                clients=self._clients,
+                slow_clients=self.slow_clients,
+                upload_memory=self.upload_memory,
+                counters=self.counters,
+                timings=self._timings,
+                keys=self._keys,
+                budgets=budgets,
+                overflow=self._overflow,
+            ),
+            self._traits.names.names,
+            more_values,
+            self._loop.time,
         )
         self._nodes: dict[int, str] = {}
         self._templates = TemplateChecks(self._traits)
@@ -287,39 +301,6 @@ class ProxyServer:
         """Nothing has come of an instance's requests for `hung_timeout_s`, and it can run a probe beside them."""
         return self._instances.silent(slot, generation)
 
-    def stats(self) -> dict[str, object]:
-        """The sums, for `status --json`."""
-        waiting = sum(1 for _ in self._instances.waiting)
-        return stats.stats(self.counters, self.balancer.table, waiting)
-
-    def totals(self, then: float) -> totals.Totals:
-        return totals.totals(self.counters, self._overflow, self._timings.first_token.since(then))
-
-    def occupancy(self) -> dict[int, Occupied]:
-        """Seconds since the proxy's start that each slot was ready, and busy; sums over its instances, which never fall."""
-        return self._instances.occupancy()
-
-    def budgets(self) -> list[BudgetState]:
-        """Of API keys, by name."""
-        self._keys.look(self._loop.time())
-        return [] if self._budgets is None else self._budgets.states()
-
-    def first_token(self, slot: int | None = None) -> Quantiles | None:
-        """How long clients of a slot, or of all, waited lately for a stream's first token, time in the queue included."""
-        lately, now = self._timings.first_token, self._loop.time()
-        return lately.overall(now) if slot is None else lately.quantiles(slot, now)
-
-    def queue(self) -> figures.QueueState:
-        return figures.queue_state(self.balancer.queue, self._instances.waiting, self._loop.time())
-
-    def tokens(self) -> dict[str, figures.TokenTotals]:
-        """Of ended requests, by model."""
-        return figures.tokens_by_model(self.counters)
-
-    def keys(self) -> dict[str, figures.KeyTotals]:
-        """By name."""
-        return figures.key_totals(self._keys)
-
     async def metrics_page(self) -> str:
         return (await self._pages.metrics_page()).body.decode()
 
@@ -355,30 +336,12 @@ class ProxyServer:
                 )
                 for u in sorted(self.balancer.table, key=lambda u: u.key)
             ],
-            values=self._values,
+            values=lambda: self.readings.values(),  # noqa: PLW0108  made later
             timings=self._timings,
             load=HostLoad(self.balancer, self._traits, self._instances.adapters),
             stopping=lambda: self._clients.closing,
             retry_after_s=self._instances.retry_after_s,
         )
-
-    def _values(self) -> Values:
-        own = stats.values(
-            self.counters,
-            upstreams=list(self.balancer.table),
-            names=self._traits.names.names,
-            waiting=self._instances.ages(self._loop.time()),
-            queue_max=self._proxy.queue_max_requests,
-            queued_bytes=self.balancer.queue.bytes,
-            uploads=self.upload_memory,
-            connections=len(self._clients),
-            certificate_end=self._clients.certificate_end,
-            slow_clients=self.slow_clients,
-            keys=self._keys,
-            budgets=self._budgets,
-            overflow=self._overflow,
-        )
-        return {**own, **self._more_values()}
 
     # --- the clock -------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class ProxyUnderTest:
 
     def sums(self) -> dict[str, int]:
         names = ("accepted", "completed", "client_aborted", "rejected", "failed", "in_flight")
-        stats = self.server.stats()
+        stats = self.server.readings.stats()
         return {name: int(str(stats[name])) for name in names}
 
     def balanced(self) -> bool:

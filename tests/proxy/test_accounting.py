@@ -350,7 +350,7 @@ async def test_an_engine_that_refuses_to_tell_usage(proxy: ProxyUnderTest) -> No
     await until(lambda: len(proxy.entries) == 2)
     assert [entry.exact for entry in proxy.entries] == [False, False]
     assert [entry.output_tokens for entry in proxy.entries] == [OUTPUT, OUTPUT]
-    assert proxy.server.stats()["retried"] == 0
+    assert proxy.server.readings.stats()["retried"] == 0
     assert proxy.balanced()
 
 

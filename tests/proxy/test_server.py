@@ -146,7 +146,7 @@ async def test_stored_responses_are_asked_where_they_are(build: Build) -> None:
     async with proxy.client.post("/v1/responses", data=body) as answer:
         await answer.read()
     assert proxy.suspects == []
-    assert proxy.server.stats()["retried"] == 0
+    assert proxy.server.readings.stats()["retried"] == 0
 
 
 # --- limits ----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ async def test_the_queue_goes_by_priority(
     await until(lambda: len(engine.calls) == 8)
     for number, (header, priority) in enumerate(zip(headers, body, strict=True)):
         asked.append(asyncio.create_task(post(proxy, header, user=str(number), priority=priority)))
-        await until(lambda waiting=number + 1: proxy.server.stats()["waiting"] == waiting)  # type: ignore[misc]
+        await until(lambda waiting=number + 1: proxy.server.readings.stats()["waiting"] == waiting)  # type: ignore[misc]
     for _ in range(11):
         count = len(engine.calls)
         go.release()
@@ -105,7 +105,7 @@ async def test_an_adapter_goes_to_its_models_instances(
     assert ("m", "sql") in {(line["model"], line["adapter"]) for line in lines}
     proxy.server.remove_upstream(0, 1, "restart")
     parked = asyncio.create_task(asks(proxy, "sql"))
-    await until(lambda: proxy.server.stats()["waiting"] == 1)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
     await proxy.engine(0, adapted, generation=2)
     assert await parked == 200
 

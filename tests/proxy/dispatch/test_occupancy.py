@@ -48,7 +48,7 @@ async def test_a_slot_is_busy_while_a_request_is_on_it(proxy: ProxyUnderTest) ->
         call.cut()
 
     def busy_s(slot: int) -> float:
-        return proxy.server.occupancy()[slot].busy_s
+        return proxy.server.readings.occupancy()[slot].busy_s
 
     await proxy.engine(0, waits)
     assert busy_s(0) == 0.0
@@ -63,9 +63,9 @@ async def test_a_slot_is_busy_while_a_request_is_on_it(proxy: ProxyUnderTest) ->
     after = busy_s(0)
     await asyncio.sleep(0.02)
     assert busy_s(0) == after
-    ready_s, last = proxy.server.occupancy()[0]
+    ready_s, last = proxy.server.readings.occupancy()[0]
     assert last == after < ready_s
     proxy.server.remove_upstream(0, 1, "signal 9")
     await proxy.engine(0, waits, generation=2)
-    assert proxy.server.occupancy()[0].ready_s == pytest.approx(ready_s, abs=0.5)
-    assert proxy.server.occupancy()[0].busy_s == after
+    assert proxy.server.readings.occupancy()[0].ready_s == pytest.approx(ready_s, abs=0.5)
+    assert proxy.server.readings.occupancy()[0].busy_s == after

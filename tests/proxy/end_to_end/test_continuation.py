@@ -98,7 +98,7 @@ async def test_one_answer_from_two_instances(proxy: ProxyUnderTest, how: str, af
     assert body.count(DONE) == 1
     assert len([c for c in chunks if c["choices"] and c["choices"][0]["delta"].get("role")]) == 1  # type: ignore[index]
     assert proxy.sums()["completed"] == 1
-    assert proxy.server.stats()["continued"] == 1
+    assert proxy.server.readings.stats()["continued"] == 1
     assert proxy.balanced()
     assert ids
 

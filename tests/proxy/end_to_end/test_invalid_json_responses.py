@@ -64,7 +64,7 @@ async def test_another_instance_is_asked(
     assert len(good.calls) == 3
     asked = sum(len(engine.calls) for engine in engines)
     assert asked >= 2
-    assert proxy.server.stats()["retried"] == asked
+    assert proxy.server.readings.stats()["retried"] == asked
     await until(lambda: proxy.sums()["completed"] == 3)
     assert proxy.suspects
 
@@ -98,7 +98,7 @@ async def test_what_is_as_it_should_be_passes(
     await proxy.engine(0, says(body, kind, status=status))
     async with asyncio.timeout(SOON_S), proxy.client.post(path, data=b'{"model": "m"}') as answer:
         assert (answer.status, await answer.read()) == (status, body)
-    assert proxy.server.stats()["retried"] == 0
+    assert proxy.server.readings.stats()["retried"] == 0
 
 
 @pytest.mark.parametrize(("body", "kind"), [(b"1\n00:00 --> 00:01\nwords\n", "text/plain"), (b"words", None)])

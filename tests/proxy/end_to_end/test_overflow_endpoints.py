@@ -76,7 +76,7 @@ class Overflowing:
             return Answer(answer.status, dict(answer.headers), await answer.read())
 
     def metric(self, name: str, *labels: str) -> float:
-        return self.proxy.server._values()[name][labels]
+        return self.proxy.server.readings.values()[name][labels]
 
 
 Make = Callable[..., Awaitable[Overflowing]]

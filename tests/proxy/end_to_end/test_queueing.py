@@ -37,10 +37,10 @@ async def test_what_an_instance_can_not_start_waits_here(proxy: ProxyUnderTest) 
     go = asyncio.Semaphore(0)
     engine = await proxy.engine(0, gated(go))  # 8 at once
     asked = [asyncio.create_task(ask(proxy)) for _ in range(12)]
-    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 4)
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 4)
     await asyncio.sleep(0.05)
     assert len(engine.calls) == 8
-    assert proxy.server.stats()["waiting"] == 4
+    assert proxy.server.readings.stats()["waiting"] == 4
     async with proxy.client.get("/load") as answer:
         load = await answer.json()
     assert (load["running"], load["waiting"], load["concurrency_limit"]) == (8, 4, 8)
@@ -57,7 +57,7 @@ async def test_a_full_queue_is_429_with_a_time(build: Build) -> None:
     go = asyncio.Semaphore(0)
     engine = await proxy.engine(0, gated(go))
     asked = [asyncio.create_task(ask(proxy)) for _ in range(10)]
-    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 2)
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 2)
     status, body, retry = await ask(proxy)
     assert status == 429
     assert json.loads(body)["error"]["code"] == "queue_full"
@@ -99,11 +99,11 @@ async def test_what_was_begun_is_not_turned_away_by_a_full_queue(build: Build, s
     asked = [
         asyncio.create_task(ask(proxy, stream=stream, messages=messages, temperature=0)) for _ in range(10)
     ]
-    await until(lambda: len(engine.calls) == 8 and proxy.server.stats()["waiting"] == 2)
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 2)
     await asyncio.sleep(0.02)
     await engine.die()
     proxy.server.remove_upstream(0, 1, "killed by signal 9")
-    await until(lambda: proxy.server.stats()["waiting"] == 10 or proxy.sums()["in_flight"] < 10)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 10 or proxy.sums()["in_flight"] < 10)
     await proxy.engine(0, answers if stream else answer_chat, generation=2)
     told = await asyncio.gather(*asked)
     assert [status for status, _, _ in told] == [200] * 10
@@ -128,10 +128,10 @@ async def test_a_client_that_leaves_the_queue_is_not_sent(proxy: ProxyUnderTest)
     go = asyncio.Semaphore(0)
     engine = await proxy.engine(0, gated(go))
     asked = [asyncio.create_task(ask(proxy)) for _ in range(9)]
-    await until(lambda: proxy.server.stats()["waiting"] == 1)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
     waiting = next(task for task in reversed(asked))
     waiting.cancel()
-    await until(lambda: proxy.server.stats()["waiting"] == 0 or proxy.sums()["client_aborted"] == 1)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 0 or proxy.sums()["client_aborted"] == 1)
     for _ in range(9):
         go.release()
     await asyncio.wait(asked)
@@ -144,7 +144,7 @@ async def test_while_the_only_instance_restarts_requests_are_parked(proxy: Proxy
     proxy.server.drain_upstream(0, 1)
     proxy.server.remove_upstream(0, 1, "restart")
     asked = asyncio.create_task(ask(proxy))
-    await until(lambda: proxy.server.stats()["waiting"] == 1)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
     await proxy.engine(0, generation=2)
     assert (await asked)[0] == 200
 
@@ -173,7 +173,7 @@ async def test_one_that_was_worked_on_for_longer_than_the_queue_may_take(build: 
     await asyncio.sleep(1.2)
     await engine.die()
     proxy.server.remove_upstream(0, 1, "killed by signal 9")
-    await until(lambda: proxy.server.stats()["waiting"] == 1)
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
     await asyncio.sleep(0.1)
     await proxy.engine(0, generation=2)
     assert (await asked)[0] == 200
@@ -188,7 +188,7 @@ async def test_an_instance_that_takes_no_connections_any_more(
     engine = await proxy.engine(0)
     await engine.die()
     asked = [asyncio.create_task(ask(proxy, stream=stream)) for stream in (False, True)]
-    await until(lambda: int(str(proxy.server.stats()["retried"])) > 3 * retry_policy.MAX_ATTEMPTS)
+    await until(lambda: int(str(proxy.server.readings.stats()["retried"])) > 3 * retry_policy.MAX_ATTEMPTS)
     proxy.server.remove_upstream(0, 1, "exit 1")
     await proxy.engine(0, generation=2)
     assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}

@@ -59,7 +59,7 @@ async def test_a_client_that_leaves(proxy: ProxyUnderTest, leave: str, where: st
         await engine.die()
         proxy.server.remove_upstream(0, 1, "killed")
     if where == "park":
-        await until(lambda: proxy.server.stats()["waiting"] == 1)
+        await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
     if leave == "fin":
         writer.close()
     elif leave == "half":
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves(proxy: ProxyUnderTest, leave: str, where: st
         await until(lambda: all(call.left.is_set() for call in engine.calls))
     assert proxy.sums()["client_aborted"] == 1
     assert proxy.balanced()
-    assert proxy.server.stats()["waiting"] == 0
+    assert proxy.server.readings.stats()["waiting"] == 0
 
 
 async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build, tmp_path: Path) -> None:

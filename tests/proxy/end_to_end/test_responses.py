@@ -110,7 +110,7 @@ async def test_an_error_event_that_comes_first_moves_the_request(proxy: ProxyUnd
     async with proxy.chat(stream=True) as answer:
         assert answer.status == 200
         assert (await answer.read()).endswith(event("three") + DONE)
-    assert proxy.server.stats()["retried"] == 1
+    assert proxy.server.readings.stats()["retried"] == 1
 
 
 async def test_an_error_event_that_is_all_there_is_becomes_a_plain_error(proxy: ProxyUnderTest) -> None:

@@ -252,7 +252,7 @@ async def test_kept_connections_that_close_as_a_request_comes(proxy: ProxyUnderT
         async with asyncio.timeout(SOON_S), proxy.chat() as got:
             assert (got.status, await got.read()) == (200, b"{}")
     assert proxy.suspects == []
-    assert proxy.server.stats()["retried"] == 0
+    assert proxy.server.readings.stats()["retried"] == 0
     await until(lambda: proxy.sums()["completed"] == 60)
 
 

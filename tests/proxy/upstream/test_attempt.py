@@ -121,7 +121,7 @@ async def test_the_present_attempt_alone_is_heard(proxy: ProxyUnderTest) -> None
     assert body.endswith(DONE)
     assert b'"error"' not in body
     assert len(first.calls) == 1
-    assert proxy.server.stats()["continued"] == 1
+    assert proxy.server.readings.stats()["continued"] == 1
     assert proxy.sums()["completed"] == 1
 
 
