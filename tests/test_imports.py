@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of the daemon's code the fleet takes the balancer and how a request's body is read; it talks to daemons as any client.
     "fleet": {
-        "background", "config.schema", "control.client", "control.messages", "host.replace_file", "proxy.balancing",
-        "proxy.openai", "proxy.request", "telemetry", "usage.figures", *LEAVES,
+        "background", "config.schema", "control.client", "control.messages", "host.replace_file", "proxy.auth",
+        "proxy.balancing", "proxy.openai", "proxy.request", "telemetry", "usage.figures", *LEAVES,
     },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",

@@ -56,8 +56,9 @@ class ControlClient:
     def text(self, path: str, timeout_s: float = TIMEOUT_S) -> str:
         return self._read("GET", path, timeout_s).decode(errors="replace")
 
-    def post(self, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        return self._call("POST", path, timeout_s)
+    def post(self, path: str, timeout_s: float = TIMEOUT_S, body: bytes = b"") -> dict[str, Any]:
+        """`body`: JSON."""
+        return self._call("POST", path, timeout_s, body)
 
     def lines(self, path: str) -> Iterator[dict[str, Any]]:
         """Objects of a reply that continues until one side closes it. Raises LauncherError, at once or, where
@@ -78,15 +79,17 @@ class ControlClient:
         finally:
             connection.close()
 
-    def _call(self, method: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, timeout_s: float = TIMEOUT_S, body: bytes = b""
+    ) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = self._tree(json.loads(self._read(method, path, timeout_s)))
+            reply: dict[str, Any] = self._tree(json.loads(self._read(method, path, timeout_s, body)))
         except ValueError as error:
             raise unreadable(self._path, error) from None
         return reply
 
-    def _read(self, method: str, path: str, timeout_s: float) -> bytes:
-        connection, response = self._request(method, path, timeout=timeout_s)
+    def _read(self, method: str, path: str, timeout_s: float, body: bytes = b"") -> bytes:
+        connection, response = self._request(method, path, timeout=timeout_s, body=body)
         try:
             return response.read()
         except TimeoutError:
@@ -97,11 +100,13 @@ class ControlClient:
             connection.close()
 
     def _request(
-        self, method: str, path: str, timeout: float | None
+        self, method: str, path: str, timeout: float | None, body: bytes = b""
     ) -> tuple[_UnixConnection, http.client.HTTPResponse]:
         connection = _UnixConnection(self._path, timeout)
         try:
-            connection.request(method, PREFIX + path)
+            connection.request(
+                method, PREFIX + path, body or None, {"Content-Type": "application/json"} if body else {}
+            )
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()

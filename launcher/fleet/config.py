@@ -32,6 +32,14 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Hosts that there may ever be: HAProxy makes room for them when it starts."""
     control: str = "/run/numa-launcher/control.sock"
     """The daemon's control socket on each host."""
+    keys: str = "/etc/numa-launcher/api-keys"
+    """The API keys file on each host: [proxy] api_keys_file of its daemon."""
+    upgrade: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
+        "systemctl",
+        "restart",
+        "numa-launcher",
+    )
+    """What `fleet upgrade` runs on a host, without a shell."""
     ca: str | None = None
     """PEM file with the authority that signed the daemons' certificates; None: the daemons speak plain HTTP."""
 

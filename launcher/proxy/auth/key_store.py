@@ -25,6 +25,11 @@ Change = Callable[[tuple[KeyRecord, ...]], Iterable[KeyRecord]]
 
 def read(path: str) -> tuple[KeyRecord, ...]:
     """The file's records. Raises LauncherError: missing, unreadable, accessible to others, malformed."""
+    return key_record.parse(text(path), path)
+
+
+def text(path: str) -> str:
+    """The file as it is. Raises LauncherError: missing, unreadable, accessible to others."""
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
@@ -38,27 +43,39 @@ def read(path: str) -> tuple[KeyRecord, ...]:
     if len(data) > MAX_BYTES:
         raise LauncherError(f"cannot read API keys '{path}': larger than {MAX_BYTES:,} bytes", _NAME_THE_FILE)
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError:
         raise LauncherError(f"cannot read API keys '{path}': not UTF-8 text", _NAME_THE_FILE) from None
-    return key_record.parse(text, path)
 
 
 def update(path: str, change: Change) -> tuple[KeyRecord, ...]:
-    """Replace the records by `change(records)`, atomically. Returns the new ones.
+    """Replace the records by `change(records)`, as `rewrite`. Returns the new ones."""
+    records: tuple[KeyRecord, ...] = ()
+
+    def changed(old: str) -> str:
+        nonlocal records
+        records = tuple(change(key_record.parse(old, path)))
+        return key_record.to_text(records)
+
+    rewrite(path, changed)
+    return records
+
+
+def rewrite(path: str, change: Callable[[str], str]) -> str:
+    """Replace the file's text by `change(text)`, atomically. Returns the new one.
 
     A missing file is created with mode 0600; an existing one keeps owner, group and mode. Writers exclude each other. If
     `change` raises, the file stays as it was. Raises LauncherError.
     """
     try:
         with _locked(path):
-            records = tuple(change(read(path)))
-            _replace(Path(path).resolve(), key_record.to_text(records).encode())
+            new = change(text(path))
+            _replace(Path(path).resolve(), new.encode())
     except OSError as error:
         raise LauncherError(
             f"cannot write API keys '{path}': {reason(error)}", _remedy(path, error)
         ) from None
-    return records
+    return new
 
 
 @contextlib.contextmanager
