@@ -133,8 +133,8 @@ class Proxy(Section, frozen=True):
     trusted_proxies: Annotated[
         tuple[str, ...],
         doc(
-            'Addresses, networks ("10.0.0.0/8") or "unix": peers whose X-Forwarded-* and Forwarded headers are accepted. '
-            "The headers of other peers are dropped."
+            'Addresses, networks ("10.0.0.0/8") or "unix": peers whose X-Forwarded-*, Forwarded and X-Numa-Slot '
+            "headers are accepted. The headers of other peers are dropped."
         ),
     ] = ()
     policy: Annotated[

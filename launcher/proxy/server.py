@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.address import Address
@@ -338,7 +339,7 @@ class ProxyServer:
             ],
             values=lambda: self.readings.values(),  # noqa: PLW0108  made later
             timings=self._timings,
-            load=HostLoad(self.balancer, self._traits, self._instances.adapters),
+            load=HostLoad(self.balancer, self._traits, self._instances.adapters, time.time()),
             stopping=lambda: self._clients.closing,
             retry_after_s=self._instances.retry_after_s,
         )

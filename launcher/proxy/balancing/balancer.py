@@ -77,7 +77,9 @@ class Balancer:
             self._begin_pass()
         candidates = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
         opened = open_upstreams(candidates, self.costs, now)
-        chosen = self._choose(ticket, candidates, opened, now) if opened else None
+        chosen = _wished(ticket, opened) if new else None
+        if chosen is None and opened:
+            chosen = self._choose(ticket, candidates, opened, now)
         if chosen is None and new and (refusal := queue.refusal(ticket.demand.body_bytes)):
             chosen = least_busy(candidates)  # late on a busy instance is better than refused
             if chosen is None:
@@ -389,3 +391,9 @@ class Balancer:
         if upstream.in_flight >= upstream.max_num_seqs and upstream.load.full_since is None:
             upstream.load.full_since = now
         upstream.outliers.bound(number)
+
+
+def _wished(ticket: Ticket, opened: Upstreams) -> Upstream | None:
+    """The open instance that a trusted proxy chose for it."""
+    slot = ticket.demand.wished
+    return None if slot is None else next((upstream for upstream in opened if upstream.slot == slot), None)

@@ -20,12 +20,13 @@ class Demand:
     """One request, as far as its cost and its place in the queue depend on it. Tokens are estimates.
 
     `model` None: any instance will do. `pinned`: the instance that has the stored response; ignored once it is gone.
+    `wished`: the slot that a trusted proxy chose, which has it if its instance can start it when it comes.
     `stream` False: the answer comes whole, so its first byte does not mark the end of its prefill.
     """
 
     __slots__ = (
         "body_bytes", "key", "max_tokens", "model", "output_tokens", "pinned", "prefix", "priority", "prompt_tokens",
-        "stream",
+        "stream", "wished",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,7 @@ class Demand:
         pinned: InstanceId | None = None,
         max_tokens: int | None = None,
         stream: bool = True,
+        wished: int | None = None,
     ) -> None:
         self.model = model
         self.prompt_tokens = prompt_tokens
@@ -52,6 +54,7 @@ class Demand:
         self.pinned = pinned
         self.max_tokens = max_tokens  # what the client asked for, per choice
         self.stream = stream
+        self.wished = wished
 
 
 class LateError(Exception):

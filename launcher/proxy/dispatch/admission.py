@@ -201,6 +201,7 @@ class Admission:
             else said.priority,
             pinned=pinned,
             stream=streamed,
+            wished=request.wished,
         )
 
     def _transcript(self, request: Request, said: RequestBody) -> Transcript | None:

@@ -9,7 +9,7 @@ from itertools import count
 
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.connection import DownstreamConnection
-from launcher.proxy.downstream.forwarded import TrustedProxies, appended
+from launcher.proxy.downstream.forwarded import TrustedProxies, appended, wished_slot
 from launcher.proxy.downstream.handshakes import Handshakes
 from launcher.proxy.downstream.slow_clients import SlowClients
 from launcher.proxy.downstream.tls import ServerTls
@@ -116,7 +116,7 @@ class Clients:
             path=path, request_id=head.sent_id or f"{self._id_prefix}{next(self._ids):x}", started=self._loop.time(),
         )  # fmt: skip
         if self._proxies is not None and self._proxies.trusts(peer := client.peer):
-            request.forwarded = appended(head, peer)
+            request.forwarded, request.wished = appended(head, peer), wished_slot(head)
         self.post(request, HeadReceived() if body is None else RequestReceived(body))
         return request
 

@@ -1,17 +1,21 @@
-"""Header fields in which a trusted proxy names its client.
+"""Header fields in which a trusted proxy names its client, and the slot that it chose.
 
 Forwarded (RFC 7239), X-Forwarded-* and X-Real-IP can be made up by any client, unless the direct peer is one of
-`[proxy] trusted_proxies`. From other peers none of them passes to an instance (http1.requests removes them).
+`[proxy] trusted_proxies`. From other peers none of them passes to an instance (http1.requests removes them). X-Numa-Slot
+is read from trusted peers only, and passes from nobody.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from launcher.proxy.http1.requests import FORWARDED_FIELDS, RequestHead, field_lines
 
+SLOT_FIELD: Final = b"x-numa-slot"
+_SLOT: Final = re.compile(r"[0-9]{1,6}")
 UNIX: Final = "unix"  # the name of a peer on a UNIX socket
 
 
@@ -46,3 +50,9 @@ def appended(head: RequestHead, peer: str) -> bytes:
         b"%b: %b\r\n" % (name, ", ".join(values).encode()) for name, values in lines.items() if values
     )
     return joined + field_lines(head, FORWARDED_FIELDS, but=tuple(lines))
+
+
+def wished_slot(head: RequestHead) -> int | None:
+    """The slot that a gateway chose for the request; None where it names none."""
+    said = head.get(SLOT_FIELD)
+    return int(said) if said is not None and _SLOT.fullmatch(said) else None

@@ -32,7 +32,7 @@ _HEAD = re.compile(
 # The lines that are read; none of them passes but content-encoding.
 _OURS = re.compile(
     rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|forwarded|host|origin"
-    rb"|x-(?:forwarded-[^:]*+|real-ip|request-id)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
+    rb"|x-(?:forwarded-[^:]*+|real-ip|request-id|numa-slot)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
 )
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
 # RFC 3986 3.2 without userinfo (RFC 9110 4.2.4) and without the comma, which some read as a list of hosts.
@@ -284,12 +284,12 @@ def upstream_head(
 ) -> bytes:
     """The head that an instance gets: request line, Host, the fields that pass, X-Request-Id, Content-Length.
 
-    Not passed: hop-by-hop fields (RFC 9110 7.6.1), Host, Expect, X-Request-Id and the client's framing (the body is sent
-    complete, `length` bytes); FORWARDED_FIELDS, which any client can make up (downstream.forwarded gives them in `extra`
-    where the peer is trusted); Accept-Encoding: a stream that a layer in front of the engine compressed could be neither
-    watched nor continued. `extra`: field lines of ours, each ended by CRLF. `method`: another than the client's (GET for
-    HEAD). `but`: names in lower case of further fields that do not pass: KEY_FIELDS, where the client's API key was for this
-    server.
+    Not passed: hop-by-hop fields (RFC 9110 7.6.1), Host, Expect, X-Request-Id, X-Numa-Slot and the client's framing (the
+    body is sent complete, `length` bytes); FORWARDED_FIELDS, which any client can make up (downstream.forwarded gives them
+    in `extra` where the peer is trusted); Accept-Encoding: a stream that a layer in front of the engine compressed could be
+    neither watched nor continued. `extra`: field lines of ours, each ended by CRLF. `method`: another than the client's (GET
+    for HEAD). `but`: names in lower case of further fields that do not pass: KEY_FIELDS, where the client's API key was for
+    this server.
     """
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length

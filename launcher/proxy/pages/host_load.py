@@ -20,8 +20,8 @@ Reports = Mapping[InstanceId, EngineMetrics]
 Adapters = Callable[[], tuple[frozenset[str], frozenset[str]]]  # of requests on instances, and in the queue
 
 
-class ModelLoad(msgspec.Struct, frozen=True):
-    """The load of one model's instances, as `GET /load` shows it."""
+class LoadSums(msgspec.Struct, frozen=True):
+    """The load of some instances, as `GET /load` shows it."""
 
     running: int
     waiting: int  # in the proxy's queue, and inside the instances
@@ -31,17 +31,44 @@ class ModelLoad(msgspec.Struct, frozen=True):
     predicted_ttft_s: float | None  # of a request that came now; None: nothing is learned yet
 
 
-class Load(ModelLoad, frozen=True):
-    """The same of the whole host."""
+class ModelLoad(LoadSums, frozen=True):
+    """The load of one model's instances."""
 
+    aliases: tuple[str, ...]
+    adapters: tuple[str, ...]  # names of its LoRA adapters: models of their own for a client
+
+
+class InstanceLoad(msgspec.Struct, frozen=True):
+    """The load of one instance."""
+
+    slot: int
+    generation: int
+    model: str
+    ready: bool  # it may get requests: it neither drains nor is ejected
+    running: int  # those of other clients of it included
+    waiting: int  # requests that it has and does not run
+    concurrency_limit: int
+    kv_usage: float
+    kv_tokens: int | None  # capacity of its KV cache; None: it has not reported it
+
+
+class Load(LoadSums, frozen=True):
+    """The load of the whole host."""
+
+    started: float  # when this daemon began, seconds since 1970: another value is another run of it
     models: dict[str, ModelLoad]
+    instances: tuple[InstanceLoad, ...]  # by slot and generation
 
 
 class HostLoad:
     """Reads the balancer; changes nothing."""
 
-    def __init__(self, balancer: Balancer, traits: ModelTraits, adapters: Adapters) -> None:
+    def __init__(
+        self, balancer: Balancer, traits: ModelTraits, adapters: Adapters, started: float = 0.0
+    ) -> None:
+        """`started`: when the daemon began, seconds since 1970."""
         self._balancer = balancer
+        self._started = started
         self._traits = traits
         self._adapters = adapters
 
@@ -68,7 +95,13 @@ class HostLoad:
             ready=sum(each.ready for each in found),
             kv_usage=max((each.kv_usage for each in usable), default=1.0),
             predicted_ttft_s=max(predicted, default=None),
+            started=self._started,
             models=models,
+            instances=tuple(
+                _instance(upstream, reports.get(upstream.key))
+                for upstream in sorted(self._balancer.table, key=lambda upstream: upstream.key)
+                if upstream.model in models
+            ),
         )
 
     def view(self, names: Sequence[str], reports: Reports, now: float) -> HostView:
@@ -110,6 +143,8 @@ class HostLoad:
             ready=len(ready),
             kv_usage=sum(usages) / len(usages) if usages else 1.0,
             predicted_ttft_s=self._predicted(name, prompt_tokens, now) if ready else None,
+            aliases=self._traits.names.all_of(name)[1:],
+            adapters=tuple(sorted(self._traits.adapters_of(name))),
         )
 
     def _predicted(self, name: str, prompt_tokens: int | None, now: float) -> float | None:
@@ -117,6 +152,22 @@ class HostLoad:
             return None
         demand = Demand(name, prompt_tokens, self._balancer.output_tokens(None))
         return self._balancer.predicted_ttft(demand, now)
+
+
+def _instance(upstream: Upstream, report: EngineMetrics | None) -> InstanceLoad:
+    has, waits = _requests(upstream), _waiting_inside(upstream, report)
+    reported = None if report is None else report.kv_tokens
+    return InstanceLoad(
+        upstream.slot,
+        upstream.generation,
+        upstream.model,
+        ready=not upstream.draining and not upstream.outliers.out,
+        running=has - waits,
+        waiting=waits,
+        concurrency_limit=upstream.max_num_seqs,
+        kv_usage=_kv_usage(upstream, report),
+        kv_tokens=reported if upstream.kv_tokens is None else upstream.kv_tokens,
+    )
 
 
 def _requests(upstream: Upstream) -> int:

@@ -1,7 +1,7 @@
 """The record of one request: what its client sent, where it is, what its access log line says.
 
 Decisions write its state, its end and what an action needs; actions write what they did: those of dispatch/, and for
-the client's side downstream/response.py. ProxyServer.begin fills `forwarded`, Counters.end sets `counted`.
+the client's side downstream/response.py. Clients.begin fills `forwarded` and `wished`, Counters.end sets `counted`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Request:
         "match", "method", "model", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending", "picos",
         "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
         "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail", "unsent_head",
-        "usage", "usage_ask", "usage_is_exact",
+        "usage", "usage_ask", "usage_is_exact", "wished",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -78,6 +78,7 @@ class Request:
         self.started = started  # loop time, seconds
         self.state = State.RECEIVING
         self.forwarded = b""  # field lines of a trusted proxy, for the instance
+        self.wished: int | None = None  # the slot that a trusted proxy chose
         # Authorization.
         self.key: KeyEntry | None = None
         self.grant: Grant | None = None  # of the key's limits

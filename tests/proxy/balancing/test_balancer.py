@@ -581,3 +581,60 @@ def test_a_retry_whose_other_instances_are_busy_stays_queued() -> None:
     made.release(next(one for one in running if one.upstream is not None), 2.0, Ending.WHOLE)
     assert made.pump(2.0) == [retry]
     assert slot(retry) == 1
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("wished", [0, 1, 2])
+def test_a_gateway_chooses_the_instance_that_is_open(policy: Policy, wished: int) -> None:
+    made = balancer(3, policy=policy)
+    for _ in range(4):
+        one = ticket(prefix=(7,), wished=wished)
+        assert made.offer(one, 0.0) is not None
+        assert slot(one) == wished
+        made.first_token(one, 0.0)
+
+
+def test_a_wish_that_cannot_be_had_now_leaves_the_choice_to_the_balancer() -> None:
+    made = balancer(2, seqs=1)
+    full = ticket(wished=0)
+    made.offer(full, 0.0)
+    for wished in (0, 7):  # busy, unknown
+        one = ticket(wished=wished)
+        assert made.offer(one, 0.0) is not None
+        assert slot(one) == 1
+        made.release(one, 0.0, Ending.WHOLE)
+    made.table.drain(1, 1)
+    assert made.offer(ticket(wished=1), 0.0) is None
+    made.release(full, 1.0, Ending.WHOLE)
+    assert [slot(one) for one in made.pump(1.0)] == [0]
+
+
+def test_a_wish_neither_widens_nor_outlives_the_first_offer() -> None:
+    made = balancer(2)
+    made.add(up(2, model="other"))
+    other = ticket(wished=2)
+    assert made.offer(other, 0.0) is not None
+    assert slot(other) in {0, 1}  # of its own model
+    stored = ticket(wished=1, pinned=(0, 1))
+    assert made.offer(stored, 0.0) is not None
+    assert slot(stored) == 0
+    again = ticket(wished=1, prefix=(7,))
+    made.offer(again, 0.0)
+    made.release(again, 0.0, Ending.BROKEN)
+    again.tried.add((1, 1))
+    assert made.offer(again, 0.0) is not None
+    assert slot(again) == 0
+    made.release(again, 0.0, Ending.BROKEN)
+    again.tried.clear()
+    for _ in range(2):
+        made.offer(ticket(wished=1), 0.0)
+    assert made.offer(again, 0.0) is not None
+    assert slot(again) == 0  # a retry goes where the balancer wants it
+
+
+def test_an_ejected_instance_is_not_had_by_a_wish() -> None:
+    made = balancer(2, eject_failures=1, eject_s=10.0)
+    made.failed(next(u for u in made.table if u.slot == 1), 0.0)
+    one = ticket(wished=1)
+    assert made.offer(one, 1.0) is not None
+    assert slot(one) == 0

@@ -96,6 +96,13 @@ async def test_one_attempt_and_its_instance_continue_the_trace(traced: Make) -> 
     assert uncovered(spans) < 0.01
 
 
+async def test_a_gateways_request_id_is_in_its_trace(traced: Make) -> None:
+    made = await traced(trusted_proxies=("127.0.0.0/8",))
+    await made.proxy.engine(0)
+    root, *_ = await made.ask(**{"X-Request-Id": "ingress-1/abc"})
+    assert root.attributes["numa_launcher.request.id"] == "ingress-1/abc"
+
+
 async def test_a_continued_stream(traced: Make) -> None:
     made = await traced()
     engines = [await made.proxy.engine(0, speaks(4)), await made.proxy.engine(1, speaks(4))]

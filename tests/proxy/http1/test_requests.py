@@ -371,6 +371,7 @@ def test_hop_by_hop_and_nominated_fields_are_removed() -> None:
         "X-A: 2",
         "TEE: kept",
         "X-Request-Id: theirs",
+        "x-numa-slot: 3",
     )
     assert names(passed(raw)) == [
         "Host",

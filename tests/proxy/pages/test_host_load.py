@@ -9,7 +9,7 @@ from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.demand import InstanceId
 from launcher.proxy.errors import HttpError
 from launcher.proxy.openai.models import ModelNames
-from launcher.proxy.pages.host_load import HostLoad
+from launcher.proxy.pages.host_load import HostLoad, InstanceLoad
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.telemetry.host_view import HostView
 from launcher.telemetry.vllm_metrics import EngineMetrics
@@ -150,3 +150,39 @@ def test_the_view_has_the_adapters_of_its_models() -> None:
     assert loads.view(("m",), reports, 0.0) == HostView(0, 0, 0.0, 5, ("sql",), ("law",))
     assert loads.models("law") == ("m",)
     assert host(made).view(("m",), reports, 0.0) == HostView(0, 0, 0.0)
+
+
+def test_every_instance_is_told_with_what_it_has() -> None:
+    made = balancer(2, seqs=4)
+    made.add(up(3, generation=5, model="other", seqs=2, kv_tokens=7000))
+    busy(made, 3)
+    busy(made, 3, "other")
+    first, second = (u for u in made.table if u.model == "m")
+    reports = {first.key: report(waiting=1, kv_usage=0.9, kv_tokens=5000)}
+    loads = host(made, "m", "other")
+    told = loads.load(loads.models(None), reports, 100, 0.0).instances
+    assert told[0] == InstanceLoad(0, 1, "m", True, first.in_flight - 1, 1, 4, 0.9, 5000)
+    assert told[1] == InstanceLoad(1, 1, "m", True, second.in_flight, 0, 4, second.in_flight / 4, None)
+    assert told[2] == InstanceLoad(3, 5, "other", True, 2, 0, 2, 1.0, 7000)
+    assert first.in_flight + second.in_flight == 3
+    assert [each.slot for each in loads.load(("other",), reports, 100, 0.0).instances] == [3]
+
+
+def test_an_instance_that_gets_no_new_requests_is_not_ready() -> None:
+    made = balancer(3, seqs=4, eject_failures=1)
+    busy(made, 3)
+    made.table.drain(0, 1)
+    made.failed(next(u for u in made.table if u.slot == 2), 0.0)
+    load = host(made).load(("m",), NOTHING, 100, 0.0)
+    assert [(each.slot, each.ready) for each in load.instances] == [(0, False), (1, True), (2, False)]
+    assert sum(each.running for each in load.instances) == load.running == 3
+
+
+def test_a_reader_learns_names_and_sees_a_restart() -> None:
+    made = balancer(1)
+    load = host(made, adapters=("sql", "law")).load(("m",), NOTHING, 100, 0.0)
+    assert (load.models["m"].aliases, load.models["m"].adapters) == (("alias",), ("law", "sql"))
+    started = HostLoad(
+        made, ModelTraits(ModelNames(("m",))), lambda: (frozenset(), frozenset()), 1_795_000_000.5
+    )
+    assert started.load(("m",), NOTHING, 100, 0.0).started == 1_795_000_000.5

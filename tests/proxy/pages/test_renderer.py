@@ -428,7 +428,10 @@ async def test_a_query_of_a_gateway_is_checked(pages: Pages, target: str, status
 
 async def test_load_predicts_for_a_prompt_of_this_size(pages: Pages) -> None:
     load = json.loads((await pages.ask("GET", "/load?prompt_tokens=1000")).body)
-    assert load.pop("models") == {"m": load}
+    models, instances, started = load.pop("models"), load.pop("instances"), load.pop("started")
+    assert models == {"m": {**load, "aliases": [], "adapters": []}}
+    assert [(each["slot"], each["concurrency_limit"]) for each in instances] == [(0, 4), (1, 4)]
+    assert isinstance(started, float)
     assert load == {
         "running": 0,
         "waiting": 0,
