@@ -155,6 +155,21 @@ class Balancer:
             self.queue.take(ticket)
         return started
 
+    def bind_soonest(self, ticket: Ticket, now: float) -> Upstream | None:
+        """Bind it where it costs least, open or not: a queue further on takes it. None: there is no instance for it.
+
+        The bytes that come first may be that queue's comments: they do not mark the end of its prefill."""
+        self.withdraw(ticket)
+        candidates = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
+        usable = [u for u in candidates if not u.outliers.out] or candidates
+        if not usable:
+            return None
+        chosen = self._policy.choose(ticket, usable, usable, now)
+        ticket.demand.stream = False
+        self._measure(ticket, chosen, now)
+        self._bind(ticket, chosen, now)
+        return chosen
+
     def withdraw(self, ticket: Ticket) -> None:
         if ticket.queued:
             self.queue.remove(ticket)

@@ -79,6 +79,23 @@ class JsonReader:
             pass
         if self._next is not _Next.NOTHING:
             raise invalid_json("unexpected end")
+        return self._found(body)
+
+    def so_far(self, body: bytes) -> RequestBody:
+        """What a body says that may be cut off: its complete fields, and what there is of the prompt's incomplete one.
+
+        Raises HttpError."""
+        while not self.feed(body):
+            pass
+        if self._next is _Next.MORE:
+            if self._depth == 1 and not self._in_string:
+                self._end_field()
+            elif self._name in self._prompt:
+                self._spans[self._name] = self._begun, len(body)
+                self._media.cut(len(body))
+        return self._found(body)
+
+    def _found(self, body: bytes | bytearray) -> RequestBody:
         short = {name: span for name, span in self._spans.items() if name not in (*self._prompt, "tools")}
         for name, (start, end) in short.items():
             if end - start > MAX_SHORT_BYTES:

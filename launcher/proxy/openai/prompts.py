@@ -65,6 +65,12 @@ class MediaFinder:
                 return
             self._start, self._at = mark.end(), mark.end() + _SURE_BYTES
 
+    def cut(self, end: int) -> None:
+        """The text ends there; an incomplete image or sound ends with it."""
+        if self._start is not None and end - self._start > MEDIA_BYTES:
+            self.spans.append((self._start, end))
+        self._start = None
+
 
 def read_prompt(fields: Mapping[str, memoryview], media: Mapping[str, Spans] | None = None) -> Prompt:
     """The prompt in these fields, in their order; `media`: where their images and sounds are, if known already.

@@ -638,3 +638,43 @@ def test_an_ejected_instance_is_not_had_by_a_wish() -> None:
     one = ticket(wished=1)
     assert made.offer(one, 1.0) is not None
     assert slot(one) == 0
+
+
+# --- a queue further on ----------------------------------------------------------------------------
+
+
+def test_a_request_is_bound_where_it_costs_least_though_nothing_is_open() -> None:
+    made = balancer(2, seqs=2)
+    busy(made, 4)
+    long, late = ticket(tokens=4000), ticket(tokens=100)
+    for one in (long, late):
+        assert made.offer(one, 1.0) is None
+    first = made.bind_soonest(long, 2.0)
+    assert first is not None
+    other = made.bind_soonest(late, 2.0)
+    assert {first.slot, 0 if other is None else other.slot} == {0, 1}
+    assert made.queue.count == 0
+    assert sorted(upstream.in_flight for upstream in made.table) == [3, 3]
+
+
+def test_a_request_bound_to_a_full_instance_teaches_nothing_by_its_first_byte() -> None:
+    made = balancer(1, seqs=1)
+    (running,) = busy(made, 1)
+    late = ticket(tokens=5000)
+    made.offer(late, 0.0)
+    made.bind_soonest(late, 1.0)
+    fit = made.costs.fit("m")
+    learned = fit.count
+    made.first_token(late, 1.01)
+    assert fit.count == learned
+    for one in (late, running):
+        made.release(one, 2.0, Ending.LEFT)
+    assert made.offer(ticket(), 2.0) is not None
+
+
+def test_nothing_is_bound_where_there_is_no_instance() -> None:
+    made = balancer(0)
+    late = ticket()
+    made.offer(late, 0.0)
+    assert made.bind_soonest(late, 1.0) is None
+    assert made.queue.count == 0

@@ -125,3 +125,44 @@ def test_media_of_the_prompt_are_found() -> None:
     found = JsonReader(PROMPT).finish(b'{"x":[%b],"messages": [1,%b]}' % (medium, medium))
     assert found.media == {"messages": [(3 + 9, 3 + 9 + 9999)]}
     assert bytes(found.prompt["messages"]) == b"[1,%b]" % medium
+
+
+# --- the beginning of a body -----------------------------------------------------------------------
+
+WHOLE = json.dumps(
+    {
+        "stream": True,
+        "model": "m",
+        "messages": [{"role": "user", "content": 'a "word" \\ ' * 20}],
+        "max_tokens": 7,
+    }
+).encode()
+
+
+@pytest.mark.parametrize("end", range(1, len(WHOLE) + 1))
+def test_a_body_is_read_as_far_as_it_has_come(end: int) -> None:
+    """Whatever is said of a field is what the whole body says, wherever the cut is."""
+    said, whole = JsonReader(("messages",)).so_far(WHOLE[:end]), read_body(WHOLE)
+    messages = bytes(said.prompt.get("messages", b""))
+    assert bytes(whole.prompt["messages"]).startswith(messages)
+    begun = end - WHOLE.index(b"[")
+    assert len(messages) == (0 if begun <= 0 else min(begun, len(whole.prompt["messages"])))
+    assert said.model == ("m" if end > WHOLE.index(b'"m"') + 2 else None)
+    assert said.stream is (end > WHOLE.index(b"true") + 4)
+    assert said.max_tokens == (7 if end == len(WHOLE) else None)
+
+
+def test_an_image_that_is_cut_off_ends_with_the_body() -> None:
+    url = "data:image/png;base64," + "A" * 20_000
+    body = json.dumps({"messages": [{"type": "image_url", "image_url": {"url": url}}]}).encode()[:9000]
+    said = JsonReader(("messages",)).so_far(body)
+    prompt = said.prompt["messages"]
+    assert said.media is not None
+    ((start, end),) = said.media["messages"]
+    assert (bytes(prompt[start : start + 3]), end) == (b"AAA", len(prompt))
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{]", b'{"a" 1', b"--form", b'{"model": 5,'])
+def test_the_beginning_of_what_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(HttpError):
+        JsonReader(("messages",)).so_far(body)

@@ -1,0 +1,285 @@
+"""The choice of host and instance for each request of the fleet: one balancer over the instances of all hosts.
+
+Pure: `now` is the caller's clock, seconds. A request is held until an instance can start it, as one daemon with all these
+instances would hold it, but for HOLD_S at most: then it waits in its host's queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+from launcher.address import TcpAddress
+from launcher.config.schema import Policy
+from launcher.fleet.loads import HostLoad, InstanceLoad
+from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.cost_model import TOKEN_S
+from launcher.proxy.balancing.demand import Demand, Ending, FullError
+from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.balancing.upstreams import Upstream
+from launcher.proxy.request.beginning import Asked
+
+HOLD_S: Final = 1.0
+# Reports in a row with fewer requests than are believed to be on a host: that many ends were never told.
+REPORTS: Final = 5
+EJECT_S: Final = 2.0  # a host's own reports say within a second what is ready
+
+
+class Choice(NamedTuple):
+    server: str  # HAProxy's name of the host
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    name: str
+    server: str | None = None  # None: it gets no new requests
+    lost: bool = True  # until its first report
+    load: HostLoad | None = None
+    instances: dict[tuple[int, int], Upstream] = field(default_factory=dict)  # by slot and generation
+    names: dict[str, str] = field(default_factory=dict)  # that requests may use -> model
+    bound: dict[str, Request] = field(default_factory=dict)  # by id, oldest first
+    # Requests believed to be there beyond those that it reports, at its last reports.
+    beyond: deque[int] = field(default_factory=lambda: deque(maxlen=REPORTS))
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    id: str
+    ticket: Ticket
+    host: Host | None = None  # None: it is held
+    late: bool = False  # bound after HOLD_S: its first byte may be a comment of its host's queue
+
+
+class Picker:
+    def __init__(self, random: Callable[[int], int]) -> None:
+        """`random(n)`: a number below n, to choose among equals."""
+        self._balancer = Balancer(Policy.PREFIX_AWARE, random, eject_s=EJECT_S)
+        self._hosts: dict[str, Host] = {}
+        self._where: dict[int, tuple[Host, int]] = {}  # an instance's number at the balancer -> host and slot
+        self._numbers = 0
+        self._names: dict[str, str] = {}  # of all hosts
+        self._requests: dict[str, Request] = {}
+        self._held: dict[Ticket, Request] = {}
+
+    # --- hosts -------------------------------------------------------------------------------------
+
+    def serve(self, servers: Mapping[str, str | None], now: float) -> None:
+        """All hosts, and the names of their servers at HAProxy; None: it drains."""
+        for name in self._hosts.keys() - servers.keys():
+            host = self._hosts.pop(name)
+            for key in tuple(host.instances):
+                self._remove(host, key)
+            for id_ in tuple(host.bound):
+                self._release(id_, now, Ending.LEFT)
+        for name, server in servers.items():
+            host = self._hosts.setdefault(name, Host(name))
+            host.server = server
+            self._open(host)
+        self._names = {name: model for host in self._hosts.values() for name, model in host.names.items()}
+
+    def report(self, name: str, load: HostLoad, now: float) -> None:
+        """What a host says of itself: its instances, and their requests, of which some may not be the fleet's."""
+        if (host := self._hosts.get(name)) is None:
+            return
+        host.load, host.lost = load, False
+        self._forget_ended(host, load, now)
+        found = {(instance.slot, instance.generation): instance for instance in load.instances}
+        for key in host.instances.keys() - found.keys():
+            self._remove(host, key)
+        # A host may use another slot than was wished: its slots are right in sum only.
+        foreign = max(0, load.running + load.waiting - len(host.bound))
+        for key, said in found.items():
+            upstream = host.instances.get(key) or self._add(host, key, said)
+            beyond = max(0, min(foreign, said.running + said.waiting - upstream.in_flight))
+            foreign -= beyond
+            running = upstream.in_flight + beyond - said.waiting
+            self._balancer.reconcile(upstream, running, said.waiting, said.kv_usage, said.kv_tokens)
+        names = {name: i.model for i in load.instances for name in _names(load, i.model)}
+        if names != host.names:
+            host.names = names
+            self._names = {name: model for each in self._hosts.values() for name, model in each.names.items()}
+        self._open(host)
+
+    def lost(self, name: str) -> None:
+        """It does not answer: no new requests. What it has cached is still believed when it answers again."""
+        if (host := self._hosts.get(name)) is not None:
+            host.lost = True
+            self._open(host)
+
+    def _forget_ended(self, host: Host, load: HostLoad, now: float) -> None:
+        """An end that was not told (a datagram lost, HAProxy killed) must not count for ever."""
+        host.beyond.append(len(host.bound) - load.running - load.waiting)
+        if len(host.beyond) == REPORTS and (surely := min(host.beyond)) > 0:
+            for id_ in tuple(islice(host.bound, surely)):
+                self._release(id_, now, Ending.LEFT)
+            host.beyond.clear()
+
+    def _add(self, host: Host, key: tuple[int, int], said: InstanceLoad) -> Upstream:
+        self._numbers += 1
+        where = TcpAddress(host.name, said.slot)
+        upstream = Upstream(
+            self._numbers, 1, said.model, where, said.concurrency_limit, kv_tokens=said.kv_tokens
+        )
+        host.instances[key] = upstream
+        self._where[upstream.slot] = (host, said.slot)
+        self._balancer.add(upstream)
+        return upstream
+
+    def _remove(self, host: Host, key: tuple[int, int]) -> None:
+        upstream = host.instances.pop(key)
+        del self._where[upstream.slot]
+        self._balancer.table.remove(*upstream.key, "gone")
+
+    def _open(self, host: Host) -> None:
+        """New requests for its ready instances, if it may have any."""
+        usable = host.load is not None and host.server is not None and not host.lost
+        ready = (
+            {(i.slot, i.generation) for i in host.load.instances if i.ready}
+            if usable and host.load
+            else set()
+        )
+        for key, upstream in host.instances.items():
+            if key in ready and upstream.draining:
+                self._balancer.add(upstream)
+            elif key not in ready and not upstream.draining:
+                self._balancer.table.drain(*upstream.key)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def offer(self, asked: Asked, now: float) -> Choice | None:
+        """Its instance. None: it is held, if `holds` says so, else no instance is known to serve it."""
+        if (model := self._model(asked.model)) is None or asked.id in self._requests:
+            return None
+        balancer = self._balancer
+        demand = Demand(
+            model,
+            balancer.prompt_tokens(asked.prompt_bytes) if asked.prompt_bytes else 0,
+            balancer.output_tokens(asked.max_tokens, asked.choices),
+            asked.prefix,
+            key=asked.key,
+            max_tokens=asked.max_tokens,
+            stream=asked.stream,
+        )
+        ticket = Ticket(demand, now, now + HOLD_S)
+        if asked.model not in (None, model):
+            without = (host for host in self._hosts.values() if asked.model not in host.names)
+            ticket.tried = {upstream.key for host in without for upstream in host.instances.values()}
+        if not balancer.possible(ticket):
+            return None
+        request = self._requests[asked.id] = Request(asked.id, ticket)
+        try:
+            balancer.offer(ticket, now)
+        except FullError:
+            return self._bind_late(request, now)
+        if ticket.upstream is None:
+            self._held[ticket] = request
+            return None
+        return self._bound(request, ticket.upstream)
+
+    def holds(self, id_: str) -> bool:
+        request = self._requests.get(id_)
+        return request is not None and request.host is None
+
+    def turn(self, now: float) -> list[tuple[str, Choice | None]]:
+        """What becomes of requests that were held. To be called when anything has changed, and at `next_turn`."""
+        decided: list[tuple[str, Choice | None]] = []
+        for ticket in self._balancer.pump(now):
+            request = self._held.pop(ticket)
+            decided.append((request.id, self._bound(request, ticket.upstream)))
+        for ticket in self._balancer.queue.expired(now):
+            request = self._held.pop(ticket)
+            decided.append((request.id, self._bind_late(request, now)))
+        return decided
+
+    def next_turn(self, now: float) -> float | None:
+        """When time alone may decide something."""
+        return self._balancer.next_pump(now)
+
+    def first(self, id_: str, status: int, now: float) -> None:
+        """The head of its response has come: a daemon sends it with the first token."""
+        request = self._requests.get(id_)
+        if request is not None and status < 400 and not request.late:
+            self._balancer.first_token(request.ticket, now)
+
+    def ended(self, id_: str, status: int, server: str, termination: str, now: float) -> None:
+        """It has left HAProxy, which says where it had sent it and how that ended (its termination state)."""
+        if (request := self._requests.get(id_)) is None:
+            return
+        upstream = request.ticket.upstream
+        if request.host is None or upstream is None or termination[:1] in {"C", "c"}:
+            self._release(id_, now, Ending.LEFT)
+        elif server == request.host.server and status < 500 and termination[:1] == "-":
+            self._release(id_, now, Ending.WHOLE if status < 400 else Ending.REFUSED)
+        else:
+            self._release(id_, now, Ending.BROKEN)
+            # The last instance that is not ejected stays: with none there would be nothing to fail on.
+            others = (u for u in self._balancer.table.of(upstream.model) if u is not upstream)
+            if not all(u.outliers.out for u in others):
+                self._balancer.failed(upstream, now)
+
+    def _model(self, name: str | None) -> str | None:
+        if name is not None:
+            return self._names.get(name)
+        models = set(self._names.values())  # its name is behind a long prompt: clear where there is but one
+        return models.pop() if len(models) == 1 else None
+
+    def _bind_late(self, request: Request, now: float) -> Choice | None:
+        request.late = True
+        return self._bound(request, self._balancer.bind_soonest(request.ticket, now))
+
+    def _bound(self, request: Request, upstream: Upstream | None) -> Choice | None:
+        if upstream is None:
+            del self._requests[request.id]
+            return None
+        request.host, slot = self._where[upstream.slot]
+        request.host.bound[request.id] = request
+        return None if request.host.server is None else Choice(request.host.server, slot)
+
+    def _release(self, id_: str, now: float, ending: Ending) -> None:
+        request = self._requests.pop(id_)
+        ticket = request.ticket
+        if request.host is None:
+            del self._held[ticket]
+            self._balancer.withdraw(ticket)
+            return
+        del request.host.bound[id_]
+        if ticket.first_token_at is not None:
+            # Its tokens are not seen here: only the time that they take matters.
+            self._balancer.progress(ticket, round((now - ticket.first_token_at) / TOKEN_S))
+        self._balancer.release(ticket, now, ending)
+
+    # --- what is shown -----------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def notes(self) -> list[str]:
+        """Lines for the log since the last call: ejections, stragglers."""
+        found = []
+        for note in self._balancer.notes():
+            number, _, what = note.removeprefix("slot ").partition(": ")
+            if (where := self._where.get(int(number))) is not None:
+                found.append(f"host {where[0].name}: slot {where[1]}: {what}")
+        return found
+
+    def status(self) -> dict[str, dict[str, object]]:
+        """By host."""
+        return {name: _status(host) for name, host in self._hosts.items()}
+
+
+def _names(load: HostLoad, model: str) -> tuple[str, ...]:
+    known = load.models.get(model)
+    return (model, *known.aliases, *known.adapters) if known else (model,)
+
+
+def _status(host: Host) -> dict[str, object]:
+    shown: dict[str, object] = {"server": host.server, "lost": host.lost, "sent": len(host.bound)}
+    if (load := host.load) is not None:
+        shown |= {"running": load.running, "waiting": load.waiting, "predicted_ttft_s": load.predicted_ttft_s}
+    slow = (slot for (slot, _), upstream in host.instances.items() if upstream.outliers.straggler)
+    return shown | {"stragglers": sorted(slow)}

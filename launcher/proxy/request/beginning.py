@@ -1,0 +1,88 @@
+"""What a request asks for, as far as its first bytes tell: for another process that chooses a host for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from launcher.proxy.balancing.prefix_cache import fingerprint
+from launcher.proxy.errors import HttpError
+from launcher.proxy.openai.json_reader import JsonReader
+from launcher.proxy.openai.prompts import read_prompt
+from launcher.proxy.routes import Kind, Match, Route, match
+
+# The field `model` of a form (RFC 7578). Whether the form is well made is the daemon's to judge.
+_FORM_MODEL: Final = re.compile(
+    rb'form-data;[^\r\n]*name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,1000})\r\n'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request."""
+
+    id: str
+    model: str | None = None  # the name that it uses; None: its first bytes do not say
+    key: str | None = None  # names its authorization without telling it
+    prompt_bytes: int = 0  # all of its prompt, estimated from its length
+    prefix: tuple[int, ...] = ()  # prefix_cache.fingerprint of what there is of it
+    stream: bool = False
+    max_tokens: int | None = None
+    choices: int = 1
+
+
+def read_asked(arguments: Mapping[str, object]) -> Asked | None:
+    """`arguments`: id, path, key (its authorization), body (as much of it as there is), length (of all of it).
+
+    None: it computes nothing, or its body cannot be read."""
+    path, body = _text(arguments.get("path")), _bytes(arguments.get("body"))
+    found = match("POST", path)
+    route = found.route if isinstance(found, Match) else None
+    if route is None or not body or route.kind not in {Kind.JSON, Kind.FORM}:
+        return None
+    id_, secret = _text(arguments.get("id")), _bytes(arguments.get("key"))
+    key = blake2b(secret, digest_size=8).hexdigest() if secret else None
+    if route.kind is Kind.FORM:
+        named = _FORM_MODEL.search(body)
+        return Asked(id=id_, key=key, model=named[1].decode(errors="replace") if named else None)
+    length = arguments.get("length")
+    missing = max(0, length - len(body)) if isinstance(length, int) else 0
+    try:
+        return _of_json(id_, key, route, body, missing)
+    except HttpError:
+        return None  # the daemon refuses it
+
+
+def _of_json(id_: str, key: str | None, route: Route, body: bytes, missing: int) -> Asked:
+    said = JsonReader(route.prompt).so_far(body)
+    prompt = read_prompt(said.prompt, said.media)
+    size = prompt.size
+    if not said.prompt and missing:
+        size = len(body) if route.prompt else 0
+    within_image = any(
+        spans and spans[-1][1] == len(said.prompt[name]) for name, spans in (said.media or {}).items()
+    )
+    if size and not within_image:
+        size += missing
+    salt = hash((bytes(said.tools), said.model))
+    return Asked(
+        id=id_,
+        model=said.model,
+        key=key,
+        prompt_bytes=size + len(said.tools),
+        prefix=fingerprint(prompt.text, salt) if prompt.size else (),
+        stream=said.stream and route.streams,
+        max_tokens=said.max_tokens,
+        choices=said.n,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _bytes(value).decode(errors="replace")
+
+
+def _bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else b""
