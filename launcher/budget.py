@@ -13,6 +13,8 @@ _FORM: Final = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)(?P<scale>[kMG]?)-(?P<unit>tokens|[a-z]{3})/(?P<period>day|week|month)"
 )
 _SCALES: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+STALE_S: Final = 60.0
+"""A fleet reports every few seconds what was spent on other hosts: after so long without a report people are told."""
 EXAMPLES: Final = '"20M-tokens/month" or "50-usd/week"'
 
 

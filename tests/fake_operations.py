@@ -29,6 +29,7 @@ from launcher.topology.model import Topology
 from launcher.topology.render import layout_json
 from launcher.usage.budgets import BudgetState
 from launcher.usage.cost import CostReport
+from launcher.usage.elsewhere import Report, read_report
 from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
 from launcher.usage.latest import latest_requests
 from launcher.usage.live import CostNow
@@ -97,6 +98,8 @@ class FakeOperations:
     rollouts: list[dict[str, Any]] = field(default_factory=lambda: [{"stage": "none"}])
     held: list[BudgetState] = field(default_factory=list)
     """Budgets of API keys."""
+    told: list[Report] = field(default_factory=list)
+    """What was spent on other hosts."""
     verified: list[int] = field(default_factory=list)
     histories: list[tuple[str, int, str]] = field(default_factory=list)
     """What was asked of the history."""
@@ -199,6 +202,10 @@ class FakeOperations:
 
     def budgets(self) -> list[BudgetState]:
         return self.held
+
+    def spent_elsewhere(self, body: bytes) -> dict[str, int | list[str]]:
+        self.told.append(read_report(body))
+        return {"taken": len(self.told[-1].spent), "ignored": []}
 
     async def usage(self, asked: Mapping[str, str]) -> UsageReport:
         return report(self._ledger(), question_of(asked), self.now, "USD")

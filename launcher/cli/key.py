@@ -212,16 +212,22 @@ def _list(args: argparse.Namespace, path: str) -> int:
         *(_row(record) for record in records),
     ]
     if held:
-        budgets = [_budget_columns(record, states.get(record.id)) for record in records]
+        columns = [
+            ("BUDGET", "LEFT", "ELSEWHERE", "UNTIL"),
+            *(_budget_columns(record, states.get(record.id)) for record in records),
+        ]
+        fleet = any(column[2] != "-" for column in columns[1:])
         rows = [
-            (*row, *more) for row, more in zip(rows, [("BUDGET", "LEFT", "UNTIL"), *budgets], strict=True)
+            (*row, budget, left, *((elsewhere,) if fleet else ()), until)
+            for row, (budget, left, elsewhere, until) in zip(rows, columns, strict=True)
         ]
     print("\n".join(table(rows)))
     return 0
 
 
-def _budget_columns(record: KeyRecord, state: dict[str, Any] | None) -> tuple[str, str, str]:
-    return record.budget or "-", key_budgets.left(state), "-" if state is None else state["ends"]
+def _budget_columns(record: KeyRecord, state: dict[str, Any] | None) -> tuple[str, str, str, str]:
+    until = "-" if state is None else state["ends"]
+    return record.budget or "-", key_budgets.left(state), key_budgets.elsewhere(state), until
 
 
 def _set(args: argparse.Namespace, path: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from launcher.budget import EXAMPLES, parse_budget
+from launcher.budget import EXAMPLES, STALE_S, parse_budget
 from launcher.cli import options
 from launcher.cli.ledger import find_ledger
 from launcher.errors import LauncherError
@@ -92,6 +92,15 @@ def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str
         print(f"{error.message}; {error.remedy}", file=sys.stderr)
         return {}
     return {state.key: asdict(state) for state in held.states()}
+
+
+def elsewhere(state: Mapping[str, Any] | None) -> str:
+    """What other hosts of a fleet reported: "1,234 tokens", "1.5 EUR (95 s old)"; "-" without a report."""
+    if state is None or state.get("elsewhere_age_s") is None:
+        return "-"
+    amount, age_s = state["spent_elsewhere"], state["elsewhere_age_s"]
+    text = f"{amount:,} tokens" if isinstance(amount, int) else f"{amount} {state['unit']}"
+    return f"{text} ({age_s:.0f} s old)" if age_s > STALE_S else text
 
 
 def left(state: Mapping[str, Any] | None) -> str:

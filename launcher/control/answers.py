@@ -60,7 +60,8 @@ class Answers:
             "status": self._status, "plan": self._plan, "config": self._config, "events": self._events,
             "topology": self._topology, "machine": self._machine, "measurements": self._measurements,
             "metrics": self._metrics, "logs": self._logs, "reloading": self._reloading, "reload": self._reload,
-            "verify": self._verify, "act": self.act, "budgets": self._budgets, "cost": self._cost,
+            "verify": self._verify, "act": self.act, "budgets": self._budgets,
+            "spent_elsewhere": self._spent_elsewhere, "cost": self._cost,
             "usage": self._usage, "usage_requests": self._usage_requests, "request": self._request, "history": self._history,
         }  # fmt: skip
 
@@ -88,6 +89,9 @@ class Answers:
 
     async def _budgets(self, _request: web.Request) -> web.Response:
         return json_answer({"budgets": self._operations.budgets()})
+
+    async def _spent_elsewhere(self, request: web.Request) -> web.Response:
+        return json_answer(self._operations.spent_elsewhere(await request.read()))
 
     async def _usage(self, request: web.Request) -> web.Response:
         return json_answer(await self._operations.usage(dict(request.query)))

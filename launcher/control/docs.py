@@ -93,6 +93,7 @@ def examples() -> Iterator[tuple[Endpoint, str]]:
             path = endpoint.path.replace("{slot}", "0").replace("{request}", "req-1")
             url = f"http://localhost{PREFIX}{path}{f'?{query}' if query else ''}"
             quoted = f"'{url}'" if query else url
+            method += f"-d '{endpoint.body}' " if endpoint.body else ""
             buffered = "--no-buffer " if "follow" in query else ""
             yield endpoint, f"ask {buffered}{method}{quoted}"
 
@@ -166,7 +167,7 @@ def _bounds() -> str:
         ),
         ("time in which a client reads nothing of its answer", f"{server.STALL_S:.0f} s"),
         ("request line, or one header", "8 KiB"),
-        ("body", f"{server.MAX_BODY_BYTES // 1024} KiB, unread"),
+        ("body", f"{server.MAX_BODY_BYTES // 1024} KiB"),
         ("lines or events in one answer", f"{arguments.MAX_TAIL_LINES:,}"),
         ("`follow` at once", f"{answers.MAX_FOLLOWERS}"),
         (

@@ -95,6 +95,10 @@ class Endpoint:
     options: tuple[Option, ...] = ()
     examples: tuple[str, ...] = ("",)
     """Queries of the examples; "" asks without options. A reply with `follow` does not end by itself."""
+    body: str = ""
+    """JSON that an example sends."""
+    routine: bool = False
+    """A program asks it every few seconds: done ones are neither logged nor in the audit trail, refused ones are."""
     text: bool = False
     """The reply is no JSON but a page of text."""
     within_s: float | None = None
@@ -209,9 +213,17 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "budgets", "GET", "/budgets", "budgets of API keys: what is spent, reserved and left",
         "`budgets`: `key`, `budget`, `unit` (tokens or a currency), `limit`, `spent`, `reserved` (by running requests), "
-        "`left`, `begins` and `ends` of the period; `spent` and `left` are null while they are unknown; "
-        "amounts of money are texts",
+        "`left`, `begins` and `ends` of the period; of `spent`, `spent_here` and `spent_elsewhere`, with the time since "
+        "that was reported, `elsewhere_age_s` (null: it never was); `spent`, `spent_here` and `left` are null while they "
+        "are unknown; amounts of money are texts",
         "key list", (REDACT,),
+    ),
+    Endpoint(
+        "spent_elsewhere", "POST", "/budgets/elsewhere", "report what API keys spent on the other hosts of a fleet. "
+        "Body: `spent`: `key`, `budget` and `begins` as in `GET /v1/budgets`, `amount`: the sum of the other hosts' "
+        "`spent_here`. It counts until the next report, or the end of the period; it is kept in memory only",
+        "`taken`: how many figures count; `ignored`: why others do not, such as a budget that is not the same here",
+        body='{"spent": []}', routine=True,
     ),
     Endpoint(
         "cost", "GET", "/cost", "what tokens cost on this machine, beside APIs; from the usage ledger and [cost]",

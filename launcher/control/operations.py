@@ -56,6 +56,9 @@ class Operations(Protocol):
     def budgets(self) -> Any:
         """The budgets of API keys, by name."""
 
+    def spent_elsewhere(self, body: bytes) -> Any:
+        """What API keys spent on other hosts. Raises LauncherError."""
+
     async def usage(self, asked: Mapping[str, str]) -> Any:
         """A report of the usage ledger. `asked`: the options of the request. Raises LauncherError."""
 

@@ -33,8 +33,8 @@ SHARED_MODE: Final = 0o666
 HEADERS_S: Final = 15.0
 # Unread bytes of a refused body that are read after the response.
 LINGER_S: Final = 1.0
-# No request has a body.
-MAX_BODY_BYTES: Final = 64 * 1024
+# Of about 4,000 API keys' spending, the only body that is read.
+MAX_BODY_BYTES: Final = 512 * 1024
 # Connections that wait to be accepted; a client beyond them waits in connect(2).
 BACKLOG: Final = 128
 # A refusal is logged at most so often for each user; and so many users are remembered.
@@ -191,7 +191,9 @@ class ControlServer:
             what = f"cannot answer {request.method} {quoted(request.path)}: {why}"
             response = _error(error.status, what, "see docs/control-protocol.md")
         finally:
-            if change:
+            done = response is not None and response.status < 400
+            endpoint = self._endpoint_of(request)
+            if change and not (done and endpoint is not None and endpoint.routine):
                 action = _action_of(request, peer, response.status if response is not None else 500, why)
                 self._record(action)
                 _log(request, action)
@@ -206,7 +208,7 @@ class ControlServer:
         try:
             async with asyncio.timeout(within_s):
                 if request.can_read_body:
-                    await request.read()  # nothing is read of it, but a body past the limit is refused
+                    await request.read()  # most requests take none, but a body past the limit is refused
                 return await self._answers.redacted(request, await handler(request), endpoint)
         except TimeoutError:
             raise BusyError(

@@ -149,7 +149,12 @@ class Accounts:
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
-        return (*self._ledger_warnings(), *self.audit.warnings(), *self.traces.warnings())
+        return (
+            *self._ledger_warnings(),
+            *self.budgets.warnings(),
+            *self.audit.warnings(),
+            *self.traces.warnings(),
+        )
 
     def _ledger_warnings(self) -> tuple[str, ...]:
         if self.ledger is None:

@@ -121,6 +121,7 @@ class Daemon:
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, history=self.history.answer,
             warnings=lambda: (*self.accounts.warnings(), *self.history.warnings()),
             usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
+            spent_elsewhere=self.accounts.budgets.told,
             machine=MachineReader(
                 self.cpu_busy, deployment=lambda: self.operations.deployment,
                 controllers=lambda: self.supervisor.controllers, drift=lambda: self.machine.found,

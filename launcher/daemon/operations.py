@@ -61,6 +61,7 @@ class Operations:
         machine: MachineReader,
         history: Callable[[str, int, str], Awaitable[bytes]],
         cost_now: Callable[[], CostNow | None],
+        spent_elsewhere: Callable[[bytes], dict[str, int | list[str]]],
     ) -> None:
         self.deployment = deployment
         """In force: the last that a reload has applied."""
@@ -73,6 +74,7 @@ class Operations:
         self._history = history
         self._warnings = warnings
         self._cost_now = cost_now
+        self._spent_elsewhere = spent_elsewhere
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
@@ -194,6 +196,9 @@ class Operations:
 
     def budgets(self) -> list[BudgetState]:
         return self._proxy.readings.budgets()
+
+    def spent_elsewhere(self, body: bytes) -> dict[str, int | list[str]]:
+        return self._spent_elsewhere(body)
 
     async def usage(self, asked: Mapping[str, str]) -> UsageReport:
         return await self._usage.report(question_of(asked))

@@ -2,7 +2,8 @@
 
 A request is admitted while spent + reserved < limit. It reserves the most that it can spend, and settles what it did
 spend. So a key spends at most one request's worth more than its budget, and never less than it because of a request that
-could have been large. Spent is counted by the key's name: a renewed key continues its owner's budget.
+could have been large. Spent is counted by the key's name: a renewed key continues its owner's budget. What a fleet says that
+the key spent on other hosts counts like what it spent here, until the period ends.
 
 Pure: the clock and the file of sums come in as arguments. Owned by the event loop.
 """
@@ -18,9 +19,10 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from launcher.budget import Budget
+from launcher.budget import STALE_S, Budget
 from launcher.money import to_decimal, to_text
 from launcher.usage.budget_rules import Rules
+from launcher.usage.elsewhere import amounts, read_report
 from launcher.usage.entry import Entry
 from launcher.usage.spans import iso
 from launcher.usage.spending import NOTHING, Spending, Spent
@@ -65,6 +67,11 @@ class BudgetState:
     left: int | str | None
     begins: str
     ends: str
+    spent_here: int | str | None = None
+    """Without what other hosts of a fleet report."""
+    spent_elsewhere: int | str = 0
+    elsewhere_age_s: float | None = None
+    """Since the last report of a fleet; None: there was none."""
 
 
 class NoSums:
@@ -102,7 +109,8 @@ class Account:
     slot: StoredSum
     begin: int = 0
     end: int = 0
-    spent: int = 0  # tokens or picos, as the budget
+    spent: int = 0  # here; tokens or picos, as the budget
+    elsewhere: int = 0  # on other hosts, as reported last
     known: bool = True  # False: neither the ledger nor the file of sums says what was spent before
     tell_at: float = 0  # the amount at which an event is logged
     reserved: Spent = NOTHING  # by running requests
@@ -111,13 +119,25 @@ class Account:
         return amount.picos if self.budget.is_money else amount.tokens
 
     @property
+    def total(self) -> int:
+        return self.spent + self.elsewhere
+
+    @property
     def ratio(self) -> float:
-        return self.spent / self.budget.amount
+        return self.total / self.budget.amount
 
     def set_tell_at(self) -> None:
         """To the next share that is not reached."""
         amounts = (-(-self.budget.amount * share // 100) for share in _SHARES)
-        self.tell_at = min((amount for amount in amounts if amount > self.spent), default=inf)
+        self.tell_at = min((amount for amount in amounts if amount > self.total), default=inf)
+
+
+class _Held(NamedTuple):
+    """An account, as far as a report must fit it."""
+
+    text: str
+    is_money: bool
+    begins: str
 
 
 class Reservation:
@@ -154,6 +174,8 @@ class Budgets:
         self._accounts: dict[str, Account] = {}
         # What was entered before this time is not known.
         self._lost_at: float | None = inf
+        # When a fleet reported last what was spent on other hosts.
+        self._told_at: float | None = None
 
     def learn(self, past: Past) -> None:
         """What the ledger says of the time before now. To be called before the first request; nothing is known until
@@ -201,13 +223,13 @@ class Budgets:
             why = "the server does not know what this API key has spent of its budget"
             return Refusal(Why.UNKNOWN, f"{why}; ask its administrator", UNKNOWN_S)
         limit = account.budget.amount
-        if account.spent >= limit:
+        if account.total >= limit:
             message = (
                 f"you exceeded your current quota: the budget of this API key is {account.text}, "
-                f"{self.shown(account, account.spent)} are spent; the next period begins at {iso(account.end, self._zone)}"
+                f"{self.shown(account, account.total)} are spent; the next period begins at {iso(account.end, self._zone)}"
             )
             return Refusal(Why.SPENT, message, account.end - now)
-        if account.spent + account.of(account.reserved) >= limit:
+        if account.total + account.of(account.reserved) >= limit:
             message = f"this API key's running requests may spend the rest of its budget, {account.text}"
             return Refusal(Why.RESERVED, message, min(SOON_S, account.end - now))
         return None
@@ -223,9 +245,39 @@ class Budgets:
             account.spent += picos if account.budget.is_money else tokens
             if account.known:
                 account.slot.store(account.begin, account.spent)
-            if account.spent >= account.tell_at:
+            if account.total >= account.tell_at:
                 self._tell(account)
         self._spending.add(entry.key, at, tokens, picos)
+
+    def told(self, body: bytes) -> dict[str, int | list[str]]:
+        """A fleet reports what keys spent on its other hosts (usage/elsewhere.py): how many figures count here, and why
+        others do not. A figure counts until the next one, or the end of its period. Raises LauncherError."""
+        self._roll_all()
+        held = {
+            name: _Held(account.text, account.budget.is_money, iso(account.begin, self._zone))
+            for name, account in self._accounts.items()
+        }
+        found, ignored = amounts(read_report(body), held)
+        self._told_at = self._clock()
+        for name, amount in found.items():
+            account = self._accounts[name]
+            account.elsewhere = amount
+            if account.total >= account.tell_at:
+                self._tell(account)
+        return {"taken": len(found), "ignored": ignored}
+
+    def warnings(self) -> tuple[str, ...]:
+        """For `status`."""
+        age_s = self._told_age_s()
+        if age_s is None or age_s <= STALE_S or not self._accounts:
+            return ()
+        what = (
+            f"no report for {age_s:.0f} s of what API keys spent on other hosts: budgets count the last one"
+        )
+        return (f"{what}; see `numa-launcher fleet status`",)
+
+    def _told_age_s(self) -> float | None:
+        return None if self._told_at is None else max(0.0, self._clock() - self._told_at)
 
     def ratios(self) -> dict[str, float]:
         """Spent divided by the budget, by the name of the key; without the keys of which it is unknown."""
@@ -250,6 +302,8 @@ class Budgets:
         account = Account(name, text, budget, slot)
         if before is not None:
             account = before
+            if (budget.unit, budget.period) != (account.budget.unit, account.budget.period):
+                account.elsewhere = 0
             account.text, account.budget, account.slot = text, budget, slot
         self._begin(account, self._clock())
         return account
@@ -267,6 +321,8 @@ class Budgets:
         """The period around `now`."""
         bounds = account.budget.period.bounds(dt.datetime.fromtimestamp(now, self._zone))
         begin, end = (int(bound.timestamp()) for bound in bounds)
+        if begin != account.begin:
+            account.elsewhere = 0
         account.begin, account.end = begin, end
         account.spent = account.of(self._spending.of(account.name, begin, end))
         account.known = self._lost_at is None or self._lost_at < begin
@@ -287,7 +343,7 @@ class Budgets:
         what = "budget spent" if account.tell_at == inf else f"{ALMOST} % of the budget spent"
         _LOG.warning(
             "API key %s: %s: %s, %s, until %s",
-            account.name, what, account.text, self.shown(account, account.spent), iso(account.end, self._zone),
+            account.name, what, account.text, self.shown(account, account.total), iso(account.end, self._zone),
             extra={"key": account.name, "budget": account.text, "spent_ratio": round(account.ratio, 4)},
         )  # fmt: skip
 
@@ -303,9 +359,12 @@ class Budgets:
             budget=account.text,
             unit=self.rules.currency if money else "tokens",
             limit=plain(limit),
-            spent=plain(account.spent) if account.known else None,
+            spent=plain(account.total) if account.known else None,
             reserved=plain(reserved),
-            left=plain(max(0, limit - account.spent)) if account.known else None,
+            left=plain(max(0, limit - account.total)) if account.known else None,
             begins=iso(account.begin, self._zone),
             ends=iso(account.end, self._zone),
+            spent_here=plain(account.spent) if account.known else None,
+            spent_elsewhere=plain(account.elsewhere),
+            elsewhere_age_s=self._told_age_s(),
         )

@@ -240,6 +240,27 @@ def test_list_asks_the_daemon_what_is_left(file: Path, capsys: Output, tmp_path:
     assert "spending" not in shown[1]
 
 
+def test_list_shows_what_was_spent_on_other_hosts(file: Path, capsys: Output, tmp_path: Path) -> None:
+    for name, budget in (("ann", "20k-tokens/month"), ("cid", "50-usd/week")):
+        run(file, "add", name, "--budget", budget)
+    ann = BudgetState(
+        key="ann", budget="20k-tokens/month", unit="tokens", limit=20_000, spent=7655, reserved=5, left=12_345,
+        begins="2026-11-01T00:00:00+01:00", ends="2026-12-01T00:00:00+01:00", spent_here=655, spent_elsewhere=7000,
+        elsewhere_age_s=3.2,
+    )  # fmt: skip
+    cid = replace(
+        ann, key="cid", budget="50-usd/week", unit="USD", limit="50", spent="1.5", left="48.5",
+        spent_elsewhere="1.25", elsewhere_age_s=75.0,
+    )  # fmt: skip
+    with Backstage(str(tmp_path / "control"), FakeOperations(held=[ann, cid])):
+        capsys.readouterr()
+        assert run(file, "list", "--socket", str(tmp_path / "control")) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split()[-4:] == ["BUDGET", "LEFT", "ELSEWHERE", "UNTIL"]
+    assert first.split()[-5:-1] == ["12,345", "tokens", "7,000", "tokens"]
+    assert "1.25 USD (75 s old)" in second
+
+
 def test_list_without_a_daemon_reads_the_ledger(
     file: Path, capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

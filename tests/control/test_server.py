@@ -479,6 +479,29 @@ async def test_each_change_is_handed_to_the_audit_trail(
     assert (hold.status, hold.result, "too few are left" in hold.reason) == (409, "refused", True)
 
 
+async def test_a_report_of_every_few_seconds_fills_neither_log_nor_audit_trail(
+    tmp_path: Path, operations: FakeOperations, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "launcher.control")
+    actions: list[ControlAction] = []
+    path = str(tmp_path / "c.sock")
+    server = ControlServer(path, None, operations, record=actions.append)
+    await server.start()
+    said = [
+        {"key": f"k{number}", "budget": "1-tokens/day", "begins": "B", "amount": 5} for number in range(5000)
+    ]
+    async with aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as http:
+        async with http.post("/v1/budgets/elsewhere", json={"spent": said}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"taken": 5000, "ignored": []})
+        assert not actions
+        assert not caplog.records
+        async with http.post("/v1/budgets/elsewhere", data=b"x") as answer:
+            assert answer.status == 400
+    await server.stop()
+    assert len(operations.told) == 1
+    assert [(action.verb, action.result) for action in actions] == [("elsewhere", "refused")]
+
+
 async def test_events(http: aiohttp.ClientSession) -> None:
     code, body = await asked(http, "GET", "/v1/events?tail=2&after=7")
     assert (code, [event["number"] for event in body["events"]]) == (200, [8, 9])

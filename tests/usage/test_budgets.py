@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, field
 from math import inf
 from zoneinfo import ZoneInfo
@@ -15,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from launcher.errors import LauncherError
 from launcher.money import PICOS, token_prices
 from launcher.usage.budget_rules import Rules
-from launcher.usage.budgets import Budgets, Past, Refusal, Reservation, Why
+from launcher.usage.budgets import Budgets, BudgetState, Past, Refusal, Reservation, Why
 from launcher.usage.entry import Entry
 from launcher.usage.spending import Spent
 
@@ -415,3 +416,101 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+def state_of(daemon: Daemon, name: str = "ann") -> BudgetState:
+    return next(state for state in daemon.budgets.states() if state.key == name)
+
+
+def tell(daemon: Daemon, amount: int | str, name: str = "ann", **other: str) -> dict[str, int | list[str]]:
+    """A fleet reports what other hosts' daemons said, as fleet/budgets.py does."""
+    state = state_of(daemon, name)
+    said = {"key": name, "budget": state.budget, "begins": state.begins, "amount": amount, **other}
+    return daemon.budgets.told(json.dumps({"spent": [said]}).encode())
+
+
+def test_what_was_spent_on_other_hosts_counts() -> None:
+    daemon = Daemon(ann="100-tokens/day", bob="5-eur/day")
+    daemon.end(daemon.admit(30), 30)
+    assert state_of(daemon).elsewhere_age_s is None
+    assert tell(daemon, 69) == {"taken": 1, "ignored": []}
+    daemon.now += 2
+    state = state_of(daemon)
+    assert (state.spent, state.spent_here, state.spent_elsewhere, state.left, state.elsewhere_age_s) == (
+        99, 30, 69, 1, 2.0,
+    )  # fmt: skip
+    assert daemon.budgets.ratios()["ann"] == 0.99
+    daemon.admit(1).release()
+    tell(daemon, 70)
+    assert daemon.refused().why is Why.SPENT
+    assert "100 of 100 tokens are spent" in daemon.refused().message
+    tell(daemon, 40)  # another host was restored from a backup
+    daemon.admit(1).release()
+    tell(daemon, "5.00", "bob")
+    assert daemon.refused("bob").why is Why.SPENT
+    assert state_of(daemon, "bob").spent_elsewhere == "5"
+    assert daemon.sums.now["key", "ann", "tokens/day"][1] == 30  # of this host alone
+
+
+def test_what_was_spent_elsewhere_ends_with_the_period() -> None:
+    daemon = Daemon(ann="100-tokens/day")
+    tell(daemon, 100)
+    begins = state_of(daemon).begins
+    daemon.now += 86_400
+    daemon.admit(1).release()
+    assert state_of(daemon).spent_elsewhere == 0
+    assert tell(daemon, 100, begins=begins)["taken"] == 0  # of a host that still has the day before
+    daemon.admit(1).release()
+
+
+def test_what_was_spent_elsewhere_outlives_a_changed_amount_and_no_other_change() -> None:
+    daemon = Daemon(ann="100-tokens/day")
+    tell(daemon, 60)
+    daemon.budgets.follow({"ann": "50-tokens/day"})
+    assert daemon.refused().why is Why.SPENT
+    daemon.budgets.follow({"ann": "5-eur/day"})
+    assert state_of(daemon).spent_elsewhere == "0"
+
+
+def test_a_fleet_that_falls_silent_is_told() -> None:
+    daemon = Daemon(ann="100-tokens/day")
+    assert daemon.budgets.warnings() == ()  # no fleet
+    tell(daemon, 60)
+    daemon.now += 60
+    assert daemon.budgets.warnings() == ()
+    daemon.now += 15
+    (warning,) = daemon.budgets.warnings()
+    assert "no report for 75 s of what API keys spent on other hosts" in warning
+    assert state_of(daemon).spent == 60
+    daemon.budgets.told(b'{"spent": []}')  # nobody spent anything since the daemons began
+    assert daemon.budgets.warnings() == ()
+
+
+def test_spending_elsewhere_is_logged_as_spending_here_is(caplog: pytest.LogCaptureFixture) -> None:
+    daemon = Daemon(ann="100-tokens/day")
+    for amount in (79, 80, 90, 100, 100):
+        tell(daemon, amount)
+    assert [record.getMessage().partition(": 100-tokens")[0] for record in caplog.records] == [
+        "API key ann: 80 % of the budget spent", "API key ann: budget spent",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), max_size=60), st.integers(1, 10))
+def test_hosts_spend_at_most_one_interval_more_than_the_budget(
+    requests: list[tuple[int, int]], interval: int
+) -> None:
+    """Each host takes requests of its own; a report after every `interval` of them."""
+    hosts = [Daemon(ann="100-tokens/day") for _ in range(3)]
+    here, before, limit = [0, 0, 0], 0, 100
+    for count, (at, tokens) in enumerate(requests):
+        if count % interval == 0:
+            for mine, host in enumerate(hosts):
+                tell(host, sum(here) - here[mine])
+            before = sum(here)
+        found = hosts[at].budgets.admit("ann", Spent(tokens, 0))
+        if isinstance(found, Reservation):
+            assert before < limit  # nothing is admitted once all hosts know that it is spent
+            hosts[at].end(found, tokens)
+            here[at] += tokens
+        else:
+            assert sum(here) >= limit  # and nothing is refused before
