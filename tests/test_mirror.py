@@ -12,6 +12,7 @@ WHOLE_PROGRAMS = {
     "browser",
     "chaos",
     "engine",
+    "fleet_hosts",
     "fuzz",
     "integration",
     "monitoring",

@@ -167,6 +167,7 @@ class Reading:
         self.done = False
         self.dropped: str | None = None
         self.strange: str | None = None
+        self.ident = ""
         self.idents: set[tuple[object, ...]] = set()
         self.roles = 0
 
@@ -197,7 +198,8 @@ class Reading:
         if "error" in chunk:
             self.error = chunk["error"]
             return
-        self.idents.add((chunk["id"], chunk["created"], chunk["model"]))
+        self.ident = str(chunk["id"])
+        self.idents.add((self.ident, chunk["created"], chunk["model"]))
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
             self._result.arrivals.append(time.monotonic())
@@ -224,6 +226,7 @@ class Reading:
         if self.dropped is not None:
             return "dropped", self.dropped
         whole = json.loads(bytes(self._whole))
+        self.ident = str(whole["id"])
         choice = whole["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         return self._compare(text, choice["finish_reason"], whole["usage"])

@@ -40,6 +40,7 @@ FREEZE_S = 30.0  # a frozen process that was not killed exits by itself
 # Without a probe of /health for this long, the instance is not watched: fifty times probe_interval_s (main.CONFIG).
 UNWATCHED_S = 25.0
 SLOW_S = (0.5, 1.5)
+SLOWNESS = 6.0
 
 
 class Broken(Exception):  # noqa: N818 - it breaks on purpose
@@ -72,6 +73,7 @@ class Engine:
         self.hung = False
         self.ends: list[asyncio.TimerHandle] = []  # of a frozen process
         self.tokens = 0
+        self.slowness = 1.0
         self.looked_at: float | None = None  # last probe of /health; None before the first
 
     def note(self, kind: str, *hit: Exchange) -> None:
@@ -106,6 +108,10 @@ class Engine:
         self.hung = True
         self.note("hang", Exchange("", "", {}), *self.open)
         self.thawed.clear()
+
+    def slow_down(self) -> None:
+        """Takes six times as long from now on; at the second call as long as before."""
+        self.slowness = SLOWNESS if self.slowness == 1 else 1.0
 
     async def notice_neglect(self) -> None:
         """Checks once whether probes arrive. The pause catches probes that were delayed with this process."""
@@ -213,13 +219,13 @@ class Engine:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        events = Events(exchange, self.args.model, f"{self.random.randrange(1 << 32):08x}")
+        events = Events(exchange, self.args.model, f"{self.args.tag}{self.random.randrange(1 << 32):08x}")
         if events.chat:
             self.send(writer, events.role())
         breaks_at = self.random.randint(1, max(limit - 1, 1)) if fault else -1
         told = 0
         for text, finish in language.speak(context, limit):
-            await asyncio.sleep(self.args.token_s * self.random.uniform(0.5, 1.5))
+            await asyncio.sleep(self.slowness * self.args.token_s * self.random.uniform(0.5, 1.5))
             await self.thawed.wait()
             if told == breaks_at and fault is not None:
                 await self.fail_amid(writer, exchange, fault)
@@ -267,7 +273,7 @@ class Engine:
 
     async def whole(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str | None) -> None:
         text, finish, usage = language.answer(exchange.path, exchange.body)
-        await asyncio.sleep(self.args.token_s * usage["completion_tokens"] / 2)
+        await asyncio.sleep(self.slowness * self.args.token_s * usage["completion_tokens"] / 2)
         await self.thawed.wait()
         self.tokens += usage["completion_tokens"]
         said: dict[str, Any] = {"text": text}
@@ -275,7 +281,7 @@ class Engine:
             said = {"message": {"role": "assistant", "content": text}}
         choice = {"index": 0, **said, "finish_reason": finish}
         payload = json.dumps(
-            {"id": "x", "model": self.args.model, "choices": [choice], "usage": usage}
+            {"id": f"{self.args.tag}x", "model": self.args.model, "choices": [choice], "usage": usage}
         ).encode()
         if fault in {"early", "garbage"}:
             self.note("torn", exchange)
@@ -351,6 +357,7 @@ async def serve(args: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGUSR1, engine.hang)
+    loop.add_signal_handler(signal.SIGUSR2, engine.slow_down)
     neglect = asyncio.create_task(engine.notice_neglect())
     server = await asyncio.start_unix_server(engine.connected, args.uds)
     print("ready", flush=True)
@@ -366,6 +373,7 @@ def main() -> None:
     parser.add_argument("--model", default="chaos")
     parser.add_argument("--log", required=True)
     parser.add_argument("--seed", required=True)
+    parser.add_argument("--tag", default="", help="begins the id of each answer")
     parser.add_argument("--token-s", type=float, default=0.02)
     parser.add_argument("--faults", type=float, default=0.08)
     asyncio.run(serve(parser.parse_args()))

@@ -1,0 +1,1 @@
+"""A fleet on one machine: four hosts as namespaces with real daemons, HAProxy and Ray, failures, checked clients."""

@@ -1,0 +1,257 @@
+"""The programs of a fleet on the hosts: daemons with engines of tests/chaos, ingresses, Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from fleet_hosts.hosts import Host, make_network
+from launcher.control.client import ControlClient
+from launcher.errors import LauncherError
+
+TESTS: Final = Path(__file__).resolve().parents[1]
+HOSTS: Final = 4
+INGRESSES: Final = 2
+INSTANCES: Final = 2
+MAX_NUM_SEQS: Final = 8
+DAEMON_PORT: Final = 8001
+INGRESS_PORT: Final = 8000
+SOON_S: Final = 60.0
+ENVIRON: Final = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
+
+DAEMON = """
+[[models]]
+name = "chaos"
+path = "chaos"
+max_num_seqs = {max_num_seqs}
+[layout]
+instances_per_socket = {instances}
+[engine]
+kind = "command"
+command = {command}
+[engine.env]
+PYTHONPATH = "{path}"
+[proxy]
+trusted_proxies = ["10.77.0.1/32", "10.77.0.2/32"]
+first_token_timeout_s = 20
+idle_timeout_s = 20
+park_timeout_s = 30
+access_log = "errors"
+[control]
+socket = "/run/c.sock"
+[supervision]
+drain_timeout_s = 60
+stop_timeout_s = 2
+backoff_initial_s = 0.2
+backoff_max_s = 0.5
+crash_limit = 1000000
+[logging]
+level = "info"
+"""
+
+# Until the fleet's own ingress runs on a host: what its configuration does without a picker.
+STATIC = """
+global
+    stats socket /run/disk/admin.sock mode 600 level admin
+    nbthread 1
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 120s
+    timeout server 120s
+    option http-no-delay
+    option redispatch
+frontend clients
+    bind {address}:{port}
+    default_backend hosts
+backend hosts
+    balance leastconn
+    option http-buffer-request
+    retries 3
+    retry-on conn-failure empty-response 503
+    option redispatch 1
+    default-server check inter 300ms fall 2 rise 1 on-marked-down shutdown-sessions
+{servers}
+"""
+
+
+def eventually(check: Callable[[], Any], what: str, within_s: float = SOON_S) -> Any:
+    """Polls `check` and returns its first true value. Raises RuntimeError."""
+    deadline = time.monotonic() + within_s
+    while not (value := check()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {within_s:g} s: {what}")
+        time.sleep(0.05)
+    return value
+
+
+class Fleet:
+    """Four hosts. `folder`: for logs and the hosts' disks; its path must be short, sockets are in it."""
+
+    def __init__(self, folder: Path, token_s: float) -> None:
+        self.folder = folder
+        self.token_s = token_s
+        make_network()
+        self.hosts = [Host(number, folder) for number in range(1, HOSTS + 1)]
+
+    @property
+    def ingresses(self) -> list[Host]:
+        return self.hosts[:INGRESSES]
+
+    def addresses(self) -> list[str]:
+        """Where clients may ask."""
+        return [f"{host.address}:{INGRESS_PORT}" for host in self.ingresses]
+
+    def start(self) -> None:
+        """Everything on all hosts; returns when all instances are ready."""
+        for host in self.hosts:
+            host.power_on()
+            self.start_daemon(host)
+        for host in self.hosts:
+            self.wait_ready(host)
+        for host in self.ingresses:
+            self.start_ingress(host)
+        self.wait_known()
+
+    def start_host(self, host: Host) -> None:
+        """What systemd starts on a host whose power came back."""
+        self.start_daemon(host)
+        if host in self.ingresses:
+            self.start_ingress(host)
+        self.wait_ready(host)
+
+    def restart_command(self, unit: str) -> list[str]:
+        """As `systemctl restart UNIT`, on the host."""
+        # nsenter passes this process's environment on.
+        return [
+            "env",
+            f"PYTHONPATH={ENVIRON['PYTHONPATH']}",
+            sys.executable,
+            "-m",
+            "fleet_hosts.unit",
+            "restart",
+            unit,
+        ]
+
+    def daemon(self, host: Host) -> psutil.Process:
+        """Raises RuntimeError if there is none, or more than one."""
+        (found,) = host.processes_of("-m launcher serve") or [None]
+        if found is None:
+            raise RuntimeError(f"no daemon on {host.name}")
+        return found
+
+    def unit(self, host: Host, name: str, *command: str, listen: str = "") -> None:
+        """Starts a service of the host, as systemd would."""
+        more = ["--listen", listen] if listen else []
+        host.start(
+            name, [sys.executable, "-m", "fleet_hosts.unit", *more, "run", name, "--", *command], ENVIRON
+        )
+
+    def start_daemon(self, host: Host) -> None:
+        engine = [
+            sys.executable, "-m", "chaos.engine", "--uds", "{uds}", "--model", "{name}", "--tag", f"{host.name}-",
+            "--log", str(host.folder / "faults.jsonl"), "--seed", host.name, "--faults", "0", "--token-s", str(self.token_s),
+        ]  # fmt: skip
+        config = host.folder / "daemon.toml"
+        config.write_text(
+            DAEMON.format(
+                command=json.dumps(engine), path=TESTS, max_num_seqs=MAX_NUM_SEQS, instances=INSTANCES
+            )
+        )
+        self.unit(
+            host, "daemon", sys.executable, "-m", "launcher", "serve", "-c", str(config),
+            listen=f"{host.address}:{DAEMON_PORT}",
+        )  # fmt: skip
+
+    def start_ingress(self, host: Host) -> None:
+        config = host.folder / "haproxy.cfg"
+        servers = (f"    server h{one.number} {one.address}:{DAEMON_PORT}" for one in self.hosts)
+        config.write_text(STATIC.format(address=host.address, port=INGRESS_PORT, servers="\n".join(servers)))
+        self.unit(host, "haproxy", "haproxy", "-db", "-f", str(config))
+        eventually(lambda: self.ask_haproxy(host, "show info"), f"HAProxy on {host.name} does not answer")
+
+    def wait_ready(self, host: Host) -> dict[str, Any]:
+        """The host's status once all its instances are ready."""
+
+        def ready() -> dict[str, Any] | None:
+            status = self.status(host)
+            return status if status.get("ready") == INSTANCES else None
+
+        found: dict[str, Any] = eventually(ready, f"{INSTANCES} instances of {host.name} are ready")
+        return found
+
+    def status(self, host: Host) -> dict[str, Any]:
+        """`status` of the host's daemon; {} while it does not answer."""
+        main = [
+            one for one in host.processes_of("-m launcher serve") if "unit" not in " ".join(one.cmdline())
+        ]
+        if not main:
+            return {}
+        try:
+            # The host's own files, seen from outside.
+            answer: dict[str, Any] = ControlClient(f"/proc/{main[0].pid}/root/run/c.sock").get("/status")
+        except LauncherError:
+            return {}
+        return answer
+
+    def ask_haproxy(self, host: Host, line: str) -> str:
+        """What HAProxy's admin socket on this host answers; nothing while there is none."""
+        path = host.folder / "disk" / "admin.sock"
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(str(path))
+            sock.sendall(line.encode() + b"\n")
+            answer = b""
+            while piece := sock.recv(65536):
+                answer += piece
+            return answer.decode()
+        return ""
+
+    def servers(self, ingress: Host) -> dict[str, dict[str, str]]:
+        """HAProxy's statistics of each server in use, by the address that it has."""
+        lines = self.ask_haproxy(ingress, "show stat -1 4 -1").splitlines()
+        if not lines:
+            return {}
+        names = lines[0].removeprefix("# ").split(",")
+        rows = (dict(zip(names, line.split(","), strict=False)) for line in lines[1:] if line)
+        return {row["addr"]: row for row in rows if row.get("addr") and row["status"] != "MAINT"}
+
+    def wait_known(self) -> None:
+        """Until both ingresses send to all hosts that are on."""
+        wanted = {f"{host.address}:{DAEMON_PORT}" for host in self.hosts if host.on}
+
+        def known() -> bool:
+            return all(
+                {address for address, row in self.servers(ingress).items() if row["status"].startswith("UP")}
+                >= wanted
+                for ingress in self.ingresses
+            )
+
+        eventually(known, "both ingresses send to all hosts")
+
+    def engines(self, host: Host) -> Iterator[psutil.Process]:
+        yield from (
+            one
+            for one in host.processes_of("-m chaos.engine --uds")
+            if "shim.py" not in " ".join(one.cmdline())
+        )
+
+    def slow(self, engines: Iterable[psutil.Process]) -> None:
+        """Six times as slow, or as fast again (tests/chaos/engine.py)."""
+        for engine in engines:
+            engine.send_signal(signal.SIGUSR2)
+
+    def kill(self, *processes: psutil.Process, name: signal.Signals = signal.SIGKILL) -> None:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, name)
