@@ -12,7 +12,7 @@ import pytest
 
 from fleet_hosts import rows
 
-ROOT = Path(__file__).resolve().parents[2]
+DRILL = Path(__file__).resolve().parents[2] / "scripts" / "fleet-drill"
 WITHIN_S = 450
 
 
@@ -22,7 +22,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder = tmp_path_factory.mktemp("drill")
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     done = subprocess.run(
-        [*as_root, str(ROOT / "scripts" / "fleet-drill"), "--json", str(folder / "table.json"), "--keep", str(folder / "logs")],
+        [*as_root, str(DRILL), "--json", str(folder / "table.json"), "--keep", str(folder / "logs")],
         check=False, capture_output=True, text=True, timeout=WITHIN_S,
     )  # fmt: skip
     print(done.stdout, done.stderr)
