@@ -17,7 +17,7 @@ from launcher.errors import LauncherError, reason
 DEFAULT: Final = "127.0.0.1:8430"
 # The file's owner and group may look at the page.
 SOCKET_MODE: Final = 0o660
-_BACKLOG: Final = 128
+BACKLOG: Final = 128
 _WANTED: Final = f"give 127.0.0.1:PORT or unix:PATH, such as {DEFAULT}"
 
 
@@ -74,7 +74,7 @@ def bind(address: Address) -> socket.socket:
 
 def _bind_tcp(address: TcpAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
 
 
 def _bind_unix(path: str) -> socket.socket:
@@ -83,7 +83,7 @@ def _bind_unix(path: str) -> socket.socket:
     mask = os.umask(0o777 - SOCKET_MODE)
     try:
         sock.bind(path)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise

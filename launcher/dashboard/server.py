@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from launcher.control.client import UnreachableError
 from launcher.dashboard import listen, security
 from launcher.dashboard.answers import Answers
+from launcher.dashboard.connections import Connections
 from launcher.dashboard.control import ControlReader
 from launcher.dashboard.poll import Packed, Poll
 from launcher.dashboard.static_files import StaticFiles
@@ -194,13 +195,16 @@ async def serve(sock: socket.socket, control_path: str, say: Callable[[str], Non
         keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S, lingering_time=_LINGER_S, logger=log,
     )  # fmt: skip
     await runner.setup()
+    assert runner.server is not None  # noqa: S101  set up before
+    gate = Connections(runner.server).gate
+    listener = await asyncio.get_running_loop().create_server(gate, sock=sock, backlog=listen.BACKLOG)
     try:
-        await web.SockSite(runner, sock).start()
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         say(f"{listen.link(sock, token)}\n{listen.from_elsewhere(sock)}")
         await stopped.wait()
     finally:
+        listener.close()
         await runner.cleanup()
         await control.close()

@@ -95,6 +95,8 @@ def check(line: str, word: str, reply: dict[str, Any], daemon: DaemonProcess) ->
             msgspec.convert(reply, REPORTS[word])
         case "budgets":
             assert reply == {"budgets": []}
+        case "elsewhere":
+            assert reply == {"taken": 0, "ignored": []}
         case "reload":
             assert reply["stage"] == ("dry run" if "POST" in line else "none")
         case _:
