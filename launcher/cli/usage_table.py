@@ -198,6 +198,10 @@ def _spelled(total: Row, what: str, percents: tuple[int, ...]) -> str:
 
 def _notes(report: Report) -> Iterator[str]:
     total, zone = report["total"], zone_of(report["zone"])
+    # A daemon that was not restarted since an upgrade does not tell.
+    if lost := report.get("lost", 0):
+        yield ""
+        yield f"{counted(lost, 'request')} of this time are missing: the ledger could not be written. Sums are too low."
     if report["began"] > report["since"]:
         yield ""
         yield f"The ledger begins at {_minute(iso(report['began'], zone))}: earlier requests are not in it."

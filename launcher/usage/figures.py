@@ -81,6 +81,9 @@ class UsageReport:
     """Only requests for this model; null: all."""
     currency: str
     """Currency of the amounts."""
+    lost: int
+    """Requests of this time, of whatever key or model, that are missing: the ledger could not be written, and there was no
+    room for them in memory."""
     rows: tuple[UsageRow, ...]
     """Days and hours in order, others by tokens, the most first."""
     total: UsageRow

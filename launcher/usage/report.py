@@ -26,7 +26,7 @@ from launcher.usage import latency, spans
 from launcher.usage.figures import UsageReport, UsageRow, UsageToday
 from launcher.usage.question import Question, Times
 from launcher.usage.read import open_reader
-from launcher.usage.schema import INTEGERS
+from launcher.usage.schema import INTEGERS, LOST
 
 # What a report of so many days or hours shows, nobody reads; and the histograms of each take 3 KiB.
 MAX_ROWS: Final = 10_000
@@ -133,6 +133,7 @@ class _Reading:
             key=question.key,
             model=question.model,
             currency=currency,
+            lost=self._lost(),
             rows=tuple(_ordered(rows, question.by)) if question.by is not None else (),
             total=whole,
         )
@@ -193,6 +194,13 @@ class _Reading:
             " WHERE what IN ('ready_s', 'busy_s') AND hour >= ? AND hour < ? GROUP BY 1, 2",
             self._hours,
         )
+
+    def _lost(self) -> int:
+        [lost] = self._reader.execute(
+            "SELECT total(amount) FROM metered WHERE what = ? AND hour >= ? AND hour < ?",
+            (LOST, *self._hours),
+        ).fetchone()
+        return int(lost)
 
     def _histograms(self, names: dict[str, int]) -> tuple[latency.Counts, latency.Counts]:
         """Of the first bytes and of the durations: a row for each name, and the last one for all."""

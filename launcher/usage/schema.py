@@ -14,7 +14,8 @@ at which the hour began in the zone of [usage]. `prefill_s` is the time from sen
 first byte, `decode_s` from there to its end (of a response with output tokens that is not streamed neither: its first byte
 is at its end), `queued_s` before. The histograms are launcher.usage.latency's.
 
-`metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package).
+`metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package),
+("lost", ""): entries of requests that could not be written.
 `entries` has the single requests, those of a batch in one row: launcher.usage.columns.
 """
 
@@ -66,7 +67,8 @@ CREATE INDEX entries_by_time ON entries (last_at);
 # Step n makes version n + 1 of version n; version 0 is an empty file.
 STEPS: Final = (_FIRST,)
 
-
+LOST: Final = "lost"
+"""In `metered`: entries that are missing in the hour's sums."""
 BROKEN: Final = ".broken-"
 """A broken file is renamed to its name, this, and the time."""
 

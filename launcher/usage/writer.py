@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from launcher.errors import LauncherError, reason
 from launcher.usage.columns import check
 from launcher.usage.entry import Entry
 from launcher.usage.ledger_file import LedgerFile, Metered, is_broken, move_aside
+from launcher.usage.schema import LOST
 from launcher.usage.spans import hour_begin, zone_of
 
 log = logging.getLogger("launcher.usage")
@@ -81,6 +82,7 @@ class Writer:
         self._file: LedgerFile | None = None
         self._prune_at = 0.0
         self._said = ""
+        self._lost_in: Counter[int] = Counter()  # by hour: lost entries that the file does not tell of yet
         self._turns = threading.Condition()
         self._asked = self._answered = 0
         self._stopping = False
@@ -150,7 +152,7 @@ class Writer:
     def _write(self, file: LedgerFile) -> bool:
         """Whether there may be more to write."""
         batch, samples = self._entries[:_SLICE], self._samples[:_SLICE]
-        if not batch and not samples:
+        if not batch and not samples and not self._lost_in:
             return False
         try:
             file.write(batch, self._metered(samples))
@@ -163,12 +165,15 @@ class Writer:
         self.state = replace(self.state, recorded=self.state.recorded + len(batch))
         del self._entries[: len(batch)]
         del self._samples[: len(samples)]
+        self._lost_in.clear()
         return len(batch) == _SLICE
 
     def _metered(self, samples: list[Sample]) -> Metered:
         sums: defaultdict[tuple[str, int, str], float] = defaultdict(float)
         for at, what, name, amount in samples:
             sums[what, self._hour_of(at), name] += amount
+        for hour, count in self._lost_in.items():
+            sums[LOST, hour, ""] += count
         return sums
 
     def _prune(self, file: LedgerFile) -> None:
@@ -227,6 +232,8 @@ class Writer:
             self._lose(extra)
 
     def _lose(self, count: int) -> None:
+        # Their requests ended a moment ago: every turn looks at the bound.
+        self._lost_in[self._hour_of(self._clock())] += count
         if not self.state.lost:
             log.error("usage ledger: entries are lost, %d so far", count)
         self.state = replace(self.state, lost=self.state.lost + count)

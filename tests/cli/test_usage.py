@@ -328,7 +328,7 @@ def made_up(**more: Any) -> dict[str, Any]:
 def report(by: str | None, *rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "since": 0, "until": 7200, "zone": "UTC", "began": 0.0, "by": by, "key": None, "model": None, "currency": "USD",
-        "rows": rows, "total": made_up(requests=5),
+        "lost": 0, "rows": rows, "total": made_up(requests=5),
     } | more  # fmt: skip
 
 
@@ -370,3 +370,11 @@ def test_what_a_list_leaves_out_is_said(left_out: str | None, said: str) -> None
         "requests": [],
     }
     assert said in requests_to_lines(found, 80)[-1]
+
+
+def test_missing_requests_are_told() -> None:
+    lines = to_lines(report(None, lost=1234), None)
+    assert (
+        "1,234 requests of this time are missing: the ledger could not be written. Sums are too low." in lines
+    )
+    assert not any("missing" in line for line in to_lines(report(None), None))

@@ -281,3 +281,11 @@ def test_a_month_of_100_keys_takes_little_time(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["total"]["requests"] == 720 * 100 * 140
     # 0.5 s on an idle machine, where the bound is 1 s.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+def test_requests_that_could_not_be_written_are_told_for_their_time(ledger: LedgerFile) -> None:
+    ledger.meter("2026-11-22T10:00", "lost", "", 7.0)
+    ledger.meter("2026-11-23T01:00", "lost", "", 2.0)
+    assert asked(ledger, since="2d").lost == 9
+    assert asked(ledger, since="2026-11-23").lost == 2
+    assert asked(ledger, since="2026-11-22T11:00", until="2026-11-23T00:00").lost == 0

@@ -22,7 +22,9 @@ from launcher.errors import LauncherError
 from launcher.usage import ledger_file, writer
 from launcher.usage.entry import Entry
 from launcher.usage.ledger import Ledger
+from launcher.usage.question import Question
 from launcher.usage.read import entries, open_reader
+from launcher.usage.report import report
 from launcher.usage.schema import APPLICATION
 
 NOW = time.time()
@@ -115,7 +117,11 @@ def test_beyond_the_bound_entries_are_lost_and_counted(
         assert len(messages(caplog)) == 2
         (tmp_path / "folder").unlink()
         assert ledger.flush()
+        assert ledger.flush()
     assert recorded(ledger.path) == 10
+    now = time.time()
+    assert report(ledger.path, Question(since="2h"), now, "USD").lost == 5
+    assert report(ledger.path, Question(since="2h", key="a"), now, "USD").lost == 5
 
 
 def test_a_file_that_breaks_under_way_moves_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -193,6 +199,7 @@ def test_an_entry_that_no_file_can_take_takes_no_other_with_it(
         ledger.flush()
         assert ledger.flush()
         assert (ledger.state.recorded, ledger.state.lost) == (4, 1)
+        assert report(ledger.path, Question(since="2h"), time.time(), "USD").lost == 1
         assert len(messages(caplog)) == 2
     assert recorded(path) == 4
 
