@@ -85,6 +85,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli.dashboard": {"cli", "dashboard", "errors"},
     "cli.fleet": {"cli", "fleet", *OFFLINE},
+    **{
+        f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}
+        for part in ("operations", "tables", "upgrade", "keys", "bench")
+    },
     "cli.serve": {"build", "daemon", "host", "cli", "errors"},
     **{
         f"cli.{verb}": OFFLINE

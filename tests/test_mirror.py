@@ -58,6 +58,7 @@ COVERED_BY = {
     "bench.endpoint": "bench/test_run.py",
     "bench.process": "bench/test_run.py",
     "cli.bench_target": "cli/test_bench.py",
+    "cli.fleet_tables": "cli/test_fleet_operations.py",
     "bench.report_charts": "bench/test_report.py",
     "bench.report_published": "bench/test_report.py",
     "bench.report_tables": "bench/test_report.py",

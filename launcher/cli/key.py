@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,16 @@ _OVERFLOW = ("never", "full", "predicted")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action in add_actions(actions):
+        action.add_argument("--file", type=Path, metavar="FILE", help="use this API keys file")
+        action.add_argument(
+            "-c", "--config", type=Path, metavar="FILE",
+            help=f"use proxy.api_keys_file of this configuration file (default: {options.DEFAULT_CONFIG})",
+        )  # fmt: skip
+
+
+def add_actions(actions: Any) -> Sequence[argparse.ArgumentParser]:
+    """The parsers of all actions, in argparse's `actions`, without the arguments that name the file."""
     add = actions.add_parser(
         "add", help="create an API key and print it, once",
         description="Create an API key and print it, once.", allow_abbrev=False,
@@ -107,18 +117,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument(
         "key", metavar="ID|NAME", help="revoke the key with this id or name, as `list` prints it"
     )
-    for action in (add, show, change, revoke):
-        action.add_argument("--file", type=Path, metavar="FILE", help="use this API keys file")
-        action.add_argument(
-            "-c", "--config", type=Path, metavar="FILE",
-            help=f"use proxy.api_keys_file of this configuration file (default: {options.DEFAULT_CONFIG})",
-        )  # fmt: skip
+    return add, show, change, revoke
 
 
 def run(args: argparse.Namespace) -> int:
     """Edit or print the file. A running daemon applies a change within a second."""
-    path = _file_of(args)
-    match args.action:
+    return perform(args.action, args, _file_of(args))
+
+
+def perform(action: str, args: argparse.Namespace, path: str) -> int:
+    """Perform one action on the file at `path`."""
+    match action:
         case "add":
             return _add(args, path)
         case "list":

@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -42,15 +42,8 @@ _TIME: Final = options.Value(WANTED, _checked)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_question(parser, BY)
     add = parser.add_argument
-    add(
-        "--since", type=_TIME, metavar="TIME",
-        help=f"begin here: {WANTED} (default: 30d; with --requests 1h). Days count from midnight in [usage] zone",
-    )  # fmt: skip
-    add("--until", type=_TIME, metavar="TIME", default="now", help="end before this time (default: now)")
-    add("--by", choices=BY, help="print a row for each of these (default: only the total)")
-    add("--key", metavar="NAME", help="count only the requests of this API key")
-    add("--model", metavar="NAME", help="count only the requests for this model")
     add(
         "--requests",
         action="store_true",
@@ -60,6 +53,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=options.Value("a number from 1 to 10000", options.whole(1, 10_000)), metavar="N",
         help=f"list at most N requests (default: {DEFAULT_LIMIT})",
     )  # fmt: skip
+    add_form(parser)
+    add("--file", type=Path, metavar="FILE", help="read this ledger instead of asking the daemon")
+    options.add_socket(parser)
+
+
+def add_question(parser: argparse.ArgumentParser, by: Sequence[str]) -> None:
+    """Which requests are counted."""
+    add = parser.add_argument
+    add(
+        "--since", type=_TIME, metavar="TIME",
+        help=f"begin here: {WANTED} (default: 30d; with --requests 1h). Days count from midnight in [usage] zone",
+    )  # fmt: skip
+    add("--until", type=_TIME, metavar="TIME", default="now", help="end before this time (default: now)")
+    add("--by", choices=by, help="print a row for each of these (default: only the total)")
+    add("--key", metavar="NAME", help="count only the requests of this API key")
+    add("--model", metavar="NAME", help="count only the requests for this model")
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """How a report is printed."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--csv", action="store_true", help="print comma-separated values; docs/usage.md describes them"
@@ -70,24 +83,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--wide", action="store_true", help="print every column, regardless of the terminal's width"
     )
-    add("--file", type=Path, metavar="FILE", help="read this ledger instead of asking the daemon")
-    options.add_socket(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a report: the daemon's, or of the ledger's file when no daemon answers."""
     question = _question(args)
-    report = _from_daemon(args, question) if args.file is None else _from_file(args, question)[1]
+    show(args, _from_daemon(args, question) if args.file is None else _from_file(args, question)[1])
+    return 0
+
+
+def show(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Print it as the arguments of `add_form` say."""
     if args.json:
         print(json.dumps(report, indent=2))
-        return 0
+        return
     report = printable_tree(report)
     if args.csv:
         _print_csv(report["requests"], UsageRequest) if args.requests else _print_csv(_rows(report), UsageRow)
-        return 0
+        return
     width = None if args.wide else shutil.get_terminal_size((WIDTH, 24)).columns
     print("\n".join((requests_to_lines if args.requests else to_lines)(report, width)))
-    return 0
 
 
 def _question(args: argparse.Namespace) -> Question:
@@ -109,8 +124,13 @@ def _question(args: argparse.Namespace) -> Question:
     return question
 
 
+def given_of(question: Question) -> dict[str, str]:
+    """The options of GET /v1/usage."""
+    return {name: value for name, value in dataclasses.asdict(question).items() if value is not None}
+
+
 def _from_daemon(args: argparse.Namespace, question: Question) -> dict[str, Any]:
-    given = {name: value for name, value in dataclasses.asdict(question).items() if value is not None}
+    given = given_of(question)
     path = "/usage"
     if args.requests:
         path, given["limit"] = "/usage/requests", str(args.limit or DEFAULT_LIMIT)
