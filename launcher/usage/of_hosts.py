@@ -43,6 +43,8 @@ def summed(reports: Mapping[str, Report], by: str | None, missing: Mapping[str, 
         "since": min(report["since"] for report in whole),
         "until": max(report["until"] for report in whole),
         "began": max(report["began"] for report in whole),
+        # A daemon of an earlier version does not say it.
+        "lost": sum(report.get("lost", 0) for report in whole),
         "by": by,
         "rows": _ordered((_sum(name, parts) for name, parts in rows.items()), by),
         "total": _sum("", [report["total"] for report in whole if report["total"]["requests"]] or [whole[0]["total"]]),

@@ -83,6 +83,13 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert found["missing"] == {"h2": "cannot reach it"}
 
 
+def test_lost_requests_are_added_up(tmp_path: Path) -> None:
+    reports = {host: asked(ledger(tmp_path, host), None) for host in HOSTS}
+    reports["h1"]["lost"] = 3
+    del reports["h2"]["lost"]
+    assert summed(reports, None, {})["lost"] == 3
+
+
 def test_currencies_are_not_mixed(tmp_path: Path) -> None:
     reports = {host: asked(ledger(tmp_path, host), None) for host in HOSTS}
     reports["h2"]["currency"] = "EUR"
