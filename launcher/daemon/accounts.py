@@ -22,7 +22,7 @@ from launcher.telemetry import metrics
 from launcher.telemetry.spec import Values
 from launcher.usage.budget_rules import rules_of
 from launcher.usage.budgets import Budgets, NoSums, Past, StoredSum
-from launcher.usage.caps import make_caps
+from launcher.usage.caps import make_caps, read_again
 from launcher.usage.daily_cap import DailyCap
 from launcher.usage.entry import Entry
 from launcher.usage.ledger import Ledger
@@ -33,6 +33,8 @@ from launcher.usage.spent_file import SpentFile
 
 log = logging.getLogger("launcher.daemon")
 
+# Between two tries to read a ledger that could not be read.
+READ_AGAIN_S: Final = 10.0
 # Between two additions of the slots' ready and busy seconds to the ledger; SIGKILL loses those of so long.
 METER_S: Final = 5.0
 
@@ -82,6 +84,7 @@ class Accounts:
         self.traces = TraceAccount(config)
         self.accounting = self.traces.joined(self.audit.joined(self.accounting))
         self._meter: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     def _caps(self, config: Config, path: Path, stored: Stored) -> dict[str, DailyCap]:
         """Of overflow endpoints."""
@@ -107,14 +110,31 @@ class Accounts:
             log.error("%s", self._no_ledger)
         past = Past()
         if self.ledger is not None and self._path is not None:
-            past = await asyncio.to_thread(read_past, self._path, self._zone, time.time())
+            began = time.time()
+            past = await asyncio.to_thread(read_past, self._path, self._zone, began)
+            if past.unreadable:
+                self._reading = asyncio.create_task(self._read_again(self._path, began), name="usage past")
         self.budgets.learn(past)
         if self.ledger is not None:
             self.ledger.start()
             self._meter = asyncio.create_task(_meter(self.ledger, occupancy), name="usage meter")
 
+    async def _read_again(self, path: Path, began: float) -> None:
+        """Until the ledger can be read. `began`: the requests that ended since are this daemon's."""
+        past = Past(unreadable=True)
+        while past.unreadable:
+            await asyncio.sleep(READ_AGAIN_S)
+            past = await asyncio.to_thread(read_past, path, self._zone, time.time(), began)
+        self.budgets.learn(past)
+        unknown = [name for name, cap in self.accounting.caps.items() if not cap.known]
+        for name, spent in (await asyncio.to_thread(read_again, unknown, path, self._zone, began)).items():
+            self.accounting.caps[name].learn(spent)
+
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
         await self.audit.stop()
         await self.traces.stop()
         if self.ledger is None or self._meter is None:

@@ -52,6 +52,8 @@ class Past(NamedTuple):
     lost_at: float | None = None
     """When an earlier ledger became unreadable, Unix seconds; None: it is whole."""
     why: str = "an earlier ledger was unreadable and was moved aside"
+    unreadable: bool = False
+    """It could not be read now: another try may say more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,22 +176,36 @@ class Budgets:
         self._accounts: dict[str, Account] = {}
         # What was entered before this time is not known.
         self._lost_at: float | None = inf
+        # What this daemon's requests spent, while the ledger could not be read; None: that is in `_spending`.
+        self._own: Spending | None = None
         # When a fleet reported last what was spent on other hosts.
         self._told_at: float | None = None
 
     def learn(self, past: Past) -> None:
-        """What the ledger says of the time before now. To be called before the first request; nothing is known until
-        then."""
+        """What the ledger says of the time before the daemon's start. To be called before the first request: nothing is
+        known until then. After a `past` that was unreadable it may be called again."""
+        own, self._own = self._own, Spending(self._zone) if past.unreadable else None
+        self._spending = Spending(self._zone)
         self._spending.add_all(past.rows)
         self._lost_at = past.lost_at
         for account in self._accounts.values():
             self._begin(account, self._clock())
+            if own is not None:
+                account.spent += account.of(own.of(account.name, account.begin, account.end))
+                account.set_tell_at()
+                if account.known:
+                    account.slot.store(account.begin, account.spent)
+        if own is not None:
+            self._spending.add_all(own.rows())
         unknown = [name for name, account in self._accounts.items() if not account.known]
+        if own is not None and not unknown:
+            _LOG.info("the usage ledger was read: what API keys spent of their budgets is known")
         if unknown:
             _LOG.error(
-                "cannot tell what API keys spent of their budgets: %s; %s: %s; restore the usage ledger from a backup and "
-                "restart the daemon, or set [usage] when_unknown",
+                "cannot tell what API keys spent of their budgets: %s; %s: %s; %s, or set [usage] when_unknown",
                 past.why, "requests are allowed" if self.rules.allow_unknown else "requests are refused", ", ".join(unknown),
+                "make the usage ledger readable: it is tried again" if past.unreadable
+                else "restore the usage ledger from a backup and restart the daemon",
             )  # fmt: skip
 
     def follow(self, budgets: Mapping[str, str]) -> None:
@@ -248,6 +264,8 @@ class Budgets:
             if account.total >= account.tell_at:
                 self._tell(account)
         self._spending.add(entry.key, at, tokens, picos)
+        if self._own is not None:
+            self._own.add(entry.key, at, tokens, picos)
 
     def told(self, body: bytes) -> dict[str, int | list[str]]:
         """A fleet reports what keys spent on its other hosts (usage/elsewhere.py): how many figures count here, and why

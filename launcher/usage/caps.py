@@ -74,6 +74,14 @@ def make_caps(
     return caps
 
 
+def read_again(caps: Iterable[str], path: Path, zone: ZoneInfo, now: float) -> dict[str, int]:
+    """What these endpoints have cost today, as far as the ledger knows by now. An endpoint of which that was not known got
+    no requests since the daemon's start."""
+    begin = int(day_in(zone)(now).begins)
+    found = {name: _spent(path, name, begin)[0] for name in caps}
+    return {name: spent for name, spent in found.items() if spent is not None}
+
+
 def _spent(path: Path, name: str, begin: int) -> tuple[int | None, str]:
     """What the ledger knows; None, and why, where it does not know all."""
     lost = lost_at(path)

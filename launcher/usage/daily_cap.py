@@ -68,6 +68,13 @@ class DailyCap:
         self._store()
         return True
 
+    def learn(self, spent: int) -> None:
+        """What it has cost today before the daemon's start, where that was not known."""
+        if not self.known:
+            self.known = True
+            self.settled += spent
+            self._store()
+
     def admits(self, amount: int) -> bool:
         """Whether a request that costs so much at most may be sent now."""
         return self.known and self.settled + self.reserved + amount <= self.cap

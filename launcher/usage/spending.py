@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -53,6 +53,12 @@ class Spending:
         """Rows of name, Unix time, tokens, picos."""
         for row in rows:
             self.add(*row)
+
+    def rows(self) -> Iterator[tuple[str, float, int, int]]:
+        """As `add_all` takes them."""
+        for name, days in self._days.items():
+            for day, spent in days.items():
+                yield name, day, *spent
 
     def of(self, name: str, begin: int, end: int) -> Spent:
         """The sum of a key's days that began in [begin, end)."""

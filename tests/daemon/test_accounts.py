@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import until
 from rollout.test_diff import made
 
+from launcher.daemon import accounts as module
 from launcher.daemon.accounts import Accounts
 from launcher.errors import LauncherError
+from launcher.money import PICOS
 from launcher.proxy.dispatch.occupancy import Occupied
 from launcher.telemetry import metrics
 from launcher.usage.entry import Entry
@@ -21,8 +25,8 @@ from launcher.usage.read import entries, open_reader
 ENTRY = Entry(ended_at=2e9, request_id="r")
 
 
-def accounts(folder: Path, **usage: Any) -> Accounts:
-    return Accounts(made(usage=usage).config, {"STATE_DIRECTORY": str(folder)})
+def accounts(folder: Path, proxy: dict[str, Any] | None = None, **usage: Any) -> Accounts:
+    return Accounts(made(usage=usage, proxy=proxy or {}).config, {"STATE_DIRECTORY": str(folder)})
 
 
 async def test_entries_and_seconds_of_slots_are_in_the_file_at_the_end(tmp_path: Path) -> None:
@@ -123,3 +127,63 @@ async def test_a_broken_ledger_does_not_open_a_budget(tmp_path: Path) -> None:
     await third.start(dict)
     assert spent(third) is None
     await third.stop()
+
+
+def set_version(path: Path, version: int) -> None:
+    """Of the ledger's schema: one that is too new cannot be read."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+
+
+async def test_a_ledger_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
+    cloud = (
+        {
+            "url": "http://h/v1",
+            "name": "cloud",
+            "models": {"m": "b"},
+            "max_per_day": 5,
+            "input": 1,
+            "output": 1,
+        },
+    )
+    path = tmp_path / "usage" / "usage.db"
+    first = accounts(tmp_path)
+    await first.start(dict)
+    before = Entry(
+        ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300, overflow="cloud", picos=2 * PICOS
+    )
+    first.accounting.record(before)
+    await first.stop()
+    for found in path.parent.glob("*.spent"):
+        found.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+    set_version(path, 99)
+    second = accounts(tmp_path, proxy={"overflow": cloud})
+    await second.start(dict)
+    assert spent(second) is None
+    assert not second.accounting.caps["cloud"].known
+    second.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
+    set_version(path, version)
+    await until(lambda: spent(second) == 340)
+    await until(lambda: second.accounting.caps["cloud"].known)
+    assert second.accounting.caps["cloud"].settled == 2 * PICOS
+    await second.stop()
+    third = accounts(tmp_path)
+    third.budgets.follow({"ann": "1000-tokens/month"})
+    await third.start(dict)
+    assert spent(third) == 340
+    await third.stop()
+
+
+async def test_a_daemon_ends_while_it_waits_for_its_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "usage" / "usage.db"
+    path.parent.mkdir()
+    set_version(path, 99)
+    found = accounts(tmp_path)
+    await found.start(dict)
+    await found.stop()
+    assert len(asyncio.all_tasks()) == 1

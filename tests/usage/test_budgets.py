@@ -514,3 +514,37 @@ def test_hosts_spend_at_most_one_interval_more_than_the_budget(
             here[at] += tokens
         else:
             assert sum(here) >= limit  # and nothing is refused before
+
+
+class TestALedgerThatIsReadLater:
+    GONE = Past(lost_at=instant("2026-11-20T11:00"), why="permission denied", unreadable=True)
+    ROWS = (("ann", instant("2026-11-20T00:00"), 300, 0), ("ann", instant("2026-11-02T00:00"), 50, 0))
+
+    def test_what_was_spent_before_and_since_counts(self, caplog: pytest.LogCaptureFixture) -> None:
+        daemon = Daemon(past=self.GONE, ann="1000-tokens/day")
+        assert "permission denied; requests are refused: ann; make the usage ledger readable" in caplog.text
+        daemon.budgets.spend(entry("ann", daemon.now, 20))
+        assert daemon.refused().why is Why.UNKNOWN
+        daemon.budgets.learn(Past(self.ROWS))
+        assert daemon.spent() == 320
+        assert daemon.sums.now["key", "ann", "tokens/day"][1] == 320
+        daemon.end(daemon.admit(1), 5)
+        assert daemon.spent() == 325
+        daemon.budgets.follow({"ann": "1000-tokens/month"})
+        assert daemon.spent() == 375
+
+    def test_the_file_of_sums_counts_once(self) -> None:
+        first = Daemon(ann="1000-tokens/day")
+        first.end(first.admit(1), 320)
+        daemon = Daemon(past=self.GONE, stored=first.sums, ann="1000-tokens/day")
+        daemon.end(daemon.admit(1), 7)
+        assert daemon.spent() == 327
+        daemon.budgets.learn(Past(self.ROWS))  # the ledger lacks 20 of them
+        assert daemon.spent() == 327
+
+    def test_one_that_was_broken_stays_unknown(self, caplog: pytest.LogCaptureFixture) -> None:
+        daemon = Daemon(past=self.GONE, ann="1000-tokens/day", bob="1000-tokens/week")
+        daemon.budgets.learn(Past(lost_at=instant("2026-11-19T12:00")))
+        assert daemon.spent("ann") == 0  # of a day before it broke
+        assert daemon.refused("bob").why is Why.UNKNOWN
+        assert "moved aside; requests are refused: bob; restore the usage ledger" in caplog.text

@@ -5,13 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sqlite3
+from functools import partial
+from math import inf
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from launcher.usage.entry import Entry
+from launcher.usage.ledger_file import LedgerFile
 from launcher.usage.past import read_past
 from launcher.usage.schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
+from launcher.usage.spans import hour_begin
+from launcher.usage.spending import Spending
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -72,7 +78,8 @@ def test_the_sums_of_each_day_and_key(path: Path) -> None:
 
 
 def test_a_new_ledger_has_lost_nothing(path: Path) -> None:
-    assert read_past(path, BERLIN, NOW) == ((), None, read_past(path, BERLIN, NOW).why)
+    past = read_past(path, BERLIN, NOW)
+    assert (past.rows, past.lost_at, past.unreadable) == ((), None, False)
     path.touch()
     assert read_past(path, BERLIN, NOW).lost_at is None
 
@@ -84,7 +91,7 @@ def test_a_ledger_that_cannot_be_read_is_lost_now(path: Path, damage: bytes | No
     # The second: the header is whole, the pages are not.
     path.write_bytes(damage or data[:100] + b"\xff" * (len(data) - 100))
     past = read_past(path, BERLIN, NOW)
-    assert past.lost_at == NOW
+    assert (past.lost_at, past.unreadable) == (NOW, True)
     assert "cannot read the usage ledger" in past.why or "malformed" in past.why
 
 
@@ -106,3 +113,24 @@ def test_a_ledger_that_was_moved_aside_was_lost_when_it_was_last_written(path: P
     past = read_past(path, BERLIN, NOW)
     assert past.lost_at == 200.0
     assert len(list(past.rows)) == 1
+
+
+def test_what_a_daemon_entered_since_its_start_is_left_out(path: Path) -> None:
+    began = float(at("2026-11-20T10:30"))
+    file = LedgerFile(path, "Europe/Berlin", partial(hour_begin, zone=BERLIN), began)
+    ends = {"2026-11-19T23:59": 1, "2026-11-20T10:29": 20, "2026-11-20T10:30": 300, "2026-11-20T12:00": 4000}
+    for key in ("ann", ""):
+        file.write(
+            [
+                Entry(ended_at=float(at(end)), request_id="r", key=key, prompt_tokens=tokens, picos=tokens)
+                for end, tokens in ends.items()
+            ],
+            {},
+        )
+    file.close()
+    for until, today in ((began, 20), (inf, 4320)):
+        spending = Spending(BERLIN)
+        spending.add_all(read_past(path, BERLIN, NOW, until).rows)
+        assert spending.of("ann", at("2026-11-20T00:00"), NOW) == (today, today)
+        assert spending.of("ann", at("2026-11-19T00:00"), NOW) == (today + 1, today + 1)
+        assert spending.of("", 0, NOW) == (0, 0)
