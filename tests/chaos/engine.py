@@ -11,6 +11,7 @@ of one, cut, or `torn`: half of one under a length that fits it. Once it streams
 stops, /health stays well; `frozen` is who comes then). Each fault is written to FILE with the requests it
 hit, before it happens.
 
+SIGUSR2: everything takes ten times as long, or as long as before.
 SIGUSR1 is a hang that does not end: as `freeze`, but the process stays until somebody ends it. Its /health says 200,
 its /metrics answer, and requests whose clients leave stay on it, as in vLLM when its engine core hangs (vllm#36451).
 As vLLM, it computes on where nobody reads: what was computed waits in memory.
@@ -40,7 +41,7 @@ FREEZE_S = 30.0  # a frozen process that was not killed exits by itself
 # Without a probe of /health for this long, the instance is not watched: fifty times probe_interval_s (main.CONFIG).
 UNWATCHED_S = 25.0
 SLOW_S = (0.5, 1.5)
-SLOWNESS = 6.0
+SLOWNESS = 10.0
 
 
 class Broken(Exception):  # noqa: N818 - it breaks on purpose
@@ -110,7 +111,7 @@ class Engine:
         self.thawed.clear()
 
     def slow_down(self) -> None:
-        """Takes six times as long from now on; at the second call as long as before."""
+        """Takes ten times as long from now on; at the second call as long as before."""
         self.slowness = SLOWNESS if self.slowness == 1 else 1.0
 
     async def notice_neglect(self) -> None:
@@ -213,6 +214,7 @@ class Engine:
     async def answer(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str | None) -> None:
         context = language.render(exchange.path, exchange.body)
         limit = language.limit_of(exchange.path, exchange.body)
+        await asyncio.sleep(self.slowness * self.args.first_s)
         if not exchange.body.get("stream"):
             await self.whole(writer, exchange, fault)
             return
@@ -375,6 +377,7 @@ def main() -> None:
     parser.add_argument("--seed", required=True)
     parser.add_argument("--tag", default="", help="begins the id of each answer")
     parser.add_argument("--token-s", type=float, default=0.02)
+    parser.add_argument("--first-s", type=float, default=0.0, help="before the first token")
     parser.add_argument("--faults", type=float, default=0.08)
     asyncio.run(serve(parser.parse_args()))
 

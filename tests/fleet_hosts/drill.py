@@ -35,7 +35,7 @@ class Drill:
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.args = args
-        self.fleet = Fleet(folder, args.token_s)
+        self.fleet = Fleet(folder, args.token_s, with_ray=not args.without_ray)
         self.load = Load(self.fleet.addresses(), args.clients, args.seed)
 
     async def run(self, names: list[str]) -> list[dict[str, Any]]:
@@ -83,6 +83,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--token-s", type=float, default=0.04, metavar="S", help="an engine's time for a token"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--without-ray", action="store_true", help="leave out the failures of Ray")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to FILE")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and state in DIR")
     return parser.parse_args(argv)
@@ -91,6 +92,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     args = parse()
     names = [name for name in args.rows.split(",") if name]
+    if args.without_ray:
+        names = [name for name in names if name not in rows.OF_RAY]
     if unknown := set(names) - rows.ROWS.keys():
         print(f"unknown rows {', '.join(sorted(unknown))}; there are {', '.join(rows.ROWS)}", file=sys.stderr)
         return 2

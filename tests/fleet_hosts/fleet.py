@@ -18,6 +18,7 @@ import psutil
 from fleet_hosts.hosts import Host, make_network
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
+from launcher.fleet.members import read_members
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 HOSTS: Final = 4
@@ -26,8 +27,14 @@ INSTANCES: Final = 2
 MAX_NUM_SEQS: Final = 8
 DAEMON_PORT: Final = 8001
 INGRESS_PORT: Final = 8000
+FIRST_S: Final = 0.15  # an engine's time to the first token
 SOON_S: Final = 60.0
-ENVIRON: Final = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
+WELL_S: Final = 90.0
+ENVIRON: Final = {
+    "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "PYTHONUNBUFFERED": "1",
+    # Ray's head remembers nodes and actors over its restart.
+    "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": "/run/disk/gcs",
+}  # fmt: skip
 
 DAEMON = """
 [[models]]
@@ -58,6 +65,22 @@ crash_limit = 1000000
 [logging]
 level = "info"
 """
+
+FLEET = """
+name = "drill"
+ray = "10.77.0.1:6379"
+state = "/run/disk/fleet"
+[ingress]
+hosts = ["10.77.0.1", "10.77.0.2"]
+listen = "0.0.0.0:8000"
+[hosts]
+most = 8
+control = "/run/c.sock"
+keys = "/run/disk/api-keys"
+upgrade = {upgrade}
+"""
+STATE: Final = "disk/fleet"  # in a host's folder
+RAY_PORT: Final = 6379
 
 # Until the fleet's own ingress runs on a host: what its configuration does without a picker.
 STATIC = """
@@ -98,9 +121,12 @@ def eventually(check: Callable[[], Any], what: str, within_s: float = SOON_S) ->
 class Fleet:
     """Four hosts. `folder`: for logs and the hosts' disks; its path must be short, sockets are in it."""
 
-    def __init__(self, folder: Path, token_s: float) -> None:
+    def __init__(self, folder: Path, token_s: float, *, with_ray: bool) -> None:
         self.folder = folder
         self.token_s = token_s
+        self.with_ray = with_ray
+        self.config = folder / "fleet.toml"
+        self.config.write_text(FLEET.format(upgrade=json.dumps(self.restart_command("daemon"))))
         make_network()
         self.hosts = [Host(number, folder) for number in range(1, HOSTS + 1)]
 
@@ -119,13 +145,111 @@ class Fleet:
             self.start_daemon(host)
         for host in self.hosts:
             self.wait_ready(host)
+        if self.with_ray:
+            self.start_ray(self.hosts[0])
+            eventually(lambda: self.listens(RAY_PORT), "Ray's head listens")
+            for host in self.hosts[1:]:
+                self.start_ray(host)
+            eventually(lambda: all(map(self.has_ray, self.hosts)), f"{HOSTS} nodes of Ray")
         for host in self.ingresses:
             self.start_ingress(host)
+        if self.with_ray:
+            print(self.cli("up"), end="", flush=True)
         self.wait_known()
+
+    @staticmethod
+    def has_ray(host: Host) -> bool:
+        """Whether `ray start` has said that it runs."""
+        log = host.folder / "ray.log"
+        return log.exists() and "Ray runtime started" in log.read_text()
+
+    def listens(self, port: int) -> bool:
+        """Whether the first host takes connections on it."""
+        with contextlib.suppress(OSError):
+            socket.create_connection((self.hosts[0].address, port), 1).close()
+            return True
+        return False
+
+    def cli(self, *words: str, host: Host | None = None) -> str:
+        """What `numa-launcher fleet WORDS` prints on a host, the first one unless told. Raises RuntimeError."""
+        verb, *rest = words
+        return (host or self.hosts[0]).do(
+            "env", *(f"{name}={value}" for name, value in ENVIRON.items()),
+            sys.executable, "-m", "launcher", "fleet", verb, "-c", str(self.config), *rest,
+        )  # fmt: skip
+
+    def try_status(self) -> str:
+        """What `fleet status` prints, well or not."""
+        try:
+            return self.cli("status")
+        except RuntimeError as error:
+            return str(error)
+
+    def wait_well(self) -> None:
+        """Until `fleet status` finds nothing wrong."""
+        last = ""
+
+        def well() -> bool:
+            nonlocal last
+            try:
+                last = self.cli("status")
+            except RuntimeError as error:
+                last = str(error)
+                return False
+            return last.startswith(f"{HOSTS} hosts, {HOSTS} serving")
+
+        try:
+            eventually(well, "fleet status is well", WELL_S)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}: {last}") from None
+
+    def members(self, host: Host) -> list[str]:
+        """The hosts of its member list."""
+        return [member.host for member in read_members(host.folder / STATE / "members.json").members]
+
+    def picker(self, host: Host) -> list[psutil.Process]:
+        return host.processes_of("-m launcher fleet ingress")
+
+    @contextlib.contextmanager
+    def stopped(self, host: Host, unit: str) -> Iterator[None]:
+        """The service is not restarted meanwhile."""
+        holder = self.unit_of(host, unit)
+        holder.suspend()
+        try:
+            yield
+        finally:
+            holder.resume()
+
+    @staticmethod
+    def unit_of(host: Host, name: str) -> psutil.Process:
+        """The process that restarts a service; its descendants are the service. Raises RuntimeError."""
+        for process in host.processes():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if (
+                    "fleet_hosts.unit" in words
+                    and ["run", name] == words[words.index("--") - 2 : words.index("--")]
+                ):
+                    return process
+        raise RuntimeError(f"there is no service {name} on {host.name}")
+
+    def start_ray(self, host: Host) -> None:
+        """As its systemd unit does (docs/fleet.md)."""
+        head = self.hosts[0]
+        where = [f"--address={head.address}:{RAY_PORT}"]
+        if host is head:
+            where = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+        self.unit(
+            host, "ray", str(Path(sys.executable).with_name("ray")), "start", "--block", *where,
+            f"--node-ip-address={host.address}", f"--node-name={host.name}", "--num-cpus=0", '--resources={"numa_host": 1}',
+            "--disable-usage-stats", "--include-log-monitor=false", "--object-store-memory=80000000", "--temp-dir=/run/ray",
+        )  # fmt: skip
 
     def start_host(self, host: Host) -> None:
         """What systemd starts on a host whose power came back."""
         self.start_daemon(host)
+        if self.with_ray:
+            self.start_ray(host)
         if host in self.ingresses:
             self.start_ingress(host)
         self.wait_ready(host)
@@ -161,6 +285,7 @@ class Fleet:
         engine = [
             sys.executable, "-m", "chaos.engine", "--uds", "{uds}", "--model", "{name}", "--tag", f"{host.name}-",
             "--log", str(host.folder / "faults.jsonl"), "--seed", host.name, "--faults", "0", "--token-s", str(self.token_s),
+            "--first-s", str(FIRST_S),
         ]  # fmt: skip
         config = host.folder / "daemon.toml"
         config.write_text(
@@ -247,11 +372,14 @@ class Fleet:
         )
 
     def slow(self, engines: Iterable[psutil.Process]) -> None:
-        """Six times as slow, or as fast again (tests/chaos/engine.py)."""
+        """Ten times as slow, or as fast again (tests/chaos/engine.py)."""
         for engine in engines:
             engine.send_signal(signal.SIGUSR2)
 
-    def kill(self, *processes: psutil.Process, name: signal.Signals = signal.SIGKILL) -> None:
+    @staticmethod
+    def kill(*processes: psutil.Process) -> int:
+        """How many there were."""
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, name)
+                os.kill(process.pid, signal.SIGKILL)
+        return len(processes)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fleet_hosts.fleet import DAEMON_PORT, INGRESS_PORT, Fleet
-from fleet_hosts.hosts import Host
-from fleet_hosts.load import Load, shares
+from fleet_hosts.fleet import DAEMON_PORT, INGRESS_PORT, Fleet, eventually
+from fleet_hosts.hosts import Host, join, part
+from fleet_hosts.load import End, Load, shares
 from fleet_hosts.verdict import Row
 
 # No new request goes to a host later than this after its last health answer.
 KNOWN_WITHIN_S: Final = 1.0
 # Long enough for every HAProxy to have noticed, and for streams to show whether they live.
 DARK_S: Final = 6.0
+# Ray declares a node dead after 3 s + 5 x 3 s without an answer (health_check_* in ray_config_def.h).
+PARTED_S: Final = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ async def haproxy(stage: Stage) -> None:
 
 
 async def slow(stage: Stage) -> None:
-    """All engines of a host take six times as long."""
+    """All engines of a host take ten times as long."""
     fleet = stage.fleet
     host = fleet.hosts[2]
     engines = list(fleet.engines(host))
@@ -118,15 +120,132 @@ async def slow(stage: Stage) -> None:
     await asyncio.sleep(8)
     share = shares(one for one in stage.load.outcomes if one.begun > since).get(host.name, 0.0)
     stage.row.found.append(f"{share:.0%} of the requests")
+    if fleet.with_ray:
+        told = await asyncio.to_thread(fleet.try_status)
+        stage.expect(f"{host.name}: slow" in told, f"fleet status does not name it: {told}")
     stage.expect(share < 0.6 / len(fleet.hosts), f"the slow host got {share:.0%} of the requests")
     fleet.slow(engines)
+
+
+async def picker(stage: Stage) -> None:
+    """The picker that decides is killed and stays away, then the other one as well."""
+    fleet, row = stage.fleet, stage.row
+    one, other = fleet.ingresses
+    with fleet.stopped(one, "ingress"):
+        stage.expect(fleet.kill(*fleet.picker(one)) == 1, "there was no picker")
+        await asyncio.sleep(4)
+        with fleet.stopped(other, "ingress"):
+            stage.expect(fleet.kill(*fleet.picker(other)) == 1, "there was no second picker")
+            await asyncio.sleep(4)
+    row.found.append(f"slowest first token {slowest(stage, row.begun):.2f} s")
+    await asyncio.to_thread(fleet.wait_known)
+
+
+async def agent(stage: Stage) -> None:
+    """The agent of a host is killed."""
+    host = stage.fleet.hosts[2]
+    await _actor(stage, host, "ray::Agent", [host])
+
+
+async def director(stage: Stage) -> None:
+    """The director is killed."""
+    found = [host for host in stage.fleet.hosts if host.processes_of("ray::DirectorActor")]
+    stage.expect(len(found) == 1, f"there are {len(found)} directors")
+    await _actor(stage, found[0], "ray::DirectorActor", stage.fleet.hosts)
+
+
+async def _actor(stage: Stage, host: Host, name: str, where: Sequence[Host]) -> None:
+    fleet, row = stage.fleet, stage.row
+    before = {process.pid for process in host.processes_of(name)}
+    stage.expect(fleet.kill(*host.processes_of(name)) > 0, f"there is no {name} on {host.name}")
+
+    def again() -> bool:
+        return any(one.pid not in before for each in where for one in each.processes_of(name))
+
+    await asyncio.to_thread(eventually, again, f"{name} runs again")
+    row.found.append(f"runs again after {time.monotonic() - row.begun:.1f} s")
+    await asyncio.to_thread(fleet.wait_well)
+    row.found.append(f"fleet status is well after {time.monotonic() - row.begun:.1f} s")
+
+
+async def head(stage: Stage) -> None:
+    """Everything of Ray on the head's host is killed, and comes back after a while."""
+    fleet, row = stage.fleet, stage.row
+    host = fleet.hosts[0]
+    lists = [fleet.members(one) for one in fleet.ingresses]
+    with fleet.stopped(host, "ray"):
+        everything = fleet.unit_of(host, "ray").children(recursive=True)
+        stage.expect(fleet.kill(*everything) > 2, "there was no Ray")
+        await asyncio.sleep(8)
+        status = await asyncio.to_thread(fleet.try_status)
+        stage.expect("Ray:" in status and "Ray: answers" not in status, f"status without Ray: {status}")
+        stage.expect(lists == [fleet.members(one) for one in fleet.ingresses], "the member lists changed")
+    back = time.monotonic()
+    await asyncio.to_thread(fleet.wait_well)
+    row.found.append(f"fleet status is well {time.monotonic() - back:.1f} s after its return")
+
+
+async def partition(stage: Stage) -> None:
+    """The first host, with an ingress and Ray's head, cannot reach hosts 3 and 4, longer than Ray waits."""
+    fleet, row = stage.fleet, stage.row
+    alone, others = fleet.hosts[0], fleet.hosts[2:]
+    before = [fleet.daemon(host).pid for host in fleet.hosts]
+    row.begun = time.monotonic()
+    row.victims = frozenset(host.name for host in others)
+    row.fails_until = row.begun + KNOWN_WITHIN_S
+    for host in others:
+        await asyncio.to_thread(part, alone, host)
+    await asyncio.sleep(PARTED_S)
+    for ingress in fleet.ingresses:
+        served = [
+            one for one in stage.load.outcomes
+            if one.end is End.WHOLE and one.begun > row.fails_until and one.ingress.startswith(f"{ingress.address}:")
+        ]  # fmt: skip
+        reached = shares(served)
+        row.found.append(f"{ingress.name}: {len(served)} whole by {', '.join(reached)}")
+        stage.expect(bool(served), f"{ingress.name} served nobody")
+    for host in others:
+        await asyncio.to_thread(join, alone, host)
+    healed = time.monotonic()
+    await asyncio.to_thread(fleet.wait_known)
+    row.found.append(f"both ingresses send to all after {time.monotonic() - healed:.1f} s")
+    if fleet.with_ray:
+        await asyncio.to_thread(fleet.wait_well)
+        row.found.append(f"fleet status is well after {time.monotonic() - healed:.1f} s")
+    stage.expect(before == [fleet.daemon(host).pid for host in fleet.hosts], "a daemon was started again")
+
+
+async def upgrade(stage: Stage) -> None:
+    """`fleet upgrade` restarts the daemons of all hosts, one after the other."""
+    fleet, row = stage.fleet, stage.row
+    before = [fleet.daemon(host).pid for host in fleet.hosts]
+    await asyncio.to_thread(fleet.cli, "upgrade")
+    after = [fleet.daemon(host).pid for host in fleet.hosts]
+    stage.expect(not set(before) & set(after), "a daemon was not restarted")
+    row.found.append(f"{len(after)} daemons restarted")
+    await asyncio.to_thread(fleet.wait_known)
+
+
+def slowest(stage: Stage, since: float) -> float:
+    """Seconds to the first event of the slowest stream that began since then."""
+    return max(
+        (one.first_s for one in stage.load.outcomes if one.begun > since and one.first_s is not None),
+        default=0.0,
+    )
 
 
 ROWS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
     "instance": instance,
     "restart": restart,
+    "picker": picker,
     "haproxy": haproxy,
-    "power": power,
+    "agent": agent,
+    "director": director,
+    "head": head,
     "slow": slow,
+    "partition": partition,
+    "power": power,
+    "upgrade": upgrade,
 }
+OF_RAY: Final = frozenset({"agent", "director", "head", "upgrade"})
 PLANNED: Final = frozenset({"restart", "upgrade"})
