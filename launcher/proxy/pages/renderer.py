@@ -140,12 +140,12 @@ class PageRenderer:
 
     async def loads(self) -> dict[tuple[int, int], EngineMetrics]:
         """What the ready instances' metrics say, by slot and generation; without those that say nothing."""
-        found = (
-            ((instance.slot, instance.generation), parse(page))
-            for instance, page in await self._merged.latest()
-            if instance.ready
-        )
-        return {key: load for key, load in found if load is not None}
+        found: dict[tuple[int, int], EngineMetrics] = {}
+        for instance, page in await self._merged.latest():
+            if instance.ready and (load := parse(page)) is not None:
+                found[instance.slot, instance.generation] = load
+            await asyncio.sleep(0)  # tokens that came meanwhile go first
+        return found
 
     async def close(self) -> None:
         for task in self._tasks:
