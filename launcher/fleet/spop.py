@@ -1,0 +1,177 @@
+"""SPOP 2.0, by which HAProxy asks another process about a request: the side that answers (HAProxy's doc/SPOE.txt, 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+Value = bool | int | str | bytes | None
+"""Of an argument; an address is its 4 or 16 bytes."""
+Handler = Callable[[str, Mapping[str, Value]], Awaitable[Mapping[str, str]]]
+"""Message name, arguments -> variables of the transaction (HAProxy puts its prefix before their names)."""
+
+MAX_FRAME: Final = 1 << 20  # HAProxy's own limit is tune.bufsize - 4
+IDLE_S: Final = 300.0  # longest wait for a frame; HAProxy closes idle connections before (timeout idle)
+HELLO, DISCONNECT, NOTIFY, AGENT_HELLO, AGENT_DISCONNECT, ACK = 1, 2, 3, 101, 102, 103
+_UINT32, _STRING = b"\x03", b"\x08"
+_SET_VAR: Final = b"\1\3\2"  # action, number of its arguments, scope: transaction
+_LOG = logging.getLogger(__name__)
+
+
+class _EndError(Exception):
+    """Ends a connection: status of the DISCONNECT frame (section 3.5; 0: as agreed) and why."""
+
+
+class _Frame:
+    """A cursor over one frame, without its length. Raises _EndError where it ends early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self.kind, flags = self.take(1)[0], self.take(4)[3]
+        if self.kind == 0 or not flags & 1:
+            raise _EndError(10, "fragmentation is not supported")
+        self.ids = self.varint(), self.varint()  # of the stream and of the frame
+
+    def take(self, count: int) -> bytes:
+        begin, self._at = self._at, self._at + count
+        if self._at > len(self._data):
+            raise _EndError(4, "a frame ends early")
+        return self._data[begin : self._at]
+
+    def varint(self) -> int:
+        value, shift = self.take(1)[0], 4
+        more = value >= 0xF0
+        while more and shift < 64:
+            byte = self.take(1)[0]
+            value, shift, more = value + (byte << shift), shift + 7, byte >= 0x80
+        return value & (1 << 64) - 1
+
+    def text(self) -> str:
+        return self.take(self.varint()).decode(errors="replace")
+
+    def value(self) -> Value:
+        head = self.take(1)[0]
+        match head & 0x0F:
+            case 0 | 1 as kind:
+                return bool(head & 0x10) if kind else None
+            case 2 | 3 | 4 | 5 as kind:
+                number = self.varint()
+                return number - (1 << 64) if kind in {2, 4} and number >> 63 else number
+            case 6 | 7 as kind:
+                return self.take(4 if kind == 6 else 16)
+            case 8:
+                return self.text()
+            case 9:
+                return self.take(self.varint())
+            case kind:
+                raise _EndError(4, f"a value of unknown type {kind}")
+
+    def fields(self, count: int | None = None) -> dict[str, Value]:
+        """As many as there are, or `count`."""
+        found: dict[str, Value] = {}
+        while self._at < len(self._data) if count is None else count:
+            name = self.text()
+            found[name], count = self.value(), None if count is None else count - 1
+        return found
+
+    def messages(self) -> list[tuple[str, dict[str, Value]]]:
+        found = []
+        while self._at < len(self._data):
+            found.append((self.text(), self.fields(self.take(1)[0])))
+        return found
+
+
+def _varint(value: int) -> bytes:
+    if value < 0xF0:
+        return bytes((value,))
+    out, value = [value & 0x0F | 0xF0], (value - 0xF0) >> 4
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value = (value - 0x80) >> 7
+    return bytes((*out, value))
+
+
+def _text(text: str) -> bytes:
+    return _varint(len(data := text.encode())) + data
+
+
+def _frame(kind: int, payload: bytes, stream: int = 0, number: int = 0) -> bytes:
+    body = bytes((kind, 0, 0, 0, 1)) + _varint(stream) + _varint(number) + payload
+    return len(body).to_bytes(4, "big") + body
+
+
+def _hello(said: Mapping[str, Value]) -> bytes:
+    versions, size = said.get("supported-versions"), said.get("max-frame-size")
+    if not isinstance(versions, str) or "2.0" not in versions.replace(" ", "").split(","):
+        raise _EndError(8, f"SPOP {versions!r} is not supported")
+    if not isinstance(size, int):
+        raise _EndError(6, "no max-frame-size")
+    texts = _text("version") + _STRING + _text("2.0") + _text("capabilities") + _STRING + _text("pipelining")
+    return _frame(AGENT_HELLO, texts + _text("max-frame-size") + _UINT32 + _varint(min(size, MAX_FRAME)))
+
+
+class _Connection:
+    def __init__(self, writer: asyncio.StreamWriter, handle: Handler) -> None:
+        self._writer, self._handle = writer, handle
+        self.answers: set[asyncio.Task[None]] = set()
+        self._greeted = False
+
+    def take(self, frame: _Frame) -> None:
+        """Raises _EndError."""
+        if frame.kind == HELLO:
+            self._writer.write(_hello(said := frame.fields()))
+            self._greeted = True
+            if said.get("healthcheck"):
+                raise _EndError(0, "health check")
+        elif frame.kind == DISCONNECT or not self._greeted:
+            raise _EndError(0 if self._greeted else 4, "a frame before HELLO")
+        elif frame.kind == NOTIFY:
+            task = asyncio.create_task(self._answer(frame.ids, frame.messages()), name="SPOP answer")
+            self.answers.add(task)
+            task.add_done_callback(self.answers.discard)
+
+    async def _answer(self, ids: tuple[int, int], messages: list[tuple[str, dict[str, Value]]]) -> None:
+        payload = b""
+        for name, arguments in messages:
+            try:
+                found = await self._handle(name, arguments)
+            except Exception:
+                _LOG.exception("cannot answer the SPOP message %s", name)
+                continue
+            payload += b"".join(
+                _SET_VAR + _text(key) + _STRING + _text(value) for key, value in found.items()
+            )
+        with contextlib.suppress(OSError):
+            self._writer.write(_frame(ACK, payload, *ids))
+            await self._writer.drain()
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
+    """One connection of HAProxy, until either side ends it; what `handle` has not answered by then is cancelled.
+
+    An exception of `handle` leaves its request without variables.
+    """
+    connection = _Connection(writer, handle)
+    try:
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                if (length := int.from_bytes(await reader.readexactly(4), "big")) > MAX_FRAME:
+                    raise _EndError(3, f"a frame of {length} bytes")
+                connection.take(_Frame(await reader.readexactly(length)))
+    except _EndError as end:
+        status, why = end.args
+        if status:
+            _LOG.warning("SPOP connection of %s closed: %s", writer.get_extra_info("peername"), why)
+        text = _text("message") + _STRING + _text(why)
+        writer.write(_frame(AGENT_DISCONNECT, text + _text("status-code") + _UINT32 + _varint(status)))
+    except (OSError, EOFError):
+        pass
+    finally:
+        for answer in connection.answers:
+            answer.cancel()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
