@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -22,6 +23,9 @@ from launcher.proxy.errors import error_body
 
 _HERE: Final = Path(__file__)
 COMMAND_S: Final = 5.0  # longest wait for an answer of the runtime API
+MAP: Final = "hosts.map"
+_ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
+_NAME: Final = re.compile(r"\w[\w.-]*")
 _BATCH: Final = 100  # commands in a line, which has room for tune.bufsize bytes
 _MAINT, _DRAIN = 0x23, 0x18  # in srv_admin_state; HAProxy's management guide, "show servers state"
 _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
@@ -44,9 +48,9 @@ def _error_file(status: int) -> str:
     return f"{head}Cache-Control: no-store\r\n\r\n{body}"
 
 
-def files(config: FleetConfig, folder: Path, *, exporter: bool) -> dict[str, str]:
-    """Names in `folder` -> texts; haproxy.cfg is the one to start with. `exporter`: this build serves Prometheus."""
-    ingress, hosts, where = config.ingress, config.hosts, shlex.quote(str(folder))
+def files(config: FleetConfig, *, exporter: bool) -> dict[str, str]:
+    """Names -> texts of one folder; start `haproxy -f haproxy.cfg` in it. `exporter`: this build serves Prometheus."""
+    ingress, hosts = config.ingress, config.hosts
     names = [f"[{host}]" if ":" in host else host for host in ingress.hosts]
     pickers = [
         f"  server p{n} {host}:{ingress.picker_port}{' backup' if n > 1 else ''}"
@@ -56,11 +60,10 @@ def files(config: FleetConfig, folder: Path, *, exporter: bool) -> dict[str, str
     # A check is a TCP connection alone: TLS handshakes with 200 hosts every 300 ms would keep a core busy.
     ca = f" ssl verify required ca-file {shlex.quote(hosts.ca)} no-check-ssl" if hosts.ca else ""
     text = Template(_HERE.with_name("haproxy.cfg").read_text()).substitute(
-        folder=where,
         logs="\n".join(
             f"  log {host}:{ingress.picker_port + 1} len 2048 format raw local0" for host in names
         ),
-        errors="\n".join(f"  errorfile {status} {where}/{status}.http" for status in _ERRORS),
+        errors="\n".join(f"  errorfile {status} {status}.http" for status in _ERRORS),
         listen=ingress.listen + tls,
         host_tls=ca,
         most=hosts.most,
@@ -69,7 +72,7 @@ def files(config: FleetConfig, folder: Path, *, exporter: bool) -> dict[str, str
         exporter="" if exporter else "# ",
     )
     spoe = _HERE.with_name("spoe.cfg").read_text()
-    return {"haproxy.cfg": text, "spoe.cfg": spoe} | {
+    return {"haproxy.cfg": text, "spoe.cfg": spoe, "hosts.map": ""} | {
         f"{status}.http": _error_file(status) for status in _ERRORS
     }
 
@@ -91,6 +94,8 @@ def has_exporter() -> bool:
 class Server:
     """One of HAProxy's servers."""
 
+    key: str | None
+    """Its entry in hosts.map: the name of its host, after a minus sign where it gets no new requests."""
     address: str
     """IP address and port, with a space between them."""
     unused: bool
@@ -98,57 +103,63 @@ class Server:
     up: bool
     streams: int
 
+    @property
+    def host(self) -> str | None:
+        return self.key and self.key.removeprefix("-")
 
-def changes(
-    servers: Mapping[str, Server], wanted: Mapping[str, tuple[str, bool]], names: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Commands that bring `servers` (by name) nearer to `wanted`, and host -> server.
 
-    `wanted`: host -> address, and whether it gets new requests. `names`: host -> server so far, or nothing, after a
-    restart: then a server belongs to the host whose address it has. A server without a host is drained, and free when
-    its last stream has ended. Raises LauncherError when there are too few servers.
+def changes(servers: Mapping[str, Server], wanted: Mapping[str, tuple[str, bool]]) -> list[str]:
+    """Commands that bring `servers` (by name) nearer to `wanted`: host -> address, and whether it gets new requests.
+
+    A server whose host is not wanted is drained, and free when its last stream has ended. Raises LauncherError when
+    there are too few servers.
     """
-    held = {host: name for host, name in names.items() if host in wanted or not servers[name].unused}
-    by_address = {server.address: name for name, server in servers.items() if not server.unused}
+    names = {server.host: name for name, server in servers.items()}
+    free = (name for name, server in servers.items() if server.unused and not server.key)
     commands: list[str] = []
     for host, (address, is_open) in wanted.items():
-        taken = set(held.values())
-        name = held.get(host) or by_address.get(address)
-        if host not in held and (name is None or name in taken):
-            name = next((one for one, server in servers.items() if server.unused and one not in taken), None)
-        if name is None:
+        name = names.get(host) or next(free, None)
+        if name is None or not _NAME.fullmatch(host):
             raise LauncherError(
-                f"cannot add host {host}: all {len(servers)} servers of HAProxy are in use",
+                f"cannot add host {host}: its name is no host name, or all {len(servers)} servers of HAProxy are in use",
                 "raise [hosts] most in fleet.toml and restart HAProxy",
             )
-        held[host] = name
-        commands += _server_commands(name, servers[name], address, is_open=is_open)
-    keep = {held[host] for host in wanted}
+        server = servers[name]
+        if server.address != address:
+            commands.append("set server hosts/{} addr {} port {}".format(name, *address.split()))
+        if server.unused or server.draining == is_open:
+            commands.append(f"set server hosts/{name} state {'ready' if is_open else 'drain'}")
+        commands += _entry(server, name, host if is_open else f"-{host}")
     for name, server in servers.items():
-        if name not in keep and not server.unused and not (server.draining and server.streams):
-            commands.append(f"set server hosts/{name} state {'maint' if server.draining else 'drain'}")
-    return commands, held
+        if (
+            server.host in wanted
+            or (server.unused and not server.key)
+            or (server.draining and server.streams)
+        ):
+            continue
+        freed = server.draining or server.unused
+        commands.append(f"set server hosts/{name} state {'maint' if freed else 'drain'}")
+        commands += _entry(server, name, None if freed or not server.host else f"-{server.host}")
+    return commands
 
 
-def _server_commands(name: str, server: Server, address: str, *, is_open: bool) -> Iterator[str]:
-    if server.address != address:
-        ip, port = address.split()
-        yield f"set server hosts/{name} addr {ip} port {port}"
-    if server.unused or server.draining == is_open:
-        yield f"set server hosts/{name} state {'ready' if is_open else 'drain'}"
+def _entry(server: Server, name: str, key: str | None) -> list[str]:
+    if server.key == key:
+        return []
+    removed = [f"del map {MAP} {server.key}"] if server.key else []
+    return removed + ([f"add map {MAP} {key} {name}"] if key else [])
 
 
 class Servers:
-    """The servers of a running HAProxy."""
+    """The servers of a running HAProxy, which remembers them: this process may be restarted."""
 
     def __init__(self, admin_socket: Path) -> None:
         self._socket = admin_socket
-        self._names: dict[str, str] = {}
 
-    async def apply(self, members: Sequence[Member]) -> dict[str, str]:
-        """Sets them to the list; nothing where they are. Returns host -> server. Raises LauncherError.
+    async def apply(self, members: Sequence[Member]) -> None:
+        """Sets them to the list; does nothing where they are. Raises LauncherError.
 
-        A host whose name has no address now keeps its server as it is.
+        A host whose name has no address now is left out, as if it were not a member.
         """
         wanted = {}
         for member in members:
@@ -158,36 +169,37 @@ class Servers:
                     member.state is not MemberState.DRAINING,
                 )
         answer = ""
-        # Address and state, a drained server freed, then nothing to do.
+        # A host that leaves takes three turns: drained, freed, nothing left to do.
         for _ in range(4):
-            commands, names = changes(await self.read(), wanted, self._names)
-            self._names = names
-            if not commands:
-                return {host: names[host] for host in wanted}
+            if not (commands := changes(await self.read(), wanted)):
+                return
             for begin in range(0, len(commands), _BATCH):
                 answer = await self._ask("; ".join(commands[begin : begin + _BATCH]))
         raise LauncherError(f"cannot set the servers of HAProxy: {answer.strip()}", "restart HAProxy")
 
     async def read(self) -> dict[str, Server]:
         """By name, as they are now. Raises LauncherError."""
+        text = await self._ask(f"show map {MAP}; show servers conn hosts; show servers state hosts")
+        keys = {found[2]: found[1] for found in _ENTRY.finditer(text)}
         columns: list[str] = []
-        streams, found = {}, {}
-        for line in (await self._ask("show servers conn hosts; show servers state hosts")).splitlines():
+        streams, servers = {}, {}
+        for line in text.splitlines():
             if line.startswith("#"):
                 columns = line[1:].split()
             row = dict(zip(columns, line.split(), strict=False))
             if line.startswith("hosts/"):
                 streams[row["bkname/svname"].removeprefix("hosts/")] = int(row["used_cur"])
             elif row.get("be_name") == "hosts":
-                admin, name = int(row["srv_admin_state"]), row["srv_name"]
-                found[name] = Server(
+                name, admin = row["srv_name"], int(row["srv_admin_state"])
+                servers[name] = Server(
+                    key=keys.get(name),
                     address=f"{row['srv_addr']} {row['srv_port']}",
                     unused=bool(admin & _MAINT),
                     draining=bool(admin & _DRAIN),
                     up=row["srv_op_state"] != "0",
-                    streams=streams.get(name, 0),
+                    streams=streams[name],
                 )
-        return found
+        return servers
 
     async def _ask(self, command: str) -> str:
         try:
