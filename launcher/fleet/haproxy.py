@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,6 @@ from typing import Final
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import Member, MemberState
-from launcher.proxy.errors import error_body
 
 _HERE: Final = Path(__file__)
 COMMAND_S: Final = 5.0  # longest wait for an answer of the runtime API
@@ -43,7 +43,7 @@ _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
 def _error_file(status: int) -> str:
     title, message, type_, code = _ERRORS[status]
     retry = "Retry-After: 1\r\n" if status in {429, 502, 503} else ""
-    body = error_body(message, type_, code=code).decode()
+    body = json.dumps({"error": {"message": message, "type": type_, "param": None, "code": code}})
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{retry}"
     return f"{head}Cache-Control: no-store\r\n\r\n{body}"
 
