@@ -22,6 +22,10 @@ class LauncherError(Exception):
         self.message = message
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[type[LauncherError], tuple[str, str]]:
+        """Exceptions are pickled with their arguments as str() shows them: one, where __init__ takes two."""
+        return type(self), (self.message, self.remedy)
+
 
 def reason(error: OSError) -> str:
     """The system's error text in lower case, for use after a colon: "no such file or directory"."""

@@ -50,7 +50,7 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' bundle doctor quickstart
+set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' fleet 'fleet up' 'fleet status' 'fleet down' 'fleet forget' bundle doctor quickstart
 set -g _shtab_numa_launcher_opts_with_value --anchor --anchors --budget --by --color --concurrency --config --currency --dataset --deadline --driver --file --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
@@ -375,6 +375,21 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using audit; and test $_shtab
 complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use [audit] path of this configuration file (default: /etc/numa-launcher/config.toml)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using audit anchor' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a fleet -d 'Run several hosts behind one endpoint.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a up -d 'Attach an agent to each host'"'"'s daemon, and hand the list of hosts to the ingress.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet up' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet up' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a status -d 'Print the state of each host, of the ingress and of Ray.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet status' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet status' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet status' -l json -d 'print JSON'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a down -d 'Remove agents and director; daemons and ingress keep serving.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet down' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet down' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a forget -d 'Remove a host that is gone for good from the list of hosts.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet forget' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet forget' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a bundle -d 'Collect logs, status and configuration, without secrets, in one file for a bug report.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'connect to this control socket (default: /run/numa-launcher/control.sock)'

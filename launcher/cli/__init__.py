@@ -42,6 +42,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "cost": ("cost", "print what a token costs on this machine, and compare with APIs"),
     "key": ("key", "create, list and revoke API keys"),
     "audit": ("audit", "verify the audit trail, and print its anchors"),
+    "fleet": ("fleet", "run several hosts behind one endpoint"),
     "bundle": (
         "bundle",
         "collect logs, status and configuration, without secrets, in one file for a bug report",

@@ -23,6 +23,12 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """TCP port of the pickers; the next one (UDP) takes the ends of requests. For the ingress hosts only."""
     tls_cert: str | None = None
     """PEM file with certificate and key for clients."""
+    start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
+        "systemctl",
+        "start",
+        "numa-launcher-ingress",
+    )
+    """What `fleet up` runs on an ingress host that does not answer, without a shell."""
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +40,8 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The daemon's control socket on each host."""
     keys: str = "/etc/numa-launcher/api-keys"
     """The API keys file on each host: [proxy] api_keys_file of its daemon."""
+    start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("systemctl", "start", "numa-launcher")
+    """What `fleet up` runs on a host whose daemon does not answer, without a shell."""
     upgrade: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
         "systemctl",
         "restart",

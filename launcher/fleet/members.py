@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from launcher.errors import LauncherError, reason
 from launcher.host.replace_file import replace_file
+
+MEMBERS: Final = "members.json"
+"""Its name in the folder `state` of fleet.toml."""
 
 
 class MemberState(Enum):

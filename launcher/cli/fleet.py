@@ -1,0 +1,217 @@
+"""`numa-launcher fleet`: several hosts behind one endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from launcher.cli import fleet_operations, fleet_status
+from launcher.control.client import UnreachableError
+from launcher.errors import LauncherError, reason
+from launcher.fleet.config import FleetConfig, load_fleet
+from launcher.printable import printable_lines
+from launcher.text_table import counted
+
+if TYPE_CHECKING:
+    from launcher.fleet.cluster import RayHosts
+    from launcher.fleet.director import Node, Report
+
+DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
+HEARD_S: Final = 60.0
+"""Ray starts an agent in 2 s, on a busy host in 20 s."""
+START_S: Final = 60.0
+POLL_S: Final = 0.5
+RAY_S: Final = 3.0
+_HELP: Final = {
+    "up": "attach an agent to each host's daemon, and hand the list of hosts to the ingress",
+    "status": "print the state of each host, of the ingress and of Ray",
+    "down": "remove agents and director; daemons and ingress keep serving",
+    "forget": "remove a host that is gone for good from the list of hosts",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in _HELP.items():
+        action = actions.add_parser(
+            name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        action.add_argument(
+            "-c", "--config", type=Path, metavar="FILE", default=DEFAULT_CONFIG,
+            help=f"use this configuration of the fleet (default: {DEFAULT_CONFIG})",
+        )  # fmt: skip
+        if name == "forget":
+            action.add_argument("host", metavar="HOST", help="the host, as `fleet status` names it")
+        if name == "status":
+            action.add_argument("--json", action="store_true", help="print JSON")
+    fleet_operations.add_actions(actions)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0: all is well. 1: a host or an ingress is not."""
+    config = load_fleet(args.config)
+    match args.action:
+        case "up":
+            return up(config)
+        case "status":
+            return status(config, as_json=args.json)
+        case "down":
+            return down(config)
+        case "forget":
+            connected(config).forget(args.host)
+            print(f"{args.host}: no longer in the fleet")
+            return 0
+        case action:
+            return fleet_operations.run(action, args, connected(config), config)
+
+
+def connected(config: FleetConfig) -> RayHosts:
+    """Raises LauncherError; UnreachableError without Ray."""
+    try:
+        from launcher.fleet.cluster import connect  # noqa: PLC0415  heavy, and of an extra
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise LauncherError(
+            "cannot use fleet: ray is not installed", "pip install 'numa-launcher[fleet]'"
+        ) from None
+    host, _, port = config.ray.rpartition(":")
+    if host and port.isdigit():
+        try:  # ray.init tries a head that is gone for a long time
+            socket.create_connection((host, int(port)), RAY_S).close()
+        except OSError as error:
+            raise UnreachableError(
+                f"cannot reach Ray's head at '{config.ray}': {reason(error)}",
+                "start it there: docs/fleet.md",
+            ) from None
+    return connect(config)
+
+
+def up(config: FleetConfig) -> int:
+    """Attach to every host that is there; what is there already stays."""
+    hosts = connected(config)
+    nodes = hosts.nodes()
+    if not nodes:
+        raise LauncherError(
+            "cannot set up the fleet: no node of Ray has the resource numa_host",
+            """start Ray on each host: ray start --address HEAD:6379 --resources '{"numa_host": 1}'""",
+        )
+    hosts.up()
+    reports = _heard(hosts, nodes)
+    well = True
+    for node in nodes:
+        report, started = _with_daemon(hosts, config, node, reports[node.host])
+        well = well and not report.problem
+        if report.problem:
+            _say(f"{node.host}: {report.problem}")
+            _say(f"  {report.remedy}")
+        else:
+            _say(f"{node.host}: attached to its daemon at {report.address}{started}")
+    well = _with_ingress(hosts, config, nodes) and well
+    view = hosts.view()
+    _say(
+        f"{counted(len(view.members.members), 'host')} in the fleet; `numa-launcher fleet status` shows them"
+    )
+    _say(f"endpoint: {' or '.join(fleet_status.endpoints(config))}")
+    return 0 if well else 1
+
+
+def _heard(hosts: RayHosts, nodes: list[Node]) -> dict[str, Report]:
+    """The agents' reports; of those that do not answer in time, why."""
+    return _waited(
+        lambda: hosts.view().reports,
+        lambda found: all(node.host in found and found[node.host].node for node in nodes),
+        HEARD_S,
+    )
+
+
+def _waited(
+    ask: Callable[[], dict[str, Report]], enough: Callable[[dict[str, Report]], bool], within_s: float
+) -> dict[str, Report]:
+    deadline = time.monotonic() + within_s
+    found = ask()
+    while not enough(found) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        found = ask()
+    return found
+
+
+def _with_daemon(hosts: RayHosts, config: FleetConfig, node: Node, report: Report) -> tuple[Report, str]:
+    """Start the daemon of a host whose agent finds none, and what to say of it."""
+    if not report.absent:
+        return report, ""
+    failed = _started(hosts, node.host, config.hosts.start)
+    if failed:
+        return msgspec.structs.replace(report, remedy=failed), ""
+    found = _waited(lambda: hosts.view().reports, lambda found: not found[node.host].absent, START_S)
+    return found[node.host], f", which was started: {' '.join(config.hosts.start)}"
+
+
+def _with_ingress(hosts: RayHosts, config: FleetConfig, nodes: list[Node]) -> bool:
+    """Start the ingress where none answers. Result: whether all do."""
+    well = True
+    for address in config.ingress.hosts:
+        host = next((node.host for node in nodes if address in node.names), None)
+        if host is None:
+            _say(f"ingress {address}: no host of the fleet has this address: nobody writes its member list")
+            _say(
+                "  correct [ingress] hosts of fleet.toml, or give the address to ray start --node-ip-address"
+            )
+            well = False
+            continue
+        why = fleet_status.unreached(address, config)
+        said = "answers"
+        if why:
+            said = "started" if not (why := _started(hosts, host, config.ingress.start)) else why
+            well = well and not why
+        _say(f"ingress {address}: {said}")
+    return well
+
+
+def _started(hosts: RayHosts, host: str, words: tuple[str, ...]) -> str:
+    """Why it could not be started; empty: it was."""
+    try:
+        code, output = hosts.run(host, words, START_S)
+    except LauncherError as error:
+        return f"cannot start it: {error.message}"
+    last = output.strip().rpartition("\n")[2] or f"exit code {code}"
+    return f"cannot start it: `{' '.join(words)}`: {last}" if code else ""
+
+
+def status(config: FleetConfig, *, as_json: bool) -> int:
+    view, why = None, ""
+    try:
+        view = connected(config).view()
+    except UnreachableError as error:
+        why = error.message
+    screen = fleet_status.gather(config, view, why)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(screen), indent=2))
+    else:
+        _say("\n".join(fleet_status.lines(screen)))
+    return 0 if fleet_status.well(screen) else 1
+
+
+def down(config: FleetConfig) -> int:
+    removed = connected(config).down()
+    _say(
+        f"{counted(len(removed), 'actor')} removed: {', '.join(removed)}"
+        if removed
+        else "no agents were there"
+    )
+    _say("daemons and ingress keep serving, by the last member list; changes of hosts are not followed")
+    _say(
+        "to stop a host: systemctl stop numa-launcher; to stop the ingress: systemctl stop numa-launcher-ingress"
+    )
+    return 0
+
+
+def _say(text: str) -> None:
+    print(printable_lines(text), flush=True)

@@ -1,0 +1,177 @@
+"""`numa-launcher fleet status`: one screen, by the daemons' own answers; Ray adds what it knows."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import statistics
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from launcher.control.client import UnreachableError
+from launcher.errors import LauncherError, reason
+from launcher.fleet.config import FleetConfig
+from launcher.fleet.hosts import each
+from launcher.fleet.loads import HostLoad
+from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
+from launcher.text_table import counted, table
+
+if TYPE_CHECKING:
+    from launcher.fleet.director import View
+
+ANSWER_S: Final = 3.0
+ANSWERS: Final = "answers"
+SLOW: Final = 2.0
+SLOW_S: Final = 1.0
+"""A host is slow if its next first token is predicted SLOW times later than the others' median, and SLOW_S later."""
+
+
+class Screen(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is shown."""
+
+    endpoints: tuple[str, ...]
+    members: MemberList
+    loads: dict[str, HostLoad]
+    silent: dict[str, str]
+    """Why a daemon gave no load, by host."""
+    agents: dict[str, str]
+    """What a host's agent found wrong; empty text: nothing."""
+    heard: dict[str, float]
+    """Seconds since a host's agent answered."""
+    ingress: dict[str, str]
+    """Why an ingress does not answer, or ANSWERS, by address."""
+    ray: str
+    """Why there is no news from Ray; empty: it answers."""
+
+
+def gather(config: FleetConfig, view: View | None, ray: str) -> Screen:
+    """`view`: of the director; without it, `ray` says why, and the list is this host's file. Raises LauncherError."""
+    members = view.members if view is not None else _kept(config, ray)
+    context = _tls(config)
+    by_name = {member.host: member for member in members.members}
+    loads, failed = each(by_name, lambda host: load_of(by_name[host], context))
+    reports = {} if view is None else view.reports
+    return Screen(
+        endpoints=endpoints(config),
+        members=members,
+        loads=loads,
+        silent={host: error.message for host, error in failed.items()},
+        agents={host: report.problem for host, report in reports.items()},
+        heard={} if view is None else {host: max(0.0, time.time() - at) for host, at in view.heard.items()},
+        ingress={host: unreached(host, config) or ANSWERS for host in config.ingress.hosts},
+        ray=ray
+        or ("" if view is None or not view.error else f"the director's last turn failed: {view.error}"),
+    )
+
+
+def endpoints(config: FleetConfig) -> tuple[str, ...]:
+    scheme = "https" if config.ingress.tls_cert else "http"
+    port = config.ingress.listen.rpartition(":")[2]
+    return tuple(f"{scheme}://{host}:{port}" for host in config.ingress.hosts)
+
+
+def _kept(config: FleetConfig, ray: str) -> MemberList:
+    path = Path(config.state) / MEMBERS
+    if not path.exists():
+        raise UnreachableError(
+            f"cannot tell the fleet's hosts: {ray}; and this host has no member list",
+            f"run it on an ingress host ({', '.join(config.ingress.hosts)}), or start Ray",
+        )
+    return read_members(path)
+
+
+def _tls(config: FleetConfig) -> ssl.SSLContext | None:
+    try:
+        return ssl.create_default_context(cafile=config.hosts.ca) if config.hosts.ca else None
+    except OSError as error:
+        raise LauncherError(
+            f"cannot read '{config.hosts.ca}': {reason(error)}", "correct [hosts] ca in fleet.toml"
+        ) from None
+
+
+def load_of(member: Member, context: ssl.SSLContext | None) -> HostLoad:
+    """What the host's daemon says now. Raises LauncherError."""
+    url = f"{'https' if context else 'http'}://{member.address}/load"
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S, context=context) as reply:  # noqa: S310  http or https
+            return msgspec.json.decode(reply.read(), type=HostLoad)
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "reason", error)
+        why = reason(cause) if isinstance(cause, OSError) else str(cause)
+        raise UnreachableError(
+            f"its daemon does not answer: {why}", f"see `systemctl status numa-launcher` on {member.host}"
+        ) from None
+
+
+def unreached(address: str, config: FleetConfig) -> str:
+    """Why the ingress there does not answer; empty: it does."""
+    try:
+        socket.create_connection(
+            (address, int(config.ingress.listen.rpartition(":")[2])), timeout=ANSWER_S
+        ).close()
+    except OSError as error:
+        return f"does not answer: {reason(error)}"
+    return ""
+
+
+def slow(loads: Mapping[str, HostLoad]) -> list[str]:
+    """Hosts whose first tokens are predicted much later than those of the others."""
+    known = {host: load.predicted_ttft_s for host, load in loads.items() if load.predicted_ttft_s is not None}
+    found = []
+    for host, its in known.items():
+        others = [ttft for other, ttft in known.items() if other != host]
+        if others and its > max(SLOW * statistics.median(others), statistics.median(others) + SLOW_S):
+            found.append(host)
+    return found
+
+
+def well(screen: Screen) -> bool:
+    """Whether every host, every ingress and Ray answer."""
+    closed = any(word != ANSWERS for word in screen.ingress.values())
+    return bool(screen.loads) and not (closed or screen.silent or screen.ray or any(screen.agents.values()))
+
+
+def lines(screen: Screen) -> list[str]:
+    hosts = sorted({member.host for member in screen.members.members} | set(screen.agents))
+    by_name = {member.host: member for member in screen.members.members}
+    rows: list[tuple[str, ...]] = [
+        ("HOST", "STATE", "ADDRESS", "READY", "RUNNING", "WAITING", "TTFT", "AGENT")
+    ]
+    rows += [_row(host, by_name.get(host), screen) for host in hosts]
+    notes = [f"  {host}: {note}" for host in hosts for note in _notes(host, screen)]
+    ingress = [f"ingress {host}: {word}" for host, word in screen.ingress.items()]
+    ray = ANSWERS if not screen.ray else screen.ray
+    if screen.ray:
+        ray += "; requests are served by the member list, changes wait"
+    head = f"{counted(len(hosts), 'host')}, {len(screen.loads)} serving; endpoint {' or '.join(screen.endpoints)}"
+    list_ = f"member list: {screen.members.epoch}.{screen.members.version}"
+    return [head, *table(rows), *notes, *ingress, f"Ray: {ray}", list_]
+
+
+def _row(host: str, member: Member | None, screen: Screen) -> tuple[str, ...]:
+    load = screen.loads.get(host)
+    state = "no daemon" if member is None else member.state.value
+    if member is not None and load is None:
+        state = "down"
+    heard = screen.heard.get(host)
+    shown: Sequence[str] = ("-", "-", "-", "-")
+    if load is not None:
+        ready = sum(instance.ready for instance in load.instances)
+        ttft = "-" if load.predicted_ttft_s is None else f"{load.predicted_ttft_s:.2f} s"
+        shown = (f"{ready}/{len(load.instances)}", str(load.running), str(load.waiting), ttft)
+    agent = "-" if heard is None else f"{heard:.0f} s ago"
+    return (host, state, "-" if member is None else member.address, *shown, agent)
+
+
+def _notes(host: str, screen: Screen) -> list[str]:
+    notes = [screen.silent[host]] if host in screen.silent else []
+    if screen.agents.get(host):
+        notes.append(screen.agents[host])
+    if host in slow(screen.loads):
+        notes.append("slow: its first tokens are predicted much later than those of the other hosts")
+    return notes

@@ -1,0 +1,134 @@
+"""The agent of a host: attaches to its daemon. It starts nothing that must outlive it: Ray kills a worker's children."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from launcher.control.client import ControlClient, UnreachableError
+from launcher.errors import LauncherError, reason
+from launcher.fleet import keys
+from launcher.fleet.config import FleetConfig
+from launcher.fleet.director import Node, Report
+from launcher.fleet.hosts import ask_socket
+from launcher.fleet.members import MEMBERS, MemberList, read_members, write_members
+
+REPORT_S: Final = 1.5
+OUTPUT: Final = 4000
+_ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared only
+
+
+def tcp_address(endpoint: str, own: str, *, tls: bool) -> str:
+    """host:port at which other hosts reach the daemon. `endpoint`: its first listener, as `status` names it; `own`: the
+    host's address. Raises LauncherError."""
+    url = urlsplit(endpoint)
+    remedy = f'put "{own}:8000" first in [proxy] listen of its configuration, and reload'
+    if url.hostname is None or url.port is None or url.scheme not in {"http", "https"}:
+        raise LauncherError(f"cannot use the daemon's listener '{endpoint}' from other hosts", remedy)
+    host = own if url.hostname in _ANY_ADDRESS else url.hostname
+    if (host.startswith("127.") or host == "::1") and host != own:
+        raise LauncherError(f"cannot reach the daemon at {url.netloc} from other hosts", remedy)
+    if tls != (url.scheme == "https"):
+        with_or_without = "without" if tls else "with"
+        raise LauncherError(
+            f"cannot use the daemon's listener '{endpoint}': it is {with_or_without} TLS",
+            "set [hosts] ca of fleet.toml if the daemons have certificates, and remove it if they have none",
+        )
+    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+
+
+class Agent:
+    """Runs as an actor of Ray on its host."""
+
+    def __init__(self, config: FleetConfig, spec: str, node: Node) -> None:
+        self._config, self._spec, self._node = config, spec, node
+        self._members = Path(config.state) / MEMBERS
+        self._ingress = not node.names.isdisjoint(config.ingress.hosts)
+        self._lock: int | None = None
+
+    def report(self) -> Report:
+        """What is found now; never raises LauncherError."""
+        found = Report(node=self._node.id, spec=self._spec)
+        try:
+            if self._ingress:
+                found = replace(found, kept=self._kept())
+            status = ControlClient(self._config.hosts.control).get("/status", REPORT_S)
+            tls = self._config.hosts.ca is not None
+            return replace(found, address=tcp_address(status["endpoint"], self._node.address, tls=tls))
+        except LauncherError as error:
+            absent = isinstance(error, UnreachableError)
+            return replace(found, absent=absent, problem=error.message, remedy=error.remedy)
+
+    def keep(self, members: MemberList) -> None:
+        """Write the list, unless the file has a newer one. Raises LauncherError."""
+        if members.newer_than(self._kept()):
+            try:
+                write_members(self._members, members)
+            except OSError as error:
+                raise self._cannot_write(error) from None
+
+    def _kept(self) -> MemberList:
+        """What the file holds; one that cannot be read is written again."""
+        self._claim()
+        try:
+            return read_members(self._members)
+        except LauncherError:
+            return MemberList()
+
+    def _claim(self) -> None:
+        """The file has one writer: after a partition a host may be in two clusters for a while."""
+        if self._lock is not None:
+            return
+        try:
+            self._members.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._members.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise LauncherError(
+                f"cannot write '{self._members}': another agent on this host writes it",
+                "run `ray stop` on this host, and `ray start` with the head that you want",
+            ) from None
+        self._lock = lock
+
+    def _cannot_write(self, error: OSError) -> LauncherError:
+        return LauncherError(
+            f"cannot write '{self._members}': {reason(error)}",
+            f"let the user of Ray write to the folder: install -d -o USER {self._members.parent}",
+        )
+
+    def run(self, words: list[str], timeout_s: float) -> tuple[int, str]:
+        """A command, such as `systemctl start numa-launcher`: exit code and the end of its output. Raises LauncherError."""
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                timeout=timeout_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LauncherError(
+                f"cannot wait longer for '{words[0]}': no end within {timeout_s:g} s",
+                "see what it does on the host",
+            ) from None
+        except OSError as error:
+            raise LauncherError(
+                f"cannot run '{words[0]}': {reason(error)}", "see [hosts] of fleet.toml"
+            ) from None
+        return done.returncode, done.stdout.decode(errors="replace")[-OUTPUT:]
+
+    def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> Any:
+        return ask_socket(self._config.hosts.control, method, path, body, timeout_s)
+
+    def key_stamp(self) -> str:
+        return keys.stamp_of(self._config.hosts.keys)
+
+    def key_file(self, text: str | None) -> str:
+        return keys.stored(self._config.hosts.keys, text)

@@ -1,0 +1,162 @@
+"""The screen of `fleet status`, and what it asks of daemons."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launcher.cli.fleet_status import Screen, gather, lines, slow, well
+from launcher.control.client import UnreachableError
+from launcher.fleet.config import FleetConfig, Ingress
+from launcher.fleet.director import Report, View
+from launcher.fleet.loads import HostLoad, InstanceLoad
+from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, write_members
+
+
+def load(*ready: bool, ttft: float | None = None) -> HostLoad:
+    instances = tuple(
+        InstanceLoad(slot=slot, generation=1, model="m", ready=its, running=1, waiting=0, concurrency_limit=4)
+        for slot, its in enumerate(ready)
+    )
+    return HostLoad(running=3, waiting=2, predicted_ttft_s=ttft, instances=instances)
+
+
+def member(host: str, state: MemberState = MemberState.READY, address: str = "10.0.0.1:8000") -> Member:
+    return Member(host=host, address=address, state=state)
+
+
+WELL = Screen(
+    endpoints=("http://10.0.0.1:8000",),
+    members=MemberList(epoch=7, version=2, members=(member("a"), member("b", MemberState.DRAINING))),
+    loads={"a": load(True, False, ttft=0.5), "b": load(True)},
+    silent={},
+    agents={"a": "", "b": ""},
+    heard={"a": 1.2, "b": 0.4},
+    ingress={"10.0.0.1": "answers"},
+    ray="",
+)
+
+
+def test_one_screen() -> None:
+    assert lines(WELL) == [
+        "2 hosts, 2 serving; endpoint http://10.0.0.1:8000",
+        "HOST  STATE     ADDRESS        READY  RUNNING  WAITING  TTFT    AGENT",
+        "a     ready     10.0.0.1:8000  1/2    3        2        0.50 s  1 s ago",
+        "b     draining  10.0.0.1:8000  1/1    3        2        -       0 s ago",
+        "ingress 10.0.0.1: answers",
+        "Ray: answers",
+        "member list: 7.2",
+    ]
+    assert well(WELL)
+
+
+def test_what_is_not_well_is_said_below_the_table() -> None:
+    screen = msgspec.structs.replace(
+        WELL,
+        loads={"a": load(True)},
+        silent={"b": "its daemon does not answer: connection refused"},
+        agents={"a": "", "b": "cannot reach numa-launcher on 'x': no such socket", "c": "cannot start"},
+    )
+    text = lines(screen)
+    assert "b     down       10.0.0.1:8000  -      -        -        -     0 s ago" in text
+    assert "c     no daemon  -              -      -        -        -     -" in text
+    assert "  b: its daemon does not answer: connection refused" in text
+    assert "  b: cannot reach numa-launcher on 'x': no such socket" in text
+    assert "  c: cannot start" in text
+    assert not well(screen)
+
+
+def test_without_ray_the_list_still_counts() -> None:
+    screen = msgspec.structs.replace(
+        WELL, ray="cannot reach Ray's head at 'h:1': refused", agents={}, heard={}
+    )
+    assert (
+        "Ray: cannot reach Ray's head at 'h:1': refused; requests are served by the member list, changes wait"
+        in lines(screen)
+    )
+    assert not well(screen)
+
+
+def test_a_closed_ingress_is_not_well() -> None:
+    screen = msgspec.structs.replace(WELL, ingress={"10.0.0.1": "does not answer: connection refused"})
+    assert "ingress 10.0.0.1: does not answer: connection refused" in lines(screen)
+    assert not well(screen)
+
+
+@pytest.mark.parametrize(
+    ("ttfts", "named"),
+    [
+        ((0.1, 0.1, 0.9), []),  # under a second more
+        ((1.0, 1.0, 2.5), ["c"]),
+        ((5.0, 5.0, 9.0), []),  # less than twice
+        ((1.0, None, 5.0), ["c"]),
+        ((None, None, 5.0), []),  # nothing to compare with
+    ],
+)
+def test_a_slow_host_is_named(ttfts: tuple[float | None, ...], named: list[str]) -> None:
+    loads = {host: load(True, ttft=ttft) for host, ttft in zip("abc", ttfts, strict=True)}
+    assert slow(loads) == named
+
+
+@pytest.fixture
+def daemon() -> Iterator[str]:
+    """The address of a server that answers /load."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(load(True)) if self.path == "/load" else b"{}"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def config(folder: Path, port: str) -> FleetConfig:
+    return FleetConfig(state=str(folder), ingress=Ingress(hosts=("127.0.0.1",), listen=f"0.0.0.0:{port}"))
+
+
+def test_each_daemon_is_asked_and_one_that_is_gone_is_said(tmp_path: Path, daemon: str) -> None:
+    members = MemberList(
+        epoch=1, version=1, members=(member("a", address=daemon), member("b", address="127.0.0.1:1"))
+    )
+    view = View(
+        spec="", members=members, reports={"a": Report(node="n", address=daemon)},
+        heard={"a": time.time()}, error="",
+    )  # fmt: skip
+    screen = gather(config(tmp_path, daemon.partition(":")[2]), view, "")
+    assert screen.loads == {"a": load(True)}
+    assert screen.silent == {"b": "its daemon does not answer: connection refused"}
+    assert screen.ingress == {"127.0.0.1": "answers"}
+    assert screen.ray == ""
+    assert gather(config(tmp_path, "1"), view, "").ingress == {
+        "127.0.0.1": "does not answer: connection refused"
+    }
+
+
+def test_without_ray_the_hosts_are_those_of_the_file(tmp_path: Path, daemon: str) -> None:
+    write_members(tmp_path / MEMBERS, MemberList(epoch=1, version=1, members=(member("a", address=daemon),)))
+    screen = gather(config(tmp_path, "1"), None, "cannot reach Ray")
+    assert (screen.loads, screen.ray) == ({"a": load(True)}, "cannot reach Ray")
+
+
+def test_without_ray_and_file_it_is_said_where_to_ask(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError) as error:
+        gather(config(tmp_path, "1"), None, "cannot reach Ray")
+    assert "this host has no member list" in error.value.message
+    assert "127.0.0.1" in error.value.remedy

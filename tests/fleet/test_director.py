@@ -1,0 +1,228 @@
+"""What the director makes of the agents' reports, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from launcher.errors import LauncherError, NotFoundError, RefusedError
+from launcher.fleet.director import LOST_S, Director, Node, Report, next_list
+from launcher.fleet.members import Member, MemberList, MemberState
+
+READY, DRAINING, LOST = MemberState.READY, MemberState.DRAINING, MemberState.LOST
+
+
+def member(host: str, state: MemberState = READY, node: str = "n") -> Member:
+    return Member(host=host, address=f"{host}:1", state=state, node=node)
+
+
+def listed(*members: Member, epoch: int = 5, version: int = 1) -> MemberList:
+    return MemberList(epoch=epoch, version=version, members=members)
+
+
+def report(host: str, *, kept: MemberList | None = None, address: str | None = None) -> Report:
+    return Report(node="n", address=f"{host}:1" if address is None else address, kept=kept)
+
+
+def states(members: MemberList) -> dict[str, MemberState]:
+    return {each.host: each.state for each in members.members}
+
+
+def test_hosts_with_a_daemon_are_members_by_name() -> None:
+    found = next_list(
+        MemberList(epoch=5), {"b": report("b"), "a": report("a"), "c": report("c", address="")}, set()
+    )
+    assert found == listed(member("a"), member("b"))
+
+
+def test_a_turn_that_finds_the_same_makes_no_new_version() -> None:
+    mine = listed(member("a"))
+    assert next_list(mine, {"a": report("a")}, set()) is mine
+
+
+@pytest.mark.parametrize(
+    ("before", "silent", "after"),
+    [
+        (READY, True, LOST),
+        (LOST, True, LOST),
+        # An upgrade may restart the host: it must not get requests because its agent is away.
+        (DRAINING, True, DRAINING),
+        (LOST, False, READY),
+        (DRAINING, False, DRAINING),
+    ],
+)
+def test_states(before: MemberState, silent: bool, after: MemberState) -> None:
+    reports = {} if silent else {"a": report("a")}
+    assert states(next_list(listed(member("a", before)), reports, {"a"} if silent else set())) == {"a": after}
+
+
+def test_a_host_keeps_its_address_while_its_daemon_is_away() -> None:
+    """The ingress sees for itself when the daemon answers again."""
+    assert next_list(listed(member("a")), {"a": report("a", address="")}, set()) == listed(member("a"))
+
+
+def test_a_new_address_and_a_new_node_are_a_new_version() -> None:
+    found = next_list(listed(member("a")), {"a": Report(node="n2", address="other:1")}, set())
+    assert found == listed(Member(host="a", address="other:1", node="n2"), version=2)
+
+
+def test_a_new_director_takes_the_hosts_of_an_ingress_hosts_file() -> None:
+    """At its start it has heard of few hosts: those of the file must not lose their requests."""
+    kept = listed(member("a"), member("b"), member("c", DRAINING), epoch=3, version=9)
+    found = next_list(MemberList(epoch=5), {"a": report("a", kept=kept)}, set())
+    assert states(found) == {"a": READY, "b": READY, "c": DRAINING}
+    assert found.newer_than(kept)
+
+
+def test_a_newer_list_of_another_director_is_overtaken_with_its_content() -> None:
+    """After a partition, or with a clock that went back: what the other side changed counts."""
+    kept = listed(member("a", DRAINING), member("b"), epoch=8, version=2)
+    found = next_list(listed(member("a"), member("d")), {"a": report("a", kept=kept)}, set())
+    assert states(found) == {"a": DRAINING, "b": READY, "d": READY}
+    assert found.epoch == 9
+
+
+def test_a_forgotten_host_does_not_come_back_from_the_same_directors_old_list() -> None:
+    kept = listed(member("a"), member("b"))
+    assert states(next_list(listed(member("a"), version=2), {"a": report("a", kept=kept)}, set())) == {
+        "a": READY
+    }
+
+
+class FakeCluster:
+    """Nodes, their agents and the files of ingress hosts."""
+
+    def __init__(self, *hosts: str, ingress: Iterable[str] = ("a",)) -> None:
+        self.hosts = dict.fromkeys(hosts, True)
+        self.files = {host: MemberList() for host in ingress}
+        self.unwritable: set[str] = set()
+        self.written = 0
+
+    def nodes(self) -> Sequence[Node]:
+        return [Node(id="n", host=host, address=host, names=frozenset({host})) for host in self.hosts]
+
+    def reports(self, nodes: Sequence[Node]) -> Mapping[str, Report]:
+        return {
+            node.host: report(node.host, kept=self.files.get(node.host))
+            if self.hosts[node.host]
+            else Report()
+            for node in nodes
+        }
+
+    def keep(self, hosts: Iterable[str], members: MemberList) -> Mapping[str, str]:
+        wanted = set(hosts)
+        for host in wanted - self.unwritable:
+            self.written += 1
+            if members.newer_than(self.files[host]):
+                self.files[host] = members
+        return dict.fromkeys(wanted & self.unwritable, "disk full")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def started(cluster: FakeCluster, clock: Clock) -> Director:
+    director = Director(cluster, "spec", clock)
+    director.turn()
+    return director
+
+
+def test_the_ingress_hosts_get_each_version_once() -> None:
+    cluster, clock = FakeCluster("a", "b", ingress=("a", "b")), Clock()
+    director = started(cluster, clock)
+    director.turn()
+    assert cluster.written == 2
+    assert cluster.files["a"] == cluster.files["b"] == director.view().members
+
+
+def test_an_ingress_host_that_could_not_write_gets_the_list_later() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    cluster.unwritable = {"a"}
+    director = started(cluster, clock)
+    assert cluster.files["a"] == MemberList()
+    cluster.unwritable = set()
+    director.turn()
+    assert cluster.files["a"] == director.view().members
+
+
+def test_an_agent_is_lost_after_a_while_and_comes_back_by_itself() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    director = started(cluster, clock)
+    cluster.hosts["b"] = False
+    clock.now += LOST_S
+    director.turn()
+    assert states(cluster.files["a"])["b"] is READY
+    clock.now += 1
+    director.turn()
+    assert states(cluster.files["a"])["b"] is LOST
+    cluster.hosts["b"] = True
+    director.turn()
+    assert states(cluster.files["a"])["b"] is READY
+
+
+def test_a_restarted_director_waits_as_long_for_hosts_that_it_only_read_of() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    started(cluster, clock)
+    del cluster.hosts["b"]
+    clock.now += 100
+    director = started(cluster, clock)
+    assert states(director.view().members)["b"] is READY
+    clock.now += LOST_S + 1
+    director.turn()
+    assert states(cluster.files["a"])["b"] is LOST
+
+
+def test_hold_is_in_the_file_when_it_returns_and_survives_the_director() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    director = started(cluster, clock)
+    director.hold("b", True)
+    assert states(cluster.files["a"])["b"] is DRAINING
+    clock.now += 1
+    director = started(cluster, clock)
+    assert states(director.view().members)["b"] is DRAINING
+    director.hold("b", False)
+    assert states(cluster.files["a"])["b"] is READY
+
+
+def test_hold_says_when_an_ingress_host_has_not_written_it() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    director = started(cluster, clock)
+    cluster.unwritable = {"a"}
+    with pytest.raises(LauncherError, match="cannot tell ingress host a of b: disk full"):
+        director.hold("b", True)
+
+
+def test_hold_and_forget_want_a_host_of_the_fleet() -> None:
+    director = started(FakeCluster("a"), Clock())
+    with pytest.raises(NotFoundError, match="'x'"):
+        director.hold("x", True)
+    with pytest.raises(NotFoundError, match="'x'"):
+        director.forget("x")
+
+
+def test_forget_is_for_hosts_that_are_gone() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    director = started(cluster, clock)
+    with pytest.raises(RefusedError, match="its agent answers"):
+        director.forget("b")
+    del cluster.hosts["b"]
+    director.turn()
+    director.forget("b")
+    director.turn()
+    assert states(cluster.files["a"]) == {"a": READY}
+
+
+def test_of_two_directors_the_newer_ones_list_stays() -> None:
+    """Each side of a partition has one; the file takes the newer list, whoever writes last."""
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    old = started(cluster, clock)
+    clock.now += 10
+    new = started(cluster, clock)
+    new.hold("b", True)
+    cluster.keep(["a"], old.view().members)
+    assert cluster.files["a"] == new.view().members
