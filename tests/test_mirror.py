@@ -31,6 +31,7 @@ SEVERAL_MODULES = {
     "control/test_roles": "server and peers, by processes of other users",
     "dashboard/test_palette": "the colours of static/style.css",
     "dashboard/test_picture_colours": "the colours of static/picture.css",
+    "fleet/test_kubernetes": "configs/kubernetes",
     "history/test_kill": "recorder, history and file, by a process that is killed",
     "instances/test_adoption": "supervisor and slot controller after a daemon restart",
     "instances/test_spawner_contract": "what both spawners promise",

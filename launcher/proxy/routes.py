@@ -27,6 +27,7 @@ class Kind(StrEnum):
     LOAD = "load"
 
 
+HOST_METRICS = "/metrics/host"
 REALTIME = "/v1/realtime"  # refused with an error of its own
 OWN_PAGES = frozenset(
     {Kind.MODELS, Kind.MODEL, Kind.HEALTH, Kind.METRICS, Kind.LOAD}
@@ -68,6 +69,8 @@ _SCORED = ("queries", "text_1", "data_1", "documents", "items", "text_2", "data_
 ROUTES: tuple[Route, ...] = (
     Route("/health", _GET, Kind.HEALTH),
     Route("/metrics", _GET, Kind.METRICS),
+    # /metrics?view=host for those who can configure a path without a query.
+    Route(HOST_METRICS, _GET, Kind.METRICS),
     Route("/load", _GET, Kind.LOAD),
     Route("/version", _GET, Kind.ANY),
     Route("/tokenizer_info", _GET, Kind.ANY),

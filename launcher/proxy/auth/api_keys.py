@@ -17,7 +17,7 @@ from launcher.proxy.errors import HttpError
 from launcher.proxy.watched_file import WatchedFile
 from launcher.usage.budgets import Budgets
 
-OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/load"})
+OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/metrics/host", "/load"})
 """Paths without authentication, as in vLLM, for probes, scrapers and gateways. They show key names, but no secrets."""
 
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from launcher.proxy.request.record import Request
 
 ACCESS: Final = logging.getLogger("launcher.access")
 MOST_LINES: Final = 64  # so many lines are written without waiting for the event loop
-_QUIET: Final = frozenset({"/health", "/metrics", "/load"})  # asked for every second: logged at DEBUG
+# Asked for every second: logged at DEBUG.
+_QUIET: Final = frozenset({"/health", "/metrics", "/metrics/host", "/load"})
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 # The attributes that all lines share. The record that logging would make costs as much as the rest of the line: it looks
 # up the thread, the process and the file's parts.

@@ -24,7 +24,7 @@ from launcher.proxy.request.answer import Answer, own_answer
 from launcher.proxy.request.events import Event, Faulted, PageReady, Refused
 from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.routes import Kind, Match, split_target
+from launcher.proxy.routes import HOST_METRICS, Kind, Match, split_target
 from launcher.proxy.upstream.scraper import Instance
 from launcher.telemetry import host_view
 from launcher.telemetry.rendering import render
@@ -99,6 +99,8 @@ class PageRenderer:
         if found.route.kind is Kind.LOAD:
             return await self._load(query)
         if found.route.kind is Kind.METRICS:
+            if found.route.path == HOST_METRICS:
+                return await self._host_view({**query, "view": ["host"]})
             return await (self._host_view(query) if "view" in query else self.metrics_page())
 
         def visible(name: str) -> bool:

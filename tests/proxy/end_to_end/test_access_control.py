@@ -47,7 +47,7 @@ async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
         assert (await answer.json())["error"]["code"] == "invalid_api_key"
     assert engine.calls == []
-    for open_path in ("/health", "/load", "/metrics?view=host"):
+    for open_path in ("/health", "/load", "/metrics?view=host", "/metrics/host"):
         async with proxy.client.get(open_path) as answer:
             assert answer.status == 200
     head = {"Authorization": f"Bearer {key}"}

@@ -94,3 +94,11 @@ async def test_a_gateway_reads_the_load_of_each_instance(build: Build) -> None:
     ]  # fmt: skip
     assert loads[0]["models"]["m"]["aliases"] == ["alias"]
     assert loads[0]["started"] == loads[1]["started"] != loads[2]["started"]
+
+
+async def test_without_an_instance_health_refuses_and_load_answers(build: Build) -> None:
+    """Kubernetes: not ready, and alive."""
+    proxy = await build()
+    for path, status in (("/health", 503), ("/load", 200), ("/metrics/host", 200)):
+        async with proxy.client.get(path) as answer:
+            assert answer.status == status, path

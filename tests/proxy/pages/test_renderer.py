@@ -405,7 +405,8 @@ async def test_the_host_view_has_the_four_families_and_nothing_else(pages: Pages
         ),
         1,
     )
-    assert (await pages.ask("GET", "/metrics?view=host&model=m")).body[:60] == answer.body[:60]
+    for target in ("/metrics?view=host&model=m", "/metrics/host", "/metrics/host?model=m"):
+        assert (await pages.ask("GET", target)).body[:60] == answer.body[:60]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,11 @@ def advance(request: Request, event: Event, world: World | None = None) -> tuple
 
 def request_of(path: str = CHAT, state: State = State.RECEIVING, *, stream: bool = True) -> Request:
     """A request in a state, with what it has there."""
-    method = "GET" if path in {"/health", "/metrics", "/load"} or path.startswith("/v1/models") else "POST"
+    method = (
+        "GET"
+        if path in {"/health", "/metrics", "/metrics/host", "/load"} or path.startswith("/v1/models")
+        else "POST"
+    )
     head = parse_request(b"%b %b HTTP/1.1\r\nHost: h\r\n\r\n" % (method.encode(), path.encode()))
     found = match(method, path)
     assert isinstance(found, Match)
