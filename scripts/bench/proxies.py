@@ -9,7 +9,8 @@ usage: scripts/bench-proxy [--only NAME,...] [--rounds N] [--quick] [--json FILE
 
 Two stub engines, the clients and the proxies run on this machine; by default the proxy has one cpu for itself
 and everything else another (--no-pin: none has). Each round starts every proxy afresh, in another order.
-Names: direct, nginx, nginx-unix, haproxy, vllm-router, vllm-router-rr, sglang-router, smg, aiohttp, bare, ours, ours-tcp,
+Names: direct, nginx, nginx-unix, haproxy, fleet (HAProxy as the ingress of a fleet, with a picker), fleet-haproxy (the CPU
+time of HAProxy alone), vllm-router, vllm-router-rr, sglang-router, smg, aiohttp, bare, ours, ours-tcp,
 ours-no-ids, ours-early (without late binding), ours-traced.
 """
 

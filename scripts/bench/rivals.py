@@ -161,6 +161,14 @@ def _haproxy(to: Setting) -> Sequence[str]:
     return ["haproxy", "-db", "-f", str(to.folder / "haproxy.cfg")]
 
 
+def _fleet(*more: str) -> Callable[[Setting], Sequence[str]]:
+    def argv(to: Setting) -> Sequence[str]:
+        ports = ("--port", str(to.port), "--picker-port", str(to.spare), "--folder", str(to.folder))
+        return [sys.executable, "-m", "bench.fleet_ingress", *ports, *more, *map(str, to.ports)]
+
+    return argv
+
+
 # --- the routers ------------------------------------------------------------------------------
 
 
@@ -252,6 +260,20 @@ RIVALS: Final[Mapping[str, Rival]] = {
             "haproxy",
             "one thread, option http-no-delay, http-reuse always, leastconn, no log",
             _haproxy,
+            package="haproxy",
+        ),
+        Rival(
+            "fleet",
+            "the ingress of a fleet: HAProxy as configured for it, and a picker that names each host in turn",
+            _fleet(),
+            env=_PATHS,
+            package="haproxy",
+        ),
+        Rival(
+            "fleet-haproxy",
+            "the same without the CPU time of the picker's process",
+            _fleet("--apart"),
+            env=_PATHS,
             package="haproxy",
         ),
         Rival(
