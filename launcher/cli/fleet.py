@@ -15,7 +15,7 @@ import msgspec
 from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
-from launcher.fleet.config import FleetConfig, load_fleet
+from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
 from launcher.printable import printable_lines
 from launcher.text_table import counted
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from launcher.fleet.cluster import RayHosts
     from launcher.fleet.director import Node, Report
 
-DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
 HEARD_S: Final = 60.0
 """Ray starts an agent in 2 s, on a busy host in 20 s."""
 START_S: Final = 60.0

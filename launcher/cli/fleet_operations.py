@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from launcher.cli import fleet_keys, fleet_tables, options, usage
 from launcher.control.messages import VERIFY_S
 from launcher.errors import LauncherError
-from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig
 from launcher.fleet.hosts import Hosts, each
 from launcher.fleet.members import Member
 from launcher.printable import printable, printable_tree
@@ -55,13 +55,9 @@ def add_actions(actions: Any) -> None:
                 parser.add_argument("--json", action="store_true", help="print JSON")
         for inner in with_config:
             inner.add_argument(
-                "-c",
-                "--config",
-                type=Path,
-                metavar="FILE",
-                required=True,
-                help="read the fleet's configuration from here",
-            )
+                "-c", "--config", type=Path, metavar="FILE", default=DEFAULT_CONFIG,
+                help=f"use this configuration of the fleet (default: {DEFAULT_CONFIG})",
+            )  # fmt: skip
 
 
 def _add_upgrade(parser: argparse.ArgumentParser) -> None:

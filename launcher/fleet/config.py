@@ -10,6 +10,7 @@ import msgspec
 
 from launcher.errors import LauncherError, reason
 
+DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
 DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
 
 
