@@ -16,8 +16,8 @@ Handler = Callable[[str, Mapping[str, Value]], Awaitable[Mapping[str, str]]]
 MAX_FRAME: Final = 1 << 20  # HAProxy's own limit is tune.bufsize - 4
 IDLE_S: Final = 300.0  # longest wait for a frame; HAProxy closes idle connections before (timeout idle)
 HELLO, DISCONNECT, NOTIFY, AGENT_HELLO, AGENT_DISCONNECT, ACK = 1, 2, 3, 101, 102, 103
-_UINT32, _STRING = b"\x03", b"\x08"
 _SET_VAR: Final = b"\1\3\2"  # action, number of its arguments, scope: transaction
+_Messages = list[tuple[str, dict[str, Value]]]
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,19 +69,17 @@ class _Frame:
             case kind:
                 raise _EndError(4, f"a value of unknown type {kind}")
 
-    def fields(self, count: int | None = None) -> dict[str, Value]:
-        """As many as there are, or `count`."""
+    def fields(self, count: int = -1) -> dict[str, Value]:
+        """So many, or all that there are."""
         found: dict[str, Value] = {}
-        while self._at < len(self._data) if count is None else count:
+        while count and not (count < 0 and self.at_end):
             name = self.text()
-            found[name], count = self.value(), None if count is None else count - 1
+            found[name], count = self.value(), count - 1
         return found
 
-    def messages(self) -> list[tuple[str, dict[str, Value]]]:
-        found = []
-        while self._at < len(self._data):
-            found.append((self.text(), self.fields(self.take(1)[0])))
-        return found
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
 
 
 def _varint(value: int) -> bytes:
@@ -98,6 +96,10 @@ def _text(text: str) -> bytes:
     return _varint(len(data := text.encode())) + data
 
 
+def _field(name: str, value: str | int) -> bytes:
+    return _text(name) + (b"\x08" + _text(value) if isinstance(value, str) else b"\x03" + _varint(value))
+
+
 def _frame(kind: int, payload: bytes, stream: int = 0, number: int = 0) -> bytes:
     body = bytes((kind, 0, 0, 0, 1)) + _varint(stream) + _varint(number) + payload
     return len(body).to_bytes(4, "big") + body
@@ -109,44 +111,29 @@ def _hello(said: Mapping[str, Value]) -> bytes:
         raise _EndError(8, f"SPOP {versions!r} is not supported")
     if not isinstance(size, int):
         raise _EndError(6, "no max-frame-size")
-    texts = _text("version") + _STRING + _text("2.0") + _text("capabilities") + _STRING + _text("pipelining")
-    return _frame(AGENT_HELLO, texts + _text("max-frame-size") + _UINT32 + _varint(min(size, MAX_FRAME)))
+    texts = _field("version", "2.0") + _field("capabilities", "pipelining")
+    return _frame(AGENT_HELLO, texts + _field("max-frame-size", min(size, MAX_FRAME)))
 
 
-class _Connection:
-    def __init__(self, writer: asyncio.StreamWriter, handle: Handler) -> None:
-        self._writer, self._handle = writer, handle
-        self.answers: set[asyncio.Task[None]] = set()
-        self._greeted = False
+async def _read(reader: asyncio.StreamReader) -> _Frame:
+    async with asyncio.timeout(IDLE_S):
+        if (length := int.from_bytes(await reader.readexactly(4), "big")) > MAX_FRAME:
+            raise _EndError(3, f"a frame of {length} bytes")
+        return _Frame(await reader.readexactly(length))
 
-    def take(self, frame: _Frame) -> None:
-        """Raises _EndError."""
-        if frame.kind == HELLO:
-            self._writer.write(_hello(said := frame.fields()))
-            self._greeted = True
-            if said.get("healthcheck"):
-                raise _EndError(0, "health check")
-        elif frame.kind == DISCONNECT or not self._greeted:
-            raise _EndError(0 if self._greeted else 4, "a frame before HELLO")
-        elif frame.kind == NOTIFY:
-            task = asyncio.create_task(self._answer(frame.ids, frame.messages()), name="SPOP answer")
-            self.answers.add(task)
-            task.add_done_callback(self.answers.discard)
 
-    async def _answer(self, ids: tuple[int, int], messages: list[tuple[str, dict[str, Value]]]) -> None:
-        payload = b""
-        for name, arguments in messages:
-            try:
-                found = await self._handle(name, arguments)
-            except Exception:
-                _LOG.exception("cannot answer the SPOP message %s", name)
-                continue
-            payload += b"".join(
-                _SET_VAR + _text(key) + _STRING + _text(value) for key, value in found.items()
-            )
-        with contextlib.suppress(OSError):
-            self._writer.write(_frame(ACK, payload, *ids))
-            await self._writer.drain()
+async def _answer(frame: _Frame, messages: _Messages, writer: asyncio.StreamWriter, handle: Handler) -> None:
+    payload = b""
+    for name, arguments in messages:
+        try:
+            variables = await handle(name, arguments)
+        except Exception:
+            _LOG.exception("cannot answer the SPOP message %s", name)
+        else:
+            payload += b"".join(_SET_VAR + _field(*variable) for variable in variables.items())
+    with contextlib.suppress(OSError):
+        writer.write(_frame(ACK, payload, *frame.ids))
+        await writer.drain()
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
@@ -154,23 +141,31 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hand
 
     An exception of `handle` leaves its request without variables.
     """
-    connection = _Connection(writer, handle)
+    answers: set[asyncio.Task[None]] = set()
+    greeted = checked = False
     try:
-        while True:
-            async with asyncio.timeout(IDLE_S):
-                if (length := int.from_bytes(await reader.readexactly(4), "big")) > MAX_FRAME:
-                    raise _EndError(3, f"a frame of {length} bytes")
-                connection.take(_Frame(await reader.readexactly(length)))
+        while not checked:
+            frame = await _read(reader)
+            if frame.kind == HELLO:
+                writer.write(_hello(said := frame.fields()))
+                greeted, checked = True, bool(said.get("healthcheck"))
+            elif frame.kind == DISCONNECT or not greeted:
+                raise _EndError(0 if greeted else 4, "a frame before HELLO")
+            elif frame.kind == NOTIFY:
+                messages: _Messages = []
+                while not frame.at_end:
+                    messages.append((frame.text(), frame.fields(frame.take(1)[0])))
+                task = asyncio.create_task(_answer(frame, messages, writer, handle), name="SPOP answer")
+                answers.add(task)
+                task.add_done_callback(answers.discard)
     except _EndError as end:
         status, why = end.args
-        if status:
-            _LOG.warning("SPOP connection of %s closed: %s", writer.get_extra_info("peername"), why)
-        text = _text("message") + _STRING + _text(why)
-        writer.write(_frame(AGENT_DISCONNECT, text + _text("status-code") + _UINT32 + _varint(status)))
+        _LOG.log(logging.WARNING if status else logging.DEBUG, "SPOP connection closed: %s", why)
+        writer.write(_frame(AGENT_DISCONNECT, _field("message", why) + _field("status-code", status)))
     except (OSError, EOFError):
         pass
     finally:
-        for answer in connection.answers:
+        for answer in answers:
             answer.cancel()
         writer.close()
         with contextlib.suppress(OSError):

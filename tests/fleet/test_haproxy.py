@@ -296,12 +296,11 @@ async def test_a_cut_stream_has_no_end(start: Start, a: Daemon) -> None:
     reader, writer = await site.connect()
     writer.write(request())
     async with asyncio.timeout(WAIT_S):
-        await head(reader)
-        try:
+        rest = b""
+        with suppress(ConnectionResetError):
             rest = await reader.read()
-        except ConnectionResetError:
-            rest = b""
-    assert rest in {b"", chunk("1")}
+    # HAProxy 3.2 may not send what it has, where the end is there already.
+    assert rest == b"" or (rest.startswith(b"HTTP/1.1 200 ") and not rest.endswith(b"0\r\n\r\n"))
 
 
 # --- failures ---------------------------------------------------------------------------------

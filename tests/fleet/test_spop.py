@@ -186,7 +186,7 @@ async def test_a_health_check_is_answered_and_closed() -> None:
         peer.send(frame(1, pairs(HELLO | {"healthcheck": True})))
         kind, _ = await peer.frame() or (0, b"")
         assert kind == 101
-        await peer.refused(0)
+        assert await peer.frame() is None
 
 
 async def test_a_disconnect_is_answered_and_cancels_what_is_held(caplog: pytest.LogCaptureFixture) -> None:
