@@ -18,7 +18,7 @@ import psutil
 from fleet_hosts.hosts import Host, make_network
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
-from launcher.fleet.members import read_members
+from launcher.fleet.members import Member, MemberList, read_members, write_members
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 HOSTS: Final = 4
@@ -78,34 +78,10 @@ most = 8
 control = "/run/c.sock"
 keys = "/run/disk/api-keys"
 upgrade = {upgrade}
+start = {start}
 """
 STATE: Final = "disk/fleet"  # in a host's folder
 RAY_PORT: Final = 6379
-
-# Until the fleet's own ingress runs on a host: what its configuration does without a picker.
-STATIC = """
-global
-    stats socket /run/disk/admin.sock mode 600 level admin
-    nbthread 1
-defaults
-    mode http
-    timeout connect 1s
-    timeout client 120s
-    timeout server 120s
-    option http-no-delay
-    option redispatch
-frontend clients
-    bind {address}:{port}
-    default_backend hosts
-backend hosts
-    balance leastconn
-    option http-buffer-request
-    retries 3
-    retry-on conn-failure empty-response 503
-    option redispatch 1
-    default-server check inter 300ms fall 2 rise 1 on-marked-down shutdown-sessions
-{servers}
-"""
 
 
 def eventually(check: Callable[[], Any], what: str, within_s: float = SOON_S) -> Any:
@@ -126,7 +102,12 @@ class Fleet:
         self.token_s = token_s
         self.with_ray = with_ray
         self.config = folder / "fleet.toml"
-        self.config.write_text(FLEET.format(upgrade=json.dumps(self.restart_command("daemon"))))
+        self.config.write_text(
+            FLEET.format(
+                upgrade=json.dumps(self.restart_command("daemon")),
+                start=json.dumps(self.restart_command("daemon")),
+            )
+        )
         make_network()
         self.hosts = [Host(number, folder) for number in range(1, HOSTS + 1)]
 
@@ -299,11 +280,16 @@ class Fleet:
         )  # fmt: skip
 
     def start_ingress(self, host: Host) -> None:
-        config = host.folder / "haproxy.cfg"
-        servers = (f"    server h{one.number} {one.address}:{DAEMON_PORT}" for one in self.hosts)
-        config.write_text(STATIC.format(address=host.address, port=INGRESS_PORT, servers="\n".join(servers)))
-        self.unit(host, "haproxy", "haproxy", "-db", "-f", str(config))
-        eventually(lambda: self.ask_haproxy(host, "show info"), f"HAProxy on {host.name} does not answer")
+        if not self.with_ray:
+            folder = host.folder / STATE
+            folder.mkdir(parents=True, exist_ok=True)
+            members = (
+                Member(host=one.name, address=f"{one.address}:{DAEMON_PORT}") for one in self.hosts if one.on
+            )
+            write_members(folder / "members.json", MemberList(epoch=1, members=tuple(members)))
+        self.unit(
+            host, "ingress", sys.executable, "-m", "launcher", "fleet", "ingress", "-c", str(self.config)
+        )
 
     def wait_ready(self, host: Host) -> dict[str, Any]:
         """The host's status once all its instances are ready."""
@@ -331,7 +317,7 @@ class Fleet:
 
     def ask_haproxy(self, host: Host, line: str) -> str:
         """What HAProxy's admin socket on this host answers; nothing while there is none."""
-        path = host.folder / "disk" / "admin.sock"
+        path = host.folder / STATE / "admin.sock"
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(5)
             sock.connect(str(path))
@@ -349,7 +335,7 @@ class Fleet:
             return {}
         names = lines[0].removeprefix("# ").split(",")
         rows = (dict(zip(names, line.split(","), strict=False)) for line in lines[1:] if line)
-        return {row["addr"]: row for row in rows if row.get("addr") and row["status"] != "MAINT"}
+        return {row["addr"]: row for row in rows if row.get("pxname") == "hosts" and row["status"] != "MAINT"}
 
     def wait_known(self) -> None:
         """Until both ingresses send to all hosts that are on."""

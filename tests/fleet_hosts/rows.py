@@ -67,6 +67,9 @@ async def power(stage: Stage) -> None:
     await asyncio.to_thread(host.power_on)
     await asyncio.to_thread(fleet.start_host, host)
     await asyncio.to_thread(fleet.wait_known)
+    if fleet.with_ray:
+        await asyncio.to_thread(fleet.wait_well)
+    row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
 
 
 async def restart(stage: Stage) -> None:
