@@ -7,7 +7,8 @@ Four engines (prefill 1,500 tok/s, step 60 ms + 0.8 ms per sequence, 32 sequence
 blocks of 128), load 85 % of saturation, the same requests for all at each seed, each run with fresh engines and a
 fresh proxy. Times are model seconds. The first token's time is the engine's, so that a proxy's own delay is not
 scaled up with the rest. A run that FILE has already is not made again.
-Names: nginx-lc, nginx-rr, vllm-cache, vllm-cache-8, vllm-p2c, sglang-cache, sglang-cache-8, smg-p2c, ours.
+Names: nginx-lc, nginx-rr, vllm-cache, vllm-cache-8, vllm-p2c, sglang-cache, sglang-cache-8, smg-p2c, ours, fleet (four
+hosts: give --engines 8 or 16, and --speed 1: its own intervals are not scaled).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from bench.proxies import raise_limits
 from bench.rivals import OURS, SCRIPTS, SETTINGS, Setting
 from bench.workloads import WORKLOADS, Mix, Request, workload
 
-ENGINES: Final = 4
+ENGINES: Final = 4  # unless told
 GOOD_S: Final = 2.0  # a first token within this time is good
 TICK_S: Final = 0.5
 
@@ -45,8 +46,9 @@ TICK_S: Final = 0.5
 class Trial:
     """One workload, one seed, one proxy."""
 
-    def __init__(self, name: str, requests: Sequence[Request], speed: float) -> None:
+    def __init__(self, name: str, requests: Sequence[Request], speed: float, engines: int = ENGINES) -> None:
         self._name = name
+        self._count = engines
         self._requests = requests
         self._speed = speed
 
@@ -74,13 +76,13 @@ class Trial:
         return self._figures(seen, counts, wall * self._speed) | {"busy": busy}
 
     async def _engines(self, folder: Path) -> tuple[Process, tuple[int, ...], tuple[str, ...]]:
-        uds = [str(folder / f"engine{n}.sock") for n in range(ENGINES)]
+        uds = [str(folder / f"engine{n}.sock") for n in range(self._count)]
         argv = [
             sys.executable,
             "-m",
             "bench.model_engine",
             "--engines",
-            str(ENGINES),
+            str(self._count),
             "--speed",
             str(self._speed),
         ]
@@ -98,7 +100,7 @@ class Trial:
         """Some routers learn of their engines in the background: until one request in a row each is answered."""
         body = b'{"model":"m","stream":true,"max_tokens":1,"messages":[{"role":"user","content":"hello"}]}'
         good, deadline = 0, time.monotonic() + 30
-        while good < 2 * ENGINES:
+        while good < 2 * self._count:
             if time.monotonic() > deadline:
                 raise FailedError("the proxy answers no requests")
             status = await _post(port, body)
@@ -182,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--workloads", metavar="NAME,...", help=f"of {', '.join(WORKLOADS)}")
     made.add_argument("--seeds", default="101,102,103", metavar="N,...")
     made.add_argument("--requests", type=int, default=800, help="in a run (default 800)")
+    made.add_argument("--engines", type=int, default=ENGINES, metavar="N")
     made.add_argument("--load", type=float, default=0.85, help="of saturation (default 0.85)")
     made.add_argument("--missed", type=float, default=0.1, help="part of shared prompts missed at saturation")
     made.add_argument("--prompt-scale", type=float, default=1.0, help="length of prompts")
@@ -232,7 +235,7 @@ def _measure(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         if how := SETTINGS[name].missing():
             print(f"{name} is not installed and left out\n  what to do: {how}", file=sys.stderr)
             names.remove(name)
-    mix = Mix(ENGINES, args.load, args.requests, args.prompt_scale, missed=args.missed)
+    mix = Mix(args.engines, args.load, args.requests, args.prompt_scale, missed=args.missed)
     for seed in (int(text) for text in args.seeds.split(",")):
         for kind in _chosen(args.workloads, list(WORKLOADS), "workload"):
             requests = workload(kind, seed, mix, Shape())
@@ -251,7 +254,7 @@ def _measure(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
                 gc.collect()
                 try:
                     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                        row |= runner.run(Trial(name, requests, args.speed).run())
+                        row |= runner.run(Trial(name, requests, args.speed, args.engines).run())
                 except FailedError as failed:
                     print(f"{name}, {kind}, seed {seed}: {failed}", file=sys.stderr)
                     continue

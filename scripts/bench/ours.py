@@ -34,6 +34,7 @@ async def _serve(args: argparse.Namespace) -> None:
         listen=(args.listen,),
         policy=Policy(args.policy),
         access_log=args.access_log,
+        trusted_proxies=tuple(args.trusted_proxies),
     )
     accounts = traces = None
     accounting = Accounting()
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True, help="HOST:PORT or unix:/path")
     parser.add_argument("--policy", default=Policy.PREFIX_AWARE.value)
     parser.add_argument("--access-log", default="all", choices=["all", "errors", "off"])
+    parser.add_argument("--trusted-proxies", nargs=1, default=[], metavar="NETWORK")
     parser.add_argument("--max-num-seqs", type=int, default=4096)
     parser.add_argument(
         "--token-ids",

@@ -340,6 +340,11 @@ def another_version(checkout: Path) -> Rival:
 _ours_balancing: Final = ours("--max-num-seqs", "32", "--access-log", "off")
 
 
+def _fleet(to: Setting) -> Sequence[str]:
+    where = ("--listen", str(to.port), "--folder", str(to.folder / "fleet"))
+    return [sys.executable, "-m", "bench.live_fleet", *where, *to.uds]
+
+
 # Their default of 64 requests lets one engine of 32 sequences fill up while others idle.
 _TIGHT: Final = ("--balance-abs-threshold", "8", "--balance-rel-threshold", "1.1")
 
@@ -367,5 +372,12 @@ SETTINGS: Final[Mapping[str, Rival]] = {
         ),
         Rival("smg-p2c", "smg, power_of_two", _smg("power_of_two"), requirement=SMG),
         Rival(OURS, "numa-launcher, prefix-aware", _ours_balancing, env=_PATHS),
+        Rival(
+            "fleet",
+            "four hosts with a share of the engines each, HAProxy and the fleet's picker",
+            _fleet,
+            package="haproxy",
+            env=_PATHS,
+        ),
     )
 }

@@ -85,7 +85,7 @@ class Host:
         )
         self._init = subprocess.Popen(
             [*UNSHARE, "bash", "-c", script],
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         _wait_for(ready.exists, f"{self.name} has not started")
         self._pid = psutil.Process(self._init.pid).children()[0].pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,20 +38,23 @@ class Stage:
 async def last_new_request(stage: Stage, host: Host, since: float, for_s: float) -> float:
     """Seconds after `since` of the last request that an ingress sent to the host, 0 if there was none."""
     address = f"{host.address}:{DAEMON_PORT}"
-    ingresses = [ingress for ingress in stage.fleet.ingresses if ingress.on and ingress is not host]
-
-    def sent() -> int:
-        found = (stage.fleet.servers(ingress).get(address) for ingress in ingresses)
-        return sum(int(row["stot"]) for row in found if row)
-
-    before, last = await asyncio.to_thread(sent), 0.0
+    before, last = (await asyncio.to_thread(sent, stage.fleet)).get(address, 0), 0.0
     while time.monotonic() < since + for_s:
         await asyncio.sleep(0.02)
-        now = await asyncio.to_thread(sent)
+        now = (await asyncio.to_thread(sent, stage.fleet)).get(address, 0)
         if now > before:
             last = time.monotonic() - since
         before = max(before, now)
     return last
+
+
+def sent(fleet: Fleet) -> Counter[str]:
+    """Requests that the ingresses have sent to each address so far."""
+    found: Counter[str] = Counter()
+    for ingress in fleet.ingresses:
+        if ingress.on:
+            found.update({address: int(row["stot"]) for address, row in fleet.servers(ingress).items()})
+    return found
 
 
 async def power(stage: Stage) -> None:
@@ -117,16 +121,18 @@ async def slow(stage: Stage) -> None:
     host = fleet.hosts[2]
     engines = list(fleet.engines(host))
     fleet.slow(engines)
-    # The requests that were under way when it became slow say nothing.
+    # Time to learn of it.
     await asyncio.sleep(5)
-    since = time.monotonic()
+    before = await asyncio.to_thread(sent, fleet)
     await asyncio.sleep(8)
-    share = shares(one for one in stage.load.outcomes if one.begun > since).get(host.name, 0.0)
-    stage.row.found.append(f"{share:.0%} of the requests")
+    after = await asyncio.to_thread(sent, fleet)
+    new = {address: count - before.get(address, 0) for address, count in after.items()}
+    share = new[f"{host.address}:{DAEMON_PORT}"] / max(sum(new.values()), 1)
+    stage.row.found.append(f"{share:.0%} of the new requests")
     if fleet.with_ray:
         told = await asyncio.to_thread(fleet.try_status)
         stage.expect(f"{host.name}: slow" in told, f"fleet status does not name it: {told}")
-    stage.expect(share < 0.6 / len(fleet.hosts), f"the slow host got {share:.0%} of the requests")
+    stage.expect(share < 0.6 / len(fleet.hosts), f"the slow host got {share:.0%} of the new requests")
     fleet.slow(engines)
 
 
