@@ -100,6 +100,7 @@ class Picker:
     answer: Callable[[Mapping[str, Value]], Awaitable[Mapping[str, str]]]
     seen: list[tuple[str, Mapping[str, Value]]] = field(default_factory=list)
     ends: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
+    tls: ssl.SSLContext | None = None
 
     async def handle(self, name: str, arguments: Mapping[str, Value]) -> Mapping[str, str]:
         self.seen.append((name, arguments))
@@ -115,7 +116,7 @@ class Picker:
             def datagram_received(self, data: bytes, addr: object) -> None:
                 picker.ends.put_nowait(data.decode().split())
 
-        server = await asyncio.start_server(self.serve, host, port)
+        server = await asyncio.start_server(self.serve, host, port, ssl=self.tls)
         stack.callback(server.close)
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Ends, (host, port + 1))
         stack.callback(transport.close)

@@ -24,6 +24,9 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """TCP port of the pickers; the next one (UDP) takes the ends of requests. For the ingress hosts only."""
     tls_cert: str | None = None
     """PEM file with certificate and key for clients."""
+    picker_cert: str | None = None
+    """PEM file with certificate and key of the ingress hosts, by `[hosts] ca`. The pickers, which see keys and prompts,
+    are then asked over TLS."""
     start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
         "systemctl",
         "start",

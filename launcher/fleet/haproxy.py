@@ -52,20 +52,18 @@ def files(config: FleetConfig, *, exporter: bool) -> dict[str, str]:
     """Names -> texts of one folder; start `haproxy -f haproxy.cfg` in it. `exporter`: this build serves Prometheus."""
     ingress, hosts = config.ingress, config.hosts
     names = [f"[{host}]" if ":" in host else host for host in ingress.hosts]
-    pickers = [
-        f"  server p{n} {host}:{ingress.picker_port}{' backup' if n > 1 else ''}"
-        for n, host in enumerate(names, 1)
-    ]
+    ca = f" ssl verify required ca-file {shlex.quote(hosts.ca)}" if hosts.ca else ""
+    asked = f":{ingress.picker_port}{ca if ingress.picker_cert else ''}"
+    pickers = [f"  server p{n} {host}{asked}{' backup' * (n > 1)}" for n, host in enumerate(names, 1)]
     tls = f" ssl crt {shlex.quote(ingress.tls_cert)} alpn h2,http/1.1" if ingress.tls_cert else ""
-    # A check is a TCP connection alone: TLS handshakes with 200 hosts every 300 ms would keep a core busy.
-    ca = f" ssl verify required ca-file {shlex.quote(hosts.ca)} no-check-ssl" if hosts.ca else ""
     text = Template(_HERE.with_name("haproxy.cfg").read_text()).substitute(
         logs="\n".join(
             f"  log {host}:{ingress.picker_port + 1} len 2048 format raw local0" for host in names
         ),
         errors="\n".join(f"  errorfile {status} {status}.http" for status in _ERRORS),
         listen=ingress.listen + tls,
-        host_tls=ca,
+        # A check is a TCP connection alone: TLS handshakes with 200 hosts every 300 ms would keep a core busy.
+        host_tls=ca and f"{ca} no-check-ssl",
         most=hosts.most,
         pickers="\n".join(pickers),
         metrics_port=ingress.picker_port + 2,

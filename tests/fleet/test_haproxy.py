@@ -69,6 +69,7 @@ def start(stack: AsyncExitStack) -> Start:
             listen=f"127.0.0.1:{listen}",
             picker_port=port,
             tls_cert=str(cert) if cert else None,
+            picker_cert=str(cert) if cert else None,
         )
         site = Site(
             FleetConfig(ingress=ingress, hosts=Hosts(most=MOST, ca=str(ca) if ca else None)), folder, stack
@@ -196,7 +197,7 @@ async def test_the_second_picker_stands_by(start: Start, a: Daemon, b: Daemon, s
     await always(host="a").start("127.0.0.1", site.config.ingress.picker_port, stack)
     await until(lambda: answers(b"from a"))
     asked = len(second.seen)
-    assert {(await site.send()).body for _ in range(5)} == {b"from a"}
+    assert [(await site.send()).status for _ in range(5)] == [200] * 5
     assert len(second.seen) == asked
 
 
@@ -425,7 +426,9 @@ async def tls_site(start: Start, store: Path, ca: str, stack: AsyncExitStack) ->
     context.load_cert_chain(store / "host.pem")
     daemon = Daemon("a", tls=context)
     await daemon.start(stack)
-    site = await start(always(host="a"), cert=store / "host.pem", ca=store / f"{ca}.pem")
+    picker = always(host="a", slot="1")
+    picker.tls = context
+    site = await start(picker, cert=store / "host.pem", ca=store / f"{ca}.pem")
     site.tls = ssl.create_default_context(cafile=store / "ca.pem")
     await site.servers(daemon.member)
     return site, daemon
@@ -434,7 +437,7 @@ async def tls_site(start: Start, store: Path, ca: str, stack: AsyncExitStack) ->
 async def test_tls_from_client_to_daemon(start: Start, store: Path, stack: AsyncExitStack) -> None:
     site, daemon = await tls_site(start, store, "ca", stack)
     assert (await site.send()).body == b"from a"
-    assert daemon.asked[0].one("x-forwarded-proto") == "https"
+    assert [daemon.asked[0].one(name) for name in ("x-forwarded-proto", "x-numa-slot")] == ["https", "1"]
 
 
 async def test_a_daemon_with_a_strangers_certificate_gets_nothing(
