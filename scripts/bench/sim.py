@@ -79,6 +79,8 @@ class Loop:
         self._balancer = balancer
         self._order = count()
         self._heap: list[tuple[float, int, Kind | str, int, Request]] = []
+        # When something happens next in an engine, and its number. Out of date where the engine says otherwise.
+        self._due: list[tuple[float, int]] = []
         self._follows: dict[int, list[Request]] = {}
         self._came: dict[int, float] = {}
         self._ttft: dict[int, float] = {}
@@ -95,14 +97,13 @@ class Loop:
         wake: float | None = None
         while len(self.outcomes) < len(self._by_id):
             at_heap = self._heap[0][0] if self._heap else FOREVER
-            at_engine, which = min(
-                (e.next_at if e.next_at is not None else FOREVER, n) for n, e in enumerate(self.engines)
-            )
+            at_engine, which = self._next_engine()
             if wake is not None and wake <= min(at_heap, at_engine):
                 self.now = max(self.now, wake)
             elif at_engine <= at_heap:
                 for event in self.engines[which].advance(at_engine):
                     self._push(event.at + HOP_S, event.kind, which, self._by_id[int(str(event.request))])
+                self._expect(which)
                 continue
             else:
                 self.now, _, what, engine, request = heappop(self._heap)
@@ -118,6 +119,7 @@ class Loop:
             text, to = request.prompt, self.engines[engine]
             blocks = blocks_of(text, to.shape.block_tokens)
             to.submit(request.id, blocks, tokens_of(text), request.output_tokens, now)
+            self._expect(engine)
         elif what is Kind.FIRST:
             self._ttft[request.id] = now - self._came[request.id]
             self._balancer.first(request, engine, now)
@@ -126,6 +128,19 @@ class Loop:
             for follower in self._follows.pop(request.id, ()):
                 self._push(now + follower.think_s, "arrive", 0, follower)
             self._balancer.finished(request, engine, now)
+
+    def _expect(self, engine: int) -> None:
+        """Note when something happens next in an engine that has changed."""
+        at = self.engines[engine].next_at
+        if at is not None:
+            heappush(self._due, (at, engine))
+
+    def _next_engine(self) -> tuple[float, int]:
+        """The engine in which something happens first, and when."""
+        due = self._due
+        while due and due[0][0] != self.engines[due[0][1]].next_at:
+            heappop(due)
+        return due[0] if due else (FOREVER, 0)
 
     def _start(self, request: Request, engine: int) -> None:
         self._push(self.now + HOP_S, "submit", engine, request)
