@@ -16,8 +16,9 @@ from launcher.address import TcpAddress
 from launcher.config.schema import Policy
 from launcher.fleet.loads import HostLoad, InstanceLoad
 from launcher.proxy.balancing.balancer import Balancer
+from launcher.proxy.balancing.cells import Cell, Cells
 from launcher.proxy.balancing.cost_model import TOKEN_S
-from launcher.proxy.balancing.demand import Demand, Ending, FullError
+from launcher.proxy.balancing.demand import Demand, Ending, FullError, InstanceId
 from launcher.proxy.balancing.ticket import Ticket
 from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.request.beginning import Asked
@@ -26,6 +27,7 @@ HOLD_S: Final = 1.0
 # Reports in a row with fewer requests than are believed to be on a host: that many ends were never told.
 REPORTS: Final = 5
 EJECT_S: Final = 2.0  # a host's own reports say within a second what is ready
+ASK_AGAIN_S: Final = 0.1  # an eighth of the decisions' cost, the same first tokens (docs/fleet.md)
 
 
 class Choice(NamedTuple):
@@ -37,6 +39,7 @@ class Choice(NamedTuple):
 class Host:
     name: str
     server: str | None = None  # None: it gets no new requests
+    cell: Cell | None = None  # None: until its first report
     lost: bool = True  # until its first report
     load: HostLoad | None = None
     instances: dict[tuple[int, int], Upstream] = field(default_factory=dict)  # by slot and generation
@@ -50,6 +53,8 @@ class Host:
 class Request:
     id: str
     ticket: Ticket
+    cell: Cell
+    model: str
     host: Host | None = None  # None: it is held
     late: bool = False  # bound after HOLD_S: its first byte may be a comment of its host's queue
 
@@ -57,10 +62,13 @@ class Request:
 class Picker:
     def __init__(self, random: Callable[[int], int]) -> None:
         """`random(n)`: a number below n, to choose among equals."""
-        self._balancer = Balancer(Policy.PREFIX_AWARE, random, eject_s=EJECT_S)
+        self._cells = Cells(
+            lambda: Balancer(Policy.PREFIX_AWARE, random, eject_s=EJECT_S, ask_again_s=ASK_AGAIN_S)
+        )
+        self._changed: dict[Cell, None] = {}  # where something may start since the last turn
+        self._upstreams = 0  # that there were so far: an instance's number at its balancer
         self._hosts: dict[str, Host] = {}
         self._where: dict[int, tuple[Host, int]] = {}  # an instance's number at the balancer -> host and slot
-        self._numbers = 0
         self._names: dict[str, str] = {}  # of all hosts
         self._requests: dict[str, Request] = {}
         self._held: dict[Ticket, Request] = {}
@@ -87,6 +95,7 @@ class Picker:
             return
         host.load, host.lost = load, False
         self._forget_ended(host, load, now)
+        cell = self._cell(host)
         found = {(instance.slot, instance.generation): instance for instance in load.instances}
         for key in host.instances.keys() - found.keys():
             self._remove(host, key)
@@ -97,7 +106,7 @@ class Picker:
             beyond = max(0, min(foreign, said.running + said.waiting - upstream.in_flight))
             foreign -= beyond
             running = upstream.in_flight + beyond - said.waiting
-            self._balancer.reconcile(upstream, running, said.waiting, said.kv_usage, said.kv_tokens)
+            cell.balancer.reconcile(upstream, running, said.waiting, said.kv_usage, said.kv_tokens)
         names = {name: i.model for i in load.instances for name in _names(load, i.model)}
         if names != host.names:
             host.names = names
@@ -119,20 +128,22 @@ class Picker:
             host.beyond.clear()
 
     def _add(self, host: Host, key: tuple[int, int], said: InstanceLoad) -> Upstream:
-        self._numbers += 1
+        self._upstreams += 1
         where = TcpAddress(host.name, said.slot)
         upstream = Upstream(
-            self._numbers, 1, said.model, where, said.concurrency_limit, kv_tokens=said.kv_tokens
+            self._upstreams, 1, said.model, where, said.concurrency_limit, kv_tokens=said.kv_tokens
         )
         host.instances[key] = upstream
         self._where[upstream.slot] = (host, said.slot)
-        self._balancer.add(upstream)
+        cell = self._cell(host)
+        cell.balancer.add(upstream)
+        cell.resize()
         return upstream
 
     def _remove(self, host: Host, key: tuple[int, int]) -> None:
         upstream = host.instances.pop(key)
         del self._where[upstream.slot]
-        self._balancer.table.remove(*upstream.key, "gone")
+        self._cell(host).balancer.table.remove(*upstream.key, "gone")
 
     def _open(self, host: Host) -> None:
         """New requests for its ready instances, if it may have any."""
@@ -142,11 +153,22 @@ class Picker:
             if usable and host.load
             else set()
         )
+        cell = self._cell(host) if host.instances else None
         for key, upstream in host.instances.items():
-            if key in ready and upstream.draining:
-                self._balancer.add(upstream)
-            elif key not in ready and not upstream.draining:
-                self._balancer.table.drain(*upstream.key)
+            if cell is None or (key in ready) is not upstream.draining:
+                continue
+            if upstream.draining:
+                cell.balancer.add(upstream)
+            else:
+                cell.balancer.table.drain(*upstream.key)
+        if cell is not None:
+            self._changed[cell] = None
+
+    def _cell(self, host: Host) -> Cell:
+        """Chosen when it has told how many instances it has."""
+        if host.cell is None:
+            host.cell = self._cells.place(len(host.load.instances) if host.load else 0)
+        return host.cell
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -154,7 +176,13 @@ class Picker:
         """Its instance. None: it is held, if `holds` says so, else no instance is known to serve it."""
         if (model := self._model(asked.model)) is None or asked.id in self._requests:
             return None
-        balancer = self._balancer
+        tried: set[InstanceId] = set()
+        if asked.model not in (None, model):
+            without = (host for host in self._hosts.values() if asked.model not in host.names)
+            tried = {upstream.key for host in without for upstream in host.instances.values()}
+        if (cell := self._cells.choose(model, asked.prefix, tried)) is None:
+            return None
+        balancer = cell.balancer
         demand = Demand(
             model,
             balancer.prompt_tokens(asked.prompt_bytes) if asked.prompt_bytes else 0,
@@ -165,12 +193,10 @@ class Picker:
             stream=asked.stream,
         )
         ticket = Ticket(demand, now, now + HOLD_S)
-        if asked.model not in (None, model):
-            without = (host for host in self._hosts.values() if asked.model not in host.names)
-            ticket.tried = {upstream.key for host in without for upstream in host.instances.values()}
-        if not balancer.possible(ticket):
-            return None
-        request = self._requests[asked.id] = Request(asked.id, ticket)
+        ticket.tried = tried
+        request = self._requests[asked.id] = Request(asked.id, ticket, cell, model)
+        cell.count(model, 1)
+        self._changed[cell] = None
         try:
             balancer.offer(ticket, now)
         except FullError:
@@ -186,24 +212,32 @@ class Picker:
 
     def turn(self, now: float) -> list[tuple[str, Choice | None]]:
         """What becomes of requests that were held. To be called when anything has changed, and at `next_turn`."""
+        due = [cell for cell in self._cells if cell.pump_at is not None and cell.pump_at <= now]
+        changed, self._changed = self._changed | dict.fromkeys(due), {}
         decided: list[tuple[str, Choice | None]] = []
-        for ticket in self._balancer.pump(now):
-            request = self._held.pop(ticket)
-            decided.append((request.id, self._bound(request, ticket.upstream)))
-        for ticket in self._balancer.queue.expired(now):
-            request = self._held.pop(ticket)
-            decided.append((request.id, self._bind_late(request, now)))
+        for cell in changed:
+            balancer = cell.balancer
+            for ticket in balancer.pump(now):
+                request = self._held.pop(ticket)
+                decided.append((request.id, self._bound(request, ticket.upstream)))
+            for ticket in balancer.queue.expired(now):
+                request = self._held.pop(ticket)
+                decided.append((request.id, self._bind_late(request, now)))
+            cell.pump_at = balancer.next_pump(now)
         return decided
 
     def next_turn(self, now: float) -> float | None:
         """When time alone may decide something."""
-        return self._balancer.next_pump(now)
+        for cell in self._changed:
+            cell.pump_at = cell.balancer.next_pump(now)
+        return min((cell.pump_at for cell in self._cells if cell.pump_at is not None), default=None)
 
     def first(self, id_: str, status: int, now: float) -> None:
         """The head of its response has come: a daemon sends it with the first token."""
         request = self._requests.get(id_)
         if request is not None and status < 400 and not request.late:
-            self._balancer.first_token(request.ticket, now)
+            request.cell.balancer.first_token(request.ticket, now)
+            self._changed[request.cell] = None
 
     def ended(self, id_: str, status: int, server: str, termination: str, now: float) -> None:
         """It has left HAProxy, which says where it had sent it and how that ended (its termination state)."""
@@ -217,9 +251,10 @@ class Picker:
         else:
             self._release(id_, now, Ending.BROKEN)
             # The last instance that is not ejected stays: with none there would be nothing to fail on.
-            others = (u for u in self._balancer.table.of(upstream.model) if u is not upstream)
+            balancer = request.cell.balancer
+            others = (u for u in balancer.table.of(upstream.model) if u is not upstream)
             if not all(u.outliers.out for u in others):
-                self._balancer.failed(upstream, now)
+                balancer.failed(upstream, now)
 
     def _model(self, name: str | None) -> str | None:
         if name is not None:
@@ -229,11 +264,12 @@ class Picker:
 
     def _bind_late(self, request: Request, now: float) -> Choice | None:
         request.late = True
-        return self._bound(request, self._balancer.bind_soonest(request.ticket, now))
+        return self._bound(request, request.cell.balancer.bind_soonest(request.ticket, now))
 
     def _bound(self, request: Request, upstream: Upstream | None) -> Choice | None:
         if upstream is None:
             del self._requests[request.id]
+            request.cell.count(request.model, -1)
             return None
         request.host, slot = self._where[upstream.slot]
         request.host.bound[request.id] = request
@@ -241,16 +277,18 @@ class Picker:
 
     def _release(self, id_: str, now: float, ending: Ending) -> None:
         request = self._requests.pop(id_)
-        ticket = request.ticket
+        ticket, balancer = request.ticket, request.cell.balancer
+        request.cell.count(request.model, -1)
+        self._changed[request.cell] = None
         if request.host is None:
             del self._held[ticket]
-            self._balancer.withdraw(ticket)
+            balancer.withdraw(ticket)
             return
         del request.host.bound[id_]
         if ticket.first_token_at is not None:
             # Its tokens are not seen here: only the time that they take matters.
-            self._balancer.progress(ticket, round((now - ticket.first_token_at) / TOKEN_S))
-        self._balancer.release(ticket, now, ending)
+            balancer.progress(ticket, round((now - ticket.first_token_at) / TOKEN_S))
+        balancer.release(ticket, now, ending)
 
     # --- what is shown -----------------------------------------------------------------------------
 
@@ -261,7 +299,7 @@ class Picker:
     def notes(self) -> list[str]:
         """Lines for the log since the last call: ejections, stragglers."""
         found = []
-        for note in self._balancer.notes():
+        for note in (note for cell in self._cells for note in cell.balancer.notes()):
             number, _, what = note.removeprefix("slot ").partition(": ")
             if (where := self._where.get(int(number))) is not None:
                 found.append(f"host {where[0].name}: slot {where[1]}: {what}")

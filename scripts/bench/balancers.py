@@ -30,9 +30,16 @@ class Ours:
     """The proxy's balancer, given what the proxy would give it."""
 
     def __init__(
-        self, policy: Policy, instances: int, max_num_seqs: int, seed: int, *, kv_tokens: int | None = None
+        self,
+        policy: Policy,
+        instances: int,
+        max_num_seqs: int,
+        seed: int,
+        *,
+        kv_tokens: int | None = None,
+        ask_again_s: float = 0.0,
     ) -> None:
-        self.scheduler = Balancer(policy, Random(seed).randrange)
+        self.scheduler = Balancer(policy, Random(seed).randrange, ask_again_s=ask_again_s)
         for slot in range(instances):
             self.scheduler.add(Upstream(slot, 1, "m", UnixAddress("/x"), max_num_seqs, kv_tokens=kv_tokens))
         self._tickets: dict[int, Ticket] = {}

@@ -8,7 +8,18 @@ import sys
 from typing import Final
 
 COMMANDS: Final = frozenset(
-    {"proxies", "soak", "balance", "sim_balance", "ablation", "predictions", "ledger", "history", "polling"}
+    {
+        "proxies",
+        "soak",
+        "balance",
+        "sim_balance",
+        "ablation",
+        "predictions",
+        "ledger",
+        "history",
+        "polling",
+        "fleet",
+    }
 )
 
 

@@ -40,7 +40,12 @@ class Balancer:
         max_bytes: int = 512 * 1024 * 1024,
         eject_failures: int = 3,
         eject_s: float = 10.0,
+        ask_again_s: float = 0.0,
     ) -> None:
+        """`ask_again_s`: how long a ticket that waits for a certain instance is not asked again while that one is not open.
+
+        0: at each pump, which is best, and dear where many instances have many tickets that wait.
+        """
         self.table: UpstreamTable = UpstreamTable()
         self.costs: CostModel = CostModel()
         self.queue: AdmissionQueue = AdmissionQueue(max_requests, max_bytes)
@@ -50,6 +55,7 @@ class Balancer:
         self._number: int = 0
         self._eject_failures: int = eject_failures
         self._eject_s: float = eject_s
+        self._ask_again_s: float = ask_again_s
         self._notes: list[str] = []
         self._passed: list[Load] = []  # loads whose `ahead` this pass over the queue has changed
 
@@ -128,18 +134,22 @@ class Balancer:
         started: list[Ticket] = []
         candidates = self.table.of(model)
         opened = open_upstreams(candidates, self.costs, now)
+        can_start = set(opened)
         closed: set[InstanceId | None] = set()  # pinned instances that are not open
         looked = 0
         for ticket in self.queue.ordered(model):
             if not opened or looked >= WINDOW:
                 break
+            if now < ticket.ask_at and ticket.awaited is not None and ticket.awaited not in can_start:
+                self._count_ahead(ticket, ticket.awaited)
+                continue
             own, own_opened = candidates, opened
             pinned = ticket.demand.pinned
             if ticket.tried or pinned is not None:
                 if pinned in closed and not ticket.tried:
                     continue
                 own = self.table.candidates(ticket.demand.model, ticket.demand.pinned, ticket.tried)
-                own_opened = [upstream for upstream in own if upstream in opened]
+                own_opened = [upstream for upstream in own if upstream in can_start]
                 if not own_opened:
                     if not ticket.tried:
                         closed.add(pinned)
@@ -151,6 +161,7 @@ class Balancer:
                 self._bind(ticket, chosen, now)
                 started.append(ticket)
                 opened = open_upstreams(candidates, self.costs, now)
+                can_start = set(opened)
         for ticket in started:
             self.queue.take(ticket)
         return started
@@ -179,14 +190,22 @@ class Balancer:
         if not self.queue.count:
             return None
         times = [deadline] if (deadline := self.queue.next_deadline()) is not None else []
+        ask_again = False
         for upstream in self.table:
+            load = upstream.load
             if upstream.in_flight < upstream.max_num_seqs and not upstream.draining:
-                over = self.costs.prefill_s(upstream, now) - self.costs.horizon_s(upstream)
+                over = 0.0
+                if load.pending:
+                    over = self.costs.prefill_s(upstream, now) - self.costs.horizon_s(upstream)
                 if over > 0.0:
                     times.append(now + max(over, TICK_S))
+                else:
+                    ask_again = self._ask_again_s > 0.0
             until = upstream.outliers.ejected_until
             if until is not None and until > now:
                 times.append(until)
+        if ask_again:
+            times.append(now + self._ask_again_s)
         return max(now, min(times)) if times else None
 
     def first_token(self, ticket: Ticket, now: float) -> None:
@@ -336,18 +355,25 @@ class Balancer:
         if len(opened) == len(candidates):
             return self._policy.choose(ticket, candidates, opened, now)
         # No ticket waits for an instance that is ejected, or under trial.
-        healthy = [u for u in candidates if u in opened or not u.outliers.out]
+        can_start = set(opened)
+        healthy = [u for u in candidates if not u.outliers.out or u in can_start]
         chosen = self._policy.choose(ticket, healthy, opened, now)
         if chosen in opened:
             return chosen
         hit = chosen.prefixes.match(ticket.demand.prefix) * self.costs.block_tokens
-        load = chosen.load
-        load.ahead += 1
-        load.ahead_s += max(1.0, ticket.demand.prompt_tokens - hit) * self.costs.token_s(chosen)
-        self._passed.append(load)
+        ticket.ahead_s = max(1.0, ticket.demand.prompt_tokens - hit) * self.costs.token_s(chosen)
+        self._count_ahead(ticket, chosen)
         if ticket.queued:
             self.queue.wait_for(ticket, chosen)
+            ticket.ask_at = now + self._ask_again_s
         return None
+
+    def _count_ahead(self, ticket: Ticket, upstream: Upstream) -> None:
+        """It is left waiting for that instance: the tickets that this pass looks at next come after it."""
+        load = upstream.load
+        load.ahead += 1
+        load.ahead_s += ticket.ahead_s
+        self._passed.append(load)
 
     def _rank(self, ticket: Ticket, candidates: Upstreams) -> Upstream | None:
         """Set its cost and rank for the queue, as if it started where most of its prompt is cached; return that instance."""

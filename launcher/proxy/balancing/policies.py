@@ -7,7 +7,7 @@ one). It returns one candidate. If that one is not open, the ticket waits for it
 # ruff: noqa: ARG002 - one signature for all policies
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Final, Protocol, assert_never
 
@@ -80,11 +80,13 @@ class PrefixAware:
         shortest = max(1.0, ticket.demand.prompt_tokens - most * block)
         typical = costs.typical_uncached
         here = most  # the best hit of an open instance
+        can_start: Collection[Upstream] = opened
         if len(opened) < len(candidates):
-            here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in opened)
+            can_start = set(opened)
+            here = max(hit for hit, u in zip(hits, candidates, strict=True) if u in can_start)
         best, least = candidates[0], float("inf")
         for hit, upstream in found:
-            if hit <= here and upstream not in opened:
+            if hit <= here and upstream not in can_start:
                 continue  # no reason to wait: an open one has as much of the prompt
             token_s = upstream.fit.slope * upstream.lag
             start = self._start_s(upstream, token_s, now)

@@ -10,9 +10,9 @@ class Ticket:
     """A request at the balancer, over all its attempts. Times are the caller's clock, seconds."""
 
     __slots__ = (
-        "arrived", "awaited", "bound_at", "cached_blocks", "computed_tokens", "cost", "deadline", "demand",
-        "expected_at", "first_token_at", "limit_s", "number", "predicted_s", "prefill_s", "prefill_tokens", "queued",
-        "rank", "shared_block", "tokens", "tried", "uncached", "unscaled_s", "upstream", "work",
+        "ahead_s", "arrived", "ask_at", "awaited", "bound_at", "cached_blocks", "computed_tokens", "cost", "deadline",
+        "demand", "expected_at", "first_token_at", "limit_s", "number", "predicted_s", "prefill_s", "prefill_tokens",
+        "queued", "rank", "shared_block", "tokens", "tried", "uncached", "unscaled_s", "upstream", "work",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, arrived: float, deadline: float) -> None:
@@ -35,6 +35,9 @@ class Ticket:
         self.cost: float = 0.0
         self.prefill_s: float = 0.0
         self.awaited: Upstream | None = None
+        # Seconds of prefill there for those behind it, and until when it need not be asked again while that one is not open.
+        self.ahead_s: float = 0.0
+        self.ask_at: float = 0.0
         # The prediction's view: tokens of its prompt to compute and where (None: on whichever is free first), and what
         # it said before its correction (0: it was bound at once).
         self.prefill_tokens: float = 0.0

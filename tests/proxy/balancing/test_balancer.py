@@ -14,7 +14,9 @@ from launcher.config.schema import Policy
 from launcher.proxy.balancing.balancer import RETRY_MAX_S, TICK_S, WINDOW, Balancer
 from launcher.proxy.balancing.cost_model import UNKNOWN_AT_ONCE
 from launcher.proxy.balancing.demand import Ending, FullError
+from launcher.proxy.balancing.policies import PrefixAware, Upstreams
 from launcher.proxy.balancing.ticket import Ticket
+from launcher.proxy.balancing.upstreams import Upstream
 
 
 def busy(made: Balancer, count: int, now: float = 0.0) -> list[Ticket]:
@@ -383,6 +385,39 @@ def test_others_pass_a_request_that_waits_for_its_cache() -> None:
     assert made.offer(other, 6.6) is not None
     assert slot(other) == 1
     made.first_token(other, 6.7)
+    assert made.pump(7.6) == [again]
+    assert slot(again) == 0
+
+
+@pytest.mark.parametrize(("again_s", "asked"), [(0.0, 3), (0.25, 2), (10.0, 1)])
+def test_a_ticket_that_waits_for_an_instance_is_asked_again_after_a_time(
+    monkeypatch: pytest.MonkeyPatch, again_s: float, asked: int
+) -> None:
+    made = balancer(2, ask_again_s=again_s)
+    prompt = tuple(range(50))
+    made.offer(first := ticket(tokens=6400, prefix=prompt, pinned=(0, 1)), 0.0)
+    made.first_token(first, 6.4)
+    made.offer(ticket(6.4, tokens=1000, pinned=(0, 1)), 6.4)
+    again = ticket(6.5, tokens=6410, prefix=prompt)
+    assert made.offer(again, 6.5) is None
+    looks: list[Ticket] = []
+    choose = PrefixAware.choose
+
+    def counted(self: PrefixAware, one: Ticket, all_: Upstreams, opened: Upstreams, now: float) -> Upstream:
+        looks.append(one)
+        return choose(self, one, all_, opened, now)
+
+    monkeypatch.setattr(PrefixAware, "choose", counted)
+    cached = made.table.get(0, 1)
+    assert cached is not None
+    for now in (6.6, 6.7, 7.0):
+        assert made.pump(now) == []
+        assert cached.load.ahead == 1
+        due = made.next_pump(now)
+        assert due is not None
+        assert not again_s or due <= now + again_s
+    assert len(looks) == asked
+    # The instance that it waits for can start it: at once, whenever it was asked last.
     assert made.pump(7.6) == [again]
     assert slot(again) == 0
 
