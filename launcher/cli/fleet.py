@@ -15,7 +15,9 @@ import msgspec
 from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
+from launcher.fleet.agent import ingress_status
 from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
+from launcher.fleet.hosts import each
 from launcher.printable import printable_lines
 from launcher.text_table import counted
 
@@ -185,12 +187,15 @@ def _started(hosts: RayHosts, host: str, words: tuple[str, ...]) -> str:
 
 
 def status(config: FleetConfig, *, as_json: bool) -> int:
-    view, why = None, ""
+    view, why, pickers = None, "", [ingress_status(Path(config.state))]
     try:
-        view = connected(config).view()
+        hosts = connected(config)
+        view = hosts.view()
+        ingress = [host for host, report in view.reports.items() if report.kept is not None]
+        pickers += each(ingress, hosts.ingress)[0].values()
     except UnreachableError as error:
         why = error.message
-    screen = fleet_status.gather(config, view, why)
+    screen = fleet_status.gather(config, view, why, pickers)
     if as_json:
         print(json.dumps(msgspec.to_builtins(screen), indent=2))
     else:

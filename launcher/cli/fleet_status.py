@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -45,12 +45,17 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since a host's agent answered."""
     ingress: dict[str, str]
     """Why an ingress does not answer, or ANSWERS, by address."""
+    stragglers: dict[str, tuple[int, ...]] = {}
+    """Instances that are slower than their siblings and get fewer requests, by host."""
     ray: str
     """Why there is no news from Ray; empty: it answers."""
 
 
-def gather(config: FleetConfig, view: View | None, ray: str) -> Screen:
-    """`view`: of the director; without it, `ray` says why, and the list is this host's file. Raises LauncherError."""
+def gather(
+    config: FleetConfig, view: View | None, ray: str, pickers: Sequence[Mapping[str, Any]] = ()
+) -> Screen:
+    """`view`: of the director; without it, `ray` says why, and the list is this host's file. `pickers`: what the ingress
+    processes say that could be asked. Raises LauncherError."""
     members = view.members if view is not None else _kept(config, ray)
     context = _tls(config)
     by_name = {member.host: member for member in members.members}
@@ -64,6 +69,7 @@ def gather(config: FleetConfig, view: View | None, ray: str) -> Screen:
         agents={host: report.problem for host, report in reports.items()},
         heard={} if view is None else {host: max(0.0, time.time() - at) for host, at in view.heard.items()},
         ingress={host: unreached(host, config) or ANSWERS for host in config.ingress.hosts},
+        stragglers=stragglers(pickers),
         ray=ray
         or ("" if view is None or not view.error else f"the director's last turn failed: {view.error}"),
     )
@@ -119,6 +125,12 @@ def unreached(address: str, config: FleetConfig) -> str:
     return ""
 
 
+def stragglers(pickers: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+    """By the picker that decides: the other one sees no answers. One that was just started knows none."""
+    hosts: Mapping[str, Any] = next((picker["hosts"] for picker in pickers if picker.get("decides")), {})
+    return {host: tuple(its["stragglers"]) for host, its in hosts.items() if its["stragglers"]}
+
+
 def slow(loads: Mapping[str, HostLoad]) -> list[str]:
     """Hosts whose first tokens are predicted much later than those of the others."""
     known = {host: load.predicted_ttft_s for host, load in loads.items() if load.predicted_ttft_s is not None}
@@ -172,6 +184,11 @@ def _notes(host: str, screen: Screen) -> list[str]:
     notes = [screen.silent[host]] if host in screen.silent else []
     if screen.agents.get(host):
         notes.append(screen.agents[host])
-    if host in slow(screen.loads):
+    if host in screen.stragglers:
+        slots = ", ".join(map(str, screen.stragglers[host]))
+        notes.append(
+            f"slow: slot {slots}: first tokens come later than from its siblings; gets fewer requests"
+        )
+    elif host in slow(screen.loads):
         notes.append("slow: its first tokens are predicted much later than those of the other hosts")
     return notes

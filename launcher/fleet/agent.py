@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +44,16 @@ def tcp_address(endpoint: str, own: str, *, tls: bool) -> str:
             "set [hosts] ca of fleet.toml if the daemons have certificates, and remove it if they have none",
         )
     return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+
+
+def ingress_status(folder: Path) -> dict[str, Any]:
+    """What the ingress process on this host knows; {} without one."""
+    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(REPORT_S)
+        connection.connect(str(folder / "ingress.sock"))
+        with connection.makefile("rb") as answer:
+            return dict(json.load(answer))
+    return {}
 
 
 class Agent:
@@ -126,6 +139,9 @@ class Agent:
 
     def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> Any:
         return ask_socket(self._config.hosts.control, method, path, body, timeout_s)
+
+    def ingress(self) -> dict[str, Any]:
+        return ingress_status(self._members.parent)
 
     def key_stamp(self) -> str:
         return keys.stamp_of(self._config.hosts.keys)

@@ -174,6 +174,10 @@ class RayHosts:
     def forget(self, host: str) -> None:
         self._call(DIRECTOR, "forget", host)
 
+    def ingress(self, host: str) -> dict[str, Any]:
+        """What the ingress process on a host knows; {} without one."""
+        return dict(self._agent(host, "ingress"))
+
     def key_stamp(self, host: str) -> str:
         return str(self._agent(host, "key_stamp"))
 

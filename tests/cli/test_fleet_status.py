@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.cli.fleet_status import Screen, gather, lines, slow, well
+from launcher.cli.fleet_status import Screen, gather, lines, slow, stragglers, well
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Ingress
 from launcher.fleet.director import Report, View
@@ -104,6 +104,19 @@ def test_a_slow_host_is_named(ttfts: tuple[float | None, ...], named: list[str])
     assert slow(loads) == named
 
 
+def test_a_host_whose_tokens_come_late_is_named_by_the_picker_that_decides() -> None:
+    hosts = {"a": {"stragglers": []}, "b": {"stragglers": [1, 3]}}
+    idle = {"decides": False, "hosts": {"a": {"stragglers": [0]}}}
+    found = stragglers([{}, idle, {"decides": True, "hosts": hosts}])
+    assert found == {"b": (1, 3)}
+    assert stragglers([{}, idle]) == {}
+    screen = msgspec.structs.replace(WELL, stragglers=found)
+    assert (
+        "  b: slow: slot 1, 3: first tokens come later than from its siblings; gets fewer requests"
+        in lines(screen)
+    )
+
+
 @pytest.fixture
 def daemon() -> Iterator[str]:
     """The address of a server that answers /load."""
@@ -139,7 +152,9 @@ def test_each_daemon_is_asked_and_one_that_is_gone_is_said(tmp_path: Path, daemo
         spec="", members=members, reports={"a": Report(node="n", address=daemon)},
         heard={"a": time.time()}, error="",
     )  # fmt: skip
-    screen = gather(config(tmp_path, daemon.partition(":")[2]), view, "")
+    picker = {"decides": True, "hosts": {"a": {"stragglers": [0]}}}
+    screen = gather(config(tmp_path, daemon.partition(":")[2]), view, "", [picker])
+    assert screen.stragglers == {"a": (0,)}
     assert screen.loads == {"a": load(True)}
     assert screen.silent == {"b": "its daemon does not answer: connection refused"}
     assert screen.ingress == {"127.0.0.1": "answers"}

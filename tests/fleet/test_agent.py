@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,23 @@ def test_keys_are_those_of_the_configured_file(tmp_path: Path) -> None:
     its = agent(tmp_path)
     assert its.key_stamp() == "0 -"
     assert its.key_file(None) == ""
+
+
+def test_the_ingress_on_the_host_is_asked(tmp_path: Path) -> None:
+    its = agent(tmp_path)
+    assert its.ingress() == {}
+    (tmp_path / "fleet").mkdir()
+    with socket.create_server(str(tmp_path / "fleet" / "ingress.sock"), family=socket.AF_UNIX) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b'{"decides": true}')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert its.ingress() == {"decides": True}
+        thread.join()
 
 
 def test_a_command_gives_its_code_and_the_end_of_its_output(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,21 +66,23 @@ class Host:
         ip("-n", self._namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         ip("-n", self._namespace, "link", "set", "eth0", "up")
         ip("-n", self._namespace, "link", "set", "lo", "up")
-        self._running: list[subprocess.Popen[bytes]] = []
+        # Parent of the host's programs, whichever test starts them.
+        self._shell = subprocess.Popen(
+            self.argv(["sh"]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def argv(self, words: Sequence[str]) -> list[str]:
         # `ip netns exec` has a mount namespace of its own.
         mount = f'mount --bind {self.folder} {self.shared} && exec "$@"'
         return ["ip", "netns", "exec", self._namespace, "sh", "-c", mount, "sh", *words]
 
-    def start(self, *words: str, log: str, environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        with (self.folder / log).open("ab") as out:
-            process = subprocess.Popen(
-                self.argv(words), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                env=os.environ | (environ or {}),
-            )  # fmt: skip
-        self._running.append(process)
-        return process
+    def start(self, *words: str, log: str, environ: dict[str, str] | None = None) -> None:
+        line = ["env", *(f"{name}={value}" for name, value in (environ or {}).items()), *words]
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(
+            f"setsid {shlex.join(line)} </dev/null >>{self.shared}/{log} 2>&1 &\n".encode()
+        )
+        self._shell.stdin.flush()
 
     def run(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -89,7 +93,7 @@ class Host:
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "launcher", *words)
 
-    def daemon(self, instances: int = 1) -> subprocess.Popen[bytes]:
+    def daemon(self, instances: int = 1) -> None:
         """A real daemon with fake engines, on the host's address."""
         engine = [sys.executable, str(FAKE_ENGINE), "--uds", "{uds}", "--model", "{name}"]
         (self.folder / "config.toml").write_text(
@@ -97,18 +101,18 @@ class Host:
             f'[engine]\nkind = "command"\ncommand = {json.dumps(engine)}\n'
             f'[proxy]\nlisten = ["0.0.0.0:{PORT}"]\n[control]\nsocket = "{self.shared}/c.sock"\n'
         )
-        return self.start(
+        self.start(
             sys.executable, "-m", "launcher", "serve", "-c", f"{self.shared}/config.toml", log="daemon.log",
             environ={"STATE_DIRECTORY": f"{self.shared}/state"},
         )  # fmt: skip
 
-    def ray(self, head: Host) -> subprocess.Popen[bytes]:
+    def ray(self, head: Host) -> None:
         """`ray start`, again whenever it ends, as its systemd unit does."""
         where = f"--address={head.address}:6379"
         if head is self:
             where = "--head --port=6379 --include-dashboard=false"
         command = f"{Path(sys.executable).with_name('ray')} start --block {where}"
-        return self.start(
+        self.start(
             "sh", "-c", f'while :; do {command} "$@"; sleep 1; done', "sh", f"--node-ip-address={self.address}",
             f"--node-name={self.name}", "--num-cpus=0", '--resources={"numa_host": 1}', "--disable-usage-stats",
             "--include-log-monitor=false", "--object-store-memory=80000000", f"--temp-dir={self.shared}/ray",
@@ -148,7 +152,8 @@ class Host:
 
     def kill(self, *words: str) -> None:
         for pid in self.pids(*words):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def members(self) -> dict[str, Any]:
         """The member list in its file; {} while there is none."""
@@ -159,8 +164,9 @@ class Host:
     def close(self) -> None:
         """End everything that runs there."""
         eventually(self._ended, what=f"processes of {self.name} end")
-        for process in self._running:
-            process.wait()
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        self._shell.wait()
         ip("netns", "del", self._namespace, check=False)
 
     def _ended(self) -> bool:
