@@ -10,6 +10,8 @@ import psutil
 import pytest
 from integration.conftest import eventually
 
+from fleet_hosts.hosts import BRIDGE
+
 DRILL = Path(__file__).resolve().parents[2] / "scripts" / "fleet-drill"
 NOTHING = ("--without-ray", "--rows", "", "--clients", "8")
 
@@ -31,7 +33,6 @@ def links() -> set[str]:
 
 @pytest.mark.timeout(300)
 def test_of_two_drills_the_killed_one_leaves_nothing_and_the_other_goes_on() -> None:
-    before = links()
     killed, other = start(), start()
     for drill in (killed, other):
         assert drill.stdout is not None
@@ -46,4 +47,4 @@ def test_of_two_drills_the_killed_one_leaves_nothing_and_the_other_goes_on() -> 
     told, errors = other.communicate(timeout=120)
     assert other.returncode == 0, told + errors
     assert "dishonest: 0" in told
-    assert links() <= before
+    assert not {name for name in links() if name == BRIDGE or name.startswith("port")}
