@@ -31,14 +31,14 @@ ASK_AGAIN_S: Final = 0.1  # an eighth of the decisions' cost, the same first tok
 
 
 class Choice(NamedTuple):
-    server: str  # HAProxy's name of the host
+    host: str
     slot: int
 
 
 @dataclass(slots=True, eq=False)
 class Host:
     name: str
-    server: str | None = None  # None: it gets no new requests
+    draining: bool = False
     cell: Cell | None = None  # None: until its first report
     lost: bool = True  # until its first report
     load: HostLoad | None = None
@@ -75,17 +75,17 @@ class Picker:
 
     # --- hosts -------------------------------------------------------------------------------------
 
-    def serve(self, servers: Mapping[str, str | None], now: float) -> None:
-        """All hosts, and the names of their servers at HAProxy; None: it drains."""
-        for name in self._hosts.keys() - servers.keys():
+    def serve(self, hosts: Mapping[str, bool], now: float) -> None:
+        """All hosts; True: it drains."""
+        for name in self._hosts.keys() - hosts.keys():
             host = self._hosts.pop(name)
             for key in tuple(host.instances):
                 self._remove(host, key)
             for id_ in tuple(host.bound):
                 self._release(id_, now, Ending.LEFT)
-        for name, server in servers.items():
+        for name, draining in hosts.items():
             host = self._hosts.setdefault(name, Host(name))
-            host.server = server
+            host.draining = draining
             self._open(host)
         self._names = {name: model for host in self._hosts.values() for name, model in host.names.items()}
 
@@ -147,12 +147,8 @@ class Picker:
 
     def _open(self, host: Host) -> None:
         """New requests for its ready instances, if it may have any."""
-        usable = host.load is not None and host.server is not None and not host.lost
-        ready = (
-            {(i.slot, i.generation) for i in host.load.instances if i.ready}
-            if usable and host.load
-            else set()
-        )
+        instances = () if host.load is None or host.lost or host.draining else host.load.instances
+        ready = {(each.slot, each.generation) for each in instances if each.ready}
         cell = self._cell(host) if host.instances else None
         for key, upstream in host.instances.items():
             if cell is None or (key in ready) is not upstream.draining:
@@ -239,14 +235,14 @@ class Picker:
             request.cell.balancer.first_token(request.ticket, now)
             self._changed[request.cell] = None
 
-    def ended(self, id_: str, status: int, server: str, termination: str, now: float) -> None:
-        """It has left HAProxy, which says where it had sent it and how that ended (its termination state)."""
+    def ended(self, id_: str, status: int, termination: str, now: float) -> None:
+        """It has left HAProxy; `termination`: how (%ts in its management guide)."""
         if (request := self._requests.get(id_)) is None:
             return
         upstream = request.ticket.upstream
         if request.host is None or upstream is None or termination[:1] in {"C", "c"}:
             self._release(id_, now, Ending.LEFT)
-        elif server == request.host.server and status < 500 and termination[:1] == "-":
+        elif status < 500 and termination[:1] == "-":
             self._release(id_, now, Ending.WHOLE if status < 400 else Ending.REFUSED)
         else:
             self._release(id_, now, Ending.BROKEN)
@@ -273,7 +269,7 @@ class Picker:
             return None
         request.host, slot = self._where[upstream.slot]
         request.host.bound[request.id] = request
-        return None if request.host.server is None else Choice(request.host.server, slot)
+        return Choice(request.host.name, slot)
 
     def _release(self, id_: str, now: float, ending: Ending) -> None:
         request = self._requests.pop(id_)
@@ -316,7 +312,7 @@ def _names(load: HostLoad, model: str) -> tuple[str, ...]:
 
 
 def _status(host: Host) -> dict[str, object]:
-    shown: dict[str, object] = {"server": host.server, "lost": host.lost, "sent": len(host.bound)}
+    shown: dict[str, object] = {"draining": host.draining, "lost": host.lost, "sent": len(host.bound)}
     if (load := host.load) is not None:
         shown |= {"running": load.running, "waiting": load.waiting, "predicted_ttft_s": load.predicted_ttft_s}
     slow = (slot for (slot, _), upstream in host.instances.items() if upstream.outliers.straggler)

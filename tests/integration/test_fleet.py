@@ -1,0 +1,322 @@
+"""One ingress host before three daemons: real HAProxy, real processes, the small stand-in for vLLM behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from integration.conftest import SOON_S, DaemonProcess, eventually, free_port
+
+from launcher.fleet.members import Member, MemberList, MemberState, write_members
+
+pytestmark = pytest.mark.timeout(900)
+
+LIMIT = 4  # requests that an instance runs at once
+TOKENS = 40
+RUN = """
+import asyncio, logging, sys
+from pathlib import Path
+from launcher.fleet.config import load_fleet
+from launcher.fleet.ingress import Ingress
+logging.basicConfig(level=logging.DEBUG)
+async def main():
+    await Ingress(load_fleet(Path(sys.argv[1]))).run()
+asyncio.run(main())
+"""
+CHOSEN = re.compile(r"request (\S+): Choice\(host='(\w+)', slot=(\d+)\)")
+SERVED = re.compile(r"slot=(\d+) .* ms \w+ (\S+)")
+
+Where = tuple[str, int]
+"""Host and slot."""
+
+
+class IngressProcess:
+    """The ingress, and HAProxy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "i"
+        self.folder.mkdir(mode=0o700)
+        self.log = folder / "ingress.log"
+        self.port, picker = free_port(), free_port()
+        self.config = folder / "fleet.toml"
+        self.config.write_text(
+            f'state = "{self.folder}"\n[ingress]\nhosts = ["127.0.0.1"]\nlisten = "127.0.0.1:{self.port}"\n'
+            f"picker_port = {picker}\n[hosts]\nmost = 8\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            words = [sys.executable, "-c", RUN, str(self.config)]
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def status(self) -> dict[str, Any]:
+        """{} where nobody answers."""
+        with socket.socket(socket.AF_UNIX) as link, contextlib.suppress(OSError):
+            link.connect(str(self.folder / "ingress.sock"))
+            return json.loads(b"".join(iter(lambda: link.recv(65536), b"")))
+        return {}
+
+    def wait_open(self, hosts: int) -> None:
+        def is_open() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            status = self.status()
+            shown, servers = status.get("hosts", {}).values(), (status.get("servers") or {}).values()
+            known = sum(not host["draining"] and not host["lost"] for host in shown)
+            return (
+                known
+                == hosts
+                == sum(one["up"] and not one["unused"] and not one["draining"] for one in servers)
+            )
+
+        eventually(is_open, what=f"{hosts} hosts, see {self.log}")
+
+    @property
+    def haproxy(self) -> int:
+        return int((self.folder / "haproxy.pid").read_text())
+
+    def chosen(self) -> dict[str, Where]:
+        """The same as `Fleet.served`, as the picker chose."""
+        return {id_: (host, int(slot)) for id_, host, slot in CHOSEN.findall(self.log.read_text())}
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(self.haproxy, signal.SIGTERM)
+
+
+@dataclass
+class Tally:
+    """What clients got."""
+
+    whole: list[str] = field(default_factory=list)
+    """Ids of requests."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why, by id; by a number where there was none."""
+    dishonest: list[str] = field(default_factory=list)
+    """A stream that ended in [DONE] without all of its tokens."""
+
+
+async def ask(session: aiohttp.ClientSession, url: str, text: str, tally: Tally) -> str:
+    """One stream; its id."""
+    body = {
+        "model": "fake",
+        "stream": True,
+        "max_tokens": TOKENS,
+        "messages": [{"role": "user", "content": text}],
+    }
+    id_ = f"#{len(tally.failed)}"
+    got = b""
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            id_ = response.headers.get("X-Request-Id", id_)
+            if response.status != 200:
+                tally.failed[id_] = f"{response.status} {(await response.text())[:200]}"
+                return id_
+            async for part in response.content.iter_any():
+                got += part
+    except (aiohttp.ClientError, OSError) as error:
+        tally.failed[id_] = repr(error)
+        if b"[DONE]" in got:
+            tally.dishonest.append(id_)
+        return id_
+    done, tokens = got.rstrip().endswith(b"data: [DONE]"), got.count(b'"delta"')
+    if done and tokens == TOKENS:
+        tally.whole.append(id_)
+    else:
+        tally.failed[id_] = f"{tokens} tokens, done: {done}"
+        if done:
+            tally.dishonest.append(id_)
+    return id_
+
+
+@asynccontextmanager
+async def load(url: str, workers: int) -> AsyncIterator[Tally]:
+    """So many clients, one stream after the other each, until the block ends; their last streams end well then."""
+    tally, stop = Tally(), asyncio.Event()
+
+    async def work(session: aiohttp.ClientSession, worker: int) -> None:
+        while not stop.is_set():
+            await ask(session, url, f"{worker % 5} " * 1500, tally)
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=SOON_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        for worker in range(workers):
+            group.create_task(work(session, worker))
+        yield tally
+        stop.set()
+
+
+@dataclass
+class Fleet:
+    ingress: IngressProcess
+    daemons: dict[str, DaemonProcess]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ingress.port}"
+
+    def members(self, version: int, **states: MemberState) -> None:
+        members = tuple(
+            Member(host=host, address=f"127.0.0.1:{daemon.port}", state=states.get(host, MemberState.READY))
+            for host, daemon in self.daemons.items()
+        )
+        write_members(
+            self.ingress.folder / "members.json", MemberList(epoch=1, version=version, members=members)
+        )
+
+    def served(self) -> dict[str, Where]:
+        """Which instance had a request, by its id, as the daemons' access logs tell."""
+        return {
+            id_: (host, int(slot))
+            for host, daemon in self.daemons.items()
+            for slot, id_ in SERVED.findall(daemon.log.read_text())
+        }
+
+    def logged(self, tally: Tally) -> dict[str, Where]:
+        """`served`, once it has all that was whole."""
+        return eventually(lambda: (s := self.served()) and s.keys() >= set(tally.whole) and s, what="logs")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, start: Callable[..., DaemonProcess]) -> Iterator[Fleet]:
+    environ = {
+        "NUMA_LAUNCHER_PROXY__TRUSTED_PROXIES": '["127.0.0.1/32"]',
+        "NUMA_LAUNCHER_PROXY__ACCESS_LOG": "all",
+    }
+    daemons = {
+        host: start("--token-s", "0.02", instances=2, max_num_seqs=LIMIT, environ=environ) for host in "abc"
+    }
+    for daemon in daemons.values():
+        daemon.wait_ready(2)
+    ingress = IngressProcess(tmp_path)
+    made = Fleet(ingress, daemons)
+    try:
+        made.members(1)
+        ingress.wait_open(3)
+        yield made
+    finally:
+        ingress.end()
+
+
+async def prompts_stay_where_they_are_cached(fleet: Fleet) -> None:
+    tally = Tally()
+    asked: dict[str, list[str]] = {}
+    async with aiohttp.ClientSession() as session:
+        for turn in range(4):
+            # The second and third of them are asked at once: each on an instance of its own.
+            for text in ("alpha", "beta", "gamma", "delta"):
+                prompt = f"{text} " * 1500 + f"question {turn}"
+                asked.setdefault(text, []).append(await ask(session, fleet.url, prompt, tally))
+    assert not tally.failed
+    served = fleet.logged(tally)
+    for text, ids in asked.items():
+        assert len({served[id_] for id_ in ids}) == 1, f"{text}: {[served[id_] for id_ in ids]}"
+
+
+async def picks_land_on_their_slots(fleet: Fleet) -> None:
+    async with load(fleet.url, 6 * LIMIT) as tally:
+        await asyncio.sleep(8.0)
+    assert not tally.failed, tally
+    served, chosen = fleet.logged(tally), fleet.ingress.chosen()
+    landed = Counter(served[id_] == chosen.get(id_) for id_ in tally.whole)
+    assert landed[True] >= 0.98 * landed.total(), landed
+    used = Counter(served[id_] for id_ in tally.whole)
+    assert len(used) == 6, used
+    eventually(
+        lambda: all(host["sent"] == 0 for host in fleet.ingress.status()["hosts"].values()), 20.0, "ends told"
+    )
+
+
+async def a_drained_host_gets_nothing_new(fleet: Fleet) -> None:
+    async with load(fleet.url, 12) as tally:
+        await asyncio.sleep(1.0)
+        fleet.members(2, b=MemberState.DRAINING)
+        await asyncio.to_thread(fleet.ingress.wait_open, 2)
+        before = set(tally.whole)
+        await asyncio.sleep(3.0)
+    assert not tally.failed, tally
+    served = fleet.logged(tally)
+    late = [id_ for id_ in tally.whole[len(before) + 12 :] if served[id_][0] == "b"]
+    assert not late
+    fleet.members(3)
+    await asyncio.to_thread(fleet.ingress.wait_open, 3)
+
+
+async def one_daemon_dies_alone(fleet: Fleet) -> None:
+    async with load(fleet.url, 18) as tally:
+        await asyncio.sleep(2.0)
+        fleet.daemons["a"].process.kill()
+        await asyncio.sleep(4.0)
+    chosen = fleet.ingress.chosen()
+    strangers = {id_: why for id_, why in tally.failed.items() if chosen.get(id_, ("?", 0))[0] != "a"}
+    assert not strangers
+    assert 0 < len(tally.failed) <= 2 * LIMIT
+    assert not tally.dishonest
+    fleet.daemons["a"].restart()
+    await asyncio.to_thread(fleet.daemons["a"].wait_ready, 2)
+    await asyncio.to_thread(fleet.ingress.wait_open, 3)
+
+
+async def the_ingress_dies_and_comes_back(fleet: Fleet) -> None:
+    ingress, haproxy = fleet.ingress, fleet.ingress.haproxy
+    async with load(fleet.url, 12) as tally:
+        await asyncio.sleep(1.0)
+        ingress.kill()
+        at_kill = len(tally.whole)
+        await asyncio.sleep(4.0)
+        without = tally.whole[at_kill + 12 :]
+        ingress.start()
+        await asyncio.to_thread(ingress.wait_open, 3)
+        # HAProxy's check finds it, and what was sent without it ends.
+        await asyncio.sleep(2.5)
+        resumed = len(tally.whole)
+        await asyncio.sleep(3.0)
+    assert not tally.failed, tally
+    assert ingress.haproxy == haproxy
+    served = fleet.logged(tally)
+    assert {served[id_][0] for id_ in without} == {"a", "b", "c"}
+    assert ingress.status()["decides"]
+    chosen = fleet.ingress.chosen()
+    late = tally.whole[resumed:]
+    assert len(late) > 12
+    assert not set(late) - chosen.keys()
+    assert not set(without) & chosen.keys()
+
+
+async def test_a_fleet_under_load(fleet: Fleet) -> None:
+    await prompts_stay_where_they_are_cached(fleet)
+    await picks_land_on_their_slots(fleet)
+    await a_drained_host_gets_nothing_new(fleet)
+    await one_daemon_dies_alone(fleet)
+    await the_ingress_dies_and_comes_back(fleet)
+    async with aiohttp.ClientSession(fleet.url) as session:
+        for path, body in (("/v1/models", None), ("/v1/chat/completions", "not JSON")):
+            method = "GET" if body is None else "POST"
+            async with session.request(method, path, data=body) as response:
+                assert response.status == (200 if body is None else 400)
+                assert await response.json()
