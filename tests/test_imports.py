@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "printable", "redaction", "verdict",
     },
     "cli.dashboard": {"cli", "dashboard", "errors"},
-    **{f"cli.{part}": {"cli", "fleet", *OFFLINE} for part in ("fleet", "fleet_status")},
+    **{f"cli.{part}": {"cli", "fleet", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
     **{
         f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}
         for part in ("operations", "tables", "upgrade", "keys", "bench")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -34,6 +37,7 @@ _HELP: Final = {
     "up": "attach an agent to each host's daemon, and hand the list of hosts to the ingress",
     "status": "print the state of each host, of the ingress and of Ray",
     "down": "remove agents and director; daemons and ingress keep serving",
+    "ingress": "choose hosts for HAProxy, on each ingress host; starts HAProxy if none runs",
     "forget": "remove a host that is gone for good from the list of hosts",
 }
 
@@ -50,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         if name == "forget":
             action.add_argument("host", metavar="HOST", help="the host, as `fleet status` names it")
+        if name == "ingress":
+            action.add_argument("--debug", action="store_true", help="log the choice for each request")
         if name == "status":
             action.add_argument("--json", action="store_true", help="print JSON")
     fleet_operations.add_actions(actions)
@@ -65,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             return status(config, as_json=args.json)
         case "down":
             return down(config)
+        case "ingress":
+            return ingress(config, "debug" if args.debug else "info")
         case "forget":
             connected(config).forget(args.host)
             print(f"{args.host}: no longer in the fleet")
@@ -201,6 +209,26 @@ def status(config: FleetConfig, *, as_json: bool) -> int:
     else:
         _say("\n".join(fleet_status.lines(screen)))
     return 0 if fleet_status.well(screen) else 1
+
+
+def ingress(config: FleetConfig, level: str) -> int:
+    """Serve until SIGTERM or Ctrl-C. HAProxy goes on."""
+    import uvloop  # noqa: PLC0415  heavy
+
+    from launcher.fleet.ingress import Ingress  # noqa: PLC0415  heavy
+    from launcher.host import journal  # noqa: PLC0415  heavy
+
+    async def serve() -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await Ingress(config).run()
+
+    journal.set_up(level, "auto")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
 
 
 def down(config: FleetConfig) -> int:

@@ -22,7 +22,7 @@ from launcher.errors import LauncherError, reason
 from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.loads import HostLoad, Loads
-from launcher.fleet.members import MemberList, MemberState, read_members
+from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
 from launcher.fleet.picker import Choice, Picker
 from launcher.fleet.spop import Value, serve
 from launcher.proxy.request.beginning import read_asked
@@ -177,7 +177,7 @@ class Ingress:
     async def _follow(self) -> None:
         """Raises LauncherError; what was set before stays."""
         while True:
-            read = await asyncio.to_thread(read_members, self._folder / "members.json")
+            read = await asyncio.to_thread(read_members, self._folder / MEMBERS)
             if read.newer_than(self._members):
                 self._members = read
             members = self._members.members

@@ -28,16 +28,6 @@ pytestmark = pytest.mark.timeout(900)
 
 LIMIT = 4  # requests that an instance runs at once
 TOKENS = 40
-RUN = """
-import asyncio, logging, sys
-from pathlib import Path
-from launcher.fleet.config import load_fleet
-from launcher.fleet.ingress import Ingress
-logging.basicConfig(level=logging.DEBUG)
-async def main():
-    await Ingress(load_fleet(Path(sys.argv[1]))).run()
-asyncio.run(main())
-"""
 CHOSEN = re.compile(r"request (\S+): Choice\(host='(\w+)', slot=(\d+)\)")
 SERVED = re.compile(r"slot=(\d+) .* ms \w+ (\S+)")
 
@@ -62,7 +52,7 @@ class IngressProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            words = [sys.executable, "-c", RUN, str(self.config)]
+            words = [sys.executable, "-m", "launcher", "fleet", "ingress", "--debug", "-c", str(self.config)]
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill(self) -> None:
@@ -288,7 +278,10 @@ async def the_ingress_dies_and_comes_back(fleet: Fleet) -> None:
         await asyncio.sleep(1.0)
         ingress.kill()
         at_kill = len(tally.whole)
-        await asyncio.sleep(4.0)
+        # What was sent before ends, then that many more.
+        await asyncio.to_thread(
+            eventually, lambda: len(tally.whole) >= at_kill + 12 + 24, what="served without it"
+        )
         without = tally.whole[at_kill + 12 :]
         ingress.start()
         await asyncio.to_thread(ingress.wait_open, 3)
