@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import ssl
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,13 +125,16 @@ class Ingress:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         """On those addresses of the ingress hosts that are this host's, and on a socket that shows the status."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        loop, ingress, opened = asyncio.get_running_loop(), self._config.ingress, 0
+        loop, ingress, opened, tls = asyncio.get_running_loop(), self._config.ingress, 0, None
         try:
+            if ingress.picker_cert:
+                tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                tls.load_cert_chain(ingress.picker_cert)
             found = [entry for host in ingress.hosts for entry in await loop.getaddrinfo(host, None)]
             self._decisions.peers = frozenset(str(entry[4][0]) for entry in found)
             for address in self._decisions.peers:
                 try:
-                    server = await asyncio.start_server(self._answer, address, ingress.picker_port)
+                    server = await asyncio.start_server(self._answer, address, ingress.picker_port, ssl=tls)
                 except OSError as error:
                     if error.errno == errno.EADDRNOTAVAIL:
                         continue

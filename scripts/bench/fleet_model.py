@@ -271,11 +271,10 @@ class Picked(Hosts):
 
     def finished(self, request: Request, engine: int, now: float) -> None:
         """See sim.Balancer."""
-        server = f"h{self.where[request.id]}"
         super().finished(request, engine, now)
         self.after(
             now + LATE_S,
-            lambda now: self._tell(lambda picker: picker.ended(str(request.id), 200, server, "--", now)),
+            lambda now: self._tell(lambda picker: picker.ended(str(request.id), 200, "--", now)),
         )
 
     def tick(self, now: float) -> float | None:
@@ -298,7 +297,7 @@ class Picked(Hosts):
         if choice is None:
             self.send(self.least(), request, body, now)
         else:
-            self.send(int(choice.server[1:]), request, body, now, choice.slot)
+            self.send(int(choice.host), request, body, now, choice.slot)
 
     def _tell(self, what: Callable[[Picker], None]) -> None:
         if self._picker is not None:
@@ -308,7 +307,7 @@ class Picked(Hosts):
 
     def _report(self, host: int, now: float) -> None:
         load = self.daemons[host].load()
-        self._tell(lambda picker: picker.report(f"host {host}", load, now))
+        self._tell(lambda picker: picker.report(str(host), load, now))
         self.after(now + REPORT_S, partial(self._report, host))
 
     def _fail(self, now: float) -> None:
@@ -319,9 +318,9 @@ class Picked(Hosts):
 
     def _take_over(self, now: float) -> None:
         self._picker = Picker(Random(self._seed).randrange)
-        self._picker.serve({f"host {host}": f"h{host}" for host in range(len(self.daemons))}, now)
+        self._picker.serve(dict.fromkeys(map(str, range(len(self.daemons))), False), now)
         for host, daemon in enumerate(self.daemons):
-            self._picker.report(f"host {host}", daemon.load(), now)
+            self._picker.report(str(host), daemon.load(), now)
 
 
 def prompt(body: bytes) -> bytes:
