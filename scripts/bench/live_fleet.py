@@ -13,11 +13,10 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.fleet.ingress import Ingress
-
 from bench.processes import free_port
 from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressConfig
+from launcher.fleet.ingress import Ingress
 from launcher.fleet.members import Member, MemberList, write_members
 
 
