@@ -32,6 +32,8 @@ SOON_S: Final = 60.0
 WELL_S: Final = 90.0
 ENVIRON: Final = {
     "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "PYTHONUNBUFFERED": "1",
+    # The daemon's ledger is on the host's own disk.
+    "STATE_DIRECTORY": "/run/disk/state",
     # Ray's head remembers nodes and actors over its restart.
     "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": "/run/disk/gcs",
 }  # fmt: skip
