@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from launcher.cli import build_parser
 from launcher.errors import LauncherError
 from launcher.fleet.config import load_fleet
 
@@ -40,3 +42,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, what: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"cannot read .*no such file"):
         load_fleet(tmp_path / "none.toml")
+
+
+def test_the_example_and_the_units_name_what_is_there() -> None:
+    folder = Path(__file__).parents[2] / "configs" / "fleet"
+    assert load_fleet(folder / "fleet.toml").ingress.hosts == ("10.0.0.1", "10.0.0.2")
+    ingress = (folder / "numa-launcher-ingress.service").read_text()
+    words = next(line for line in ingress.splitlines() if line.startswith("ExecStart=")).split()[2:]
+    assert build_parser("fleet").parse(words).action == "ingress"
+    assert "KillMode=process" in ingress  # HAProxy goes on
+    started = load_fleet(folder / "fleet.toml")
+    assert f"{started.ingress.start[-1]}.service" in {unit.name for unit in folder.iterdir()}
+    ray = (folder / "numa-launcher-ray.service").read_text()
+    assert set(re.findall(r"\$\{?(\w+)", ray)) == set(
+        re.findall(r"^(\w+)=", (folder / "ray.env").read_text(), flags=re.MULTILINE)
+    )

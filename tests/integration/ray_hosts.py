@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -35,6 +36,10 @@ class Network:
         self.folder = folder
         self.shared = folder / "host"
         self.shared.mkdir()
+        # Ray of all hosts, and those who ask it, find the token there.
+        self.home = folder / "home"
+        (self.home / ".ray").mkdir(parents=True)
+        (self.home / ".ray" / "auth_token").write_text(secrets.token_hex(32))
         ip("link", "del", BRIDGE, check=False)
         ip("link", "add", BRIDGE, "type", "bridge")
         ip("link", "set", BRIDGE, "up")
@@ -55,7 +60,7 @@ class Host:
     """One namespace. `folder` is seen by its programs as Network.shared."""
 
     def __init__(self, network: Network, name: str, address: str) -> None:
-        self.name, self.address, self.shared = name, address, network.shared
+        self.name, self.address, self.shared, self.home = name, address, network.shared, network.home
         self.folder = network.folder / name
         self.folder.mkdir()
         self._namespace, self.wire = f"nl-{name}", f"nlw-{name}"
@@ -87,7 +92,7 @@ class Host:
     def run(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.argv(words), check=False, capture_output=True, text=True, timeout=timeout,
-            env=os.environ | {"RAY_ADDRESS": "", "COLUMNS": "160"},
+            env=os.environ | {"HOME": str(self.home)},
         )  # fmt: skip
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -116,7 +121,11 @@ class Host:
             "sh", "-c", f'while :; do {command} "$@"; sleep 1; done', "sh", f"--node-ip-address={self.address}",
             f"--node-name={self.name}", "--num-cpus=0", '--resources={"numa_host": 1}', "--disable-usage-stats",
             "--include-log-monitor=false", "--object-store-memory=80000000", f"--temp-dir={self.shared}/ray",
-            log="ray.log", environ={"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self.shared}/gcs"},
+            log="ray.log", environ={
+                "HOME": str(self.home),
+                "RAY_gcs_storage": "rocksdb",
+                "RAY_gcs_storage_path": f"{self.shared}/gcs",
+            },
         )  # fmt: skip
 
     def stop_ray(self) -> None:
