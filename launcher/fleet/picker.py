@@ -27,7 +27,9 @@ HOLD_S: Final = 1.0
 # Reports in a row with fewer requests than are believed to be on a host: that many ends were never told.
 REPORTS: Final = 5
 EJECT_S: Final = 2.0  # a host's own reports say within a second what is ready
-ASK_AGAIN_S: Final = 0.1  # an eighth of the decisions' cost, the same first tokens (docs/fleet.md)
+# What these two save of the decisions' cost, and what they change: docs/fleet.md, "Balancing across hosts".
+ASK_AGAIN_S: Final = 0.1
+PAUSE_S: Final = 0.005  # between two turns of one balancer, which binds 10 ms ahead (CostModel.horizon_s)
 
 
 class Choice(NamedTuple):
@@ -212,6 +214,9 @@ class Picker:
         changed, self._changed = self._changed | dict.fromkeys(due), {}
         decided: list[tuple[str, Choice | None]] = []
         for cell in changed:
+            if now < cell.pumped_at + PAUSE_S:
+                self._changed[cell] = None
+                continue
             balancer = cell.balancer
             for ticket in balancer.pump(now):
                 request = self._held.pop(ticket)
@@ -219,14 +224,16 @@ class Picker:
             for ticket in balancer.queue.expired(now):
                 request = self._held.pop(ticket)
                 decided.append((request.id, self._bind_late(request, now)))
-            cell.pump_at = balancer.next_pump(now)
+            cell.pumped_at, cell.pump_at = now, balancer.next_pump(now)
         return decided
 
     def next_turn(self, now: float) -> float | None:
-        """When time alone may decide something."""
-        for cell in self._changed:
-            cell.pump_at = cell.balancer.next_pump(now)
-        return min((cell.pump_at for cell in self._cells if cell.pump_at is not None), default=None)
+        """When `turn` is due, if nothing happens until then. None: not before something does."""
+        times = [max(now, cell.pumped_at + PAUSE_S) for cell in self._changed if cell.balancer.queue.count]
+        times += [
+            cell.pump_at for cell in self._cells if cell.pump_at is not None and cell not in self._changed
+        ]
+        return min(times, default=None)
 
     def first(self, id_: str, status: int, now: float) -> None:
         """The head of its response has come: a daemon sends it with the first token."""

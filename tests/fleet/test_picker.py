@@ -104,6 +104,8 @@ def test_nothing_is_held_longer_than_a_second() -> None:
     made = picker(2)
     busy(made, 4)
     assert made.offer(asked("late"), 0.1) is None
+    assert made.next_turn(0.1) == 0.1
+    assert made.turn(0.1) == []
     when = made.next_turn(0.1)
     assert when == pytest.approx(0.1 + HOLD_S)
     assert made.turn(when - 0.01) == []

@@ -8,7 +8,7 @@ hold most of its prompt, unless it has more than its share of all requests: cons
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from math import ceil
+from math import inf, sqrt
 from typing import Final
 
 from launcher.proxy.balancing.balancer import Balancer
@@ -16,7 +16,8 @@ from launcher.proxy.balancing.demand import InstanceId
 from launcher.proxy.balancing.prefix_cache import PrefixCache
 
 MOST_INSTANCES: Final = 64
-BOUND: Final = 1.1  # of its share of all requests: less than what would saturate instances at a load of 0.9
+# More requests than its share that a balancer may have, in standard deviations of what chance alone puts there.
+MOST_BEYOND: Final = 3.0
 
 
 class Cell:
@@ -26,7 +27,8 @@ class Cell:
         self.balancer = balancer
         self.requests: dict[str, int] = {}  # by model: those that it queues or has bound
         self.prefixes: PrefixCache = PrefixCache()  # blocks that some instance of it is believed to hold
-        self.pump_at: float | None = None  # Balancer.next_pump when it was asked last
+        self.pumped_at: float = -inf
+        self.pump_at: float | None = None  # Balancer.next_pump when it was pumped last
 
     def resize(self) -> None:
         self.prefixes.set_capacity(sum(upstream.prefixes.capacity for upstream in self.balancer.table))
@@ -67,10 +69,10 @@ class Cells:
         ]
         if not usable:
             return None
-        share = BOUND * (1 + sum(has for _, _, has in usable)) / sum(size for _, size, _ in usable)
+        share = (1 + sum(has for _, _, has in usable)) / sum(size for _, size, _ in usable)
         chosen, best = usable[0][0], (-1, 0.0)
         for cell, size, has in usable:
-            if len(usable) == 1 or has < ceil(share * size):
+            if len(usable) == 1 or has < share * size + MOST_BEYOND * sqrt(share * size):
                 found = (cell.prefixes.match(prefix), -has / size)
                 if found > best:
                     chosen, best = cell, found
