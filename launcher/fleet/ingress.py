@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import ssl
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -202,13 +202,16 @@ class Ingress:
         exporter = await asyncio.to_thread(haproxy.has_exporter)
         for name, text in haproxy.files(self._config, exporter=exporter).items():
             (self._folder / name).write_text(text)
-        child = await asyncio.create_subprocess_exec(
-            haproxy.binary(), *WORDS, cwd=self._folder, stdin=DEVNULL, stderr=PIPE
-        )
+        said = self._folder / "haproxy.err"
+        # Not a pipe: uvloop leaves a copy of it open in HAProxy, and it would never end.
+        with said.open("wb") as output:
+            child = await asyncio.create_subprocess_exec(
+                haproxy.binary(), *WORDS, cwd=self._folder, stdin=DEVNULL, stderr=output
+            )
         async with asyncio.timeout(START_S):
-            _, said = await child.communicate()
+            await child.wait()
         if child.returncode:
-            why = said.decode(errors="replace").strip()
+            why = said.read_text(errors="replace").strip()
             raise LauncherError(f"cannot start HAProxy: {why}", "correct [ingress] and [hosts] in fleet.toml")
         _LOG.info("HAProxy started")
 
