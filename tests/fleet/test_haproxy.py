@@ -162,9 +162,25 @@ async def test_a_late_choice_holds_up_no_other(start: Start, a: Daemon) -> None:
 
 
 async def test_least_connections_without_a_picker(start: Start, a: Daemon, b: Daemon) -> None:
+    on = asyncio.Event()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await on.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    a.script = b.script = script
     site = await start(None)
     await site.servers(a.member, b.member)
-    assert {(await site.send()).body for _ in range(6)} == {b"from a", b"from b"}
+    async with asyncio.TaskGroup() as group:
+        for count in range(1, 5):
+            group.create_task(site.send())
+
+            async def arrived(count: int = count) -> bool:
+                return len(a.asked) + len(b.asked) == count
+
+            await until(arrived)
+        assert len(a.asked) == len(b.asked) == 2
+        on.set()
 
 
 async def test_a_picker_that_hangs_delays_but_does_not_stop(start: Start, a: Daemon) -> None:
@@ -521,7 +537,8 @@ async def test_a_haproxy_that_was_restarted_is_told_again(start: Start, a: Daemo
     assert listen != site.config.ingress.listen
     await run(site)
     await servers.apply([a.member, b.member])
-    assert {(await site.send()).body for _ in range(6)} == {b"from a", b"from b"}
+    assert {server.host for server in (await servers.read()).values()} == {"a", "b", None}
+    assert (await site.send()).status == 200
 
 
 async def test_a_host_with_another_address_keeps_its_server(start: Start, a: Daemon, b: Daemon) -> None:
