@@ -183,6 +183,16 @@ async def test_least_connections_without_a_picker(start: Start, a: Daemon, b: Da
         on.set()
 
 
+async def test_without_a_picker_nobody_waits_for_one(start: Start, a: Daemon) -> None:
+    site = await start(None)
+    await site.servers(a.member)
+    await site.send()  # may find out
+    began = asyncio.get_running_loop().time()
+    for _ in range(5):
+        assert (await site.send()).status == 200
+    assert asyncio.get_running_loop().time() - began < 2.5  # timeout processing is 3 s
+
+
 async def test_a_picker_that_hangs_delays_but_does_not_stop(start: Start, a: Daemon) -> None:
     async def answer(_: Mapping[str, Value]) -> Mapping[str, str]:
         await asyncio.Event().wait()
