@@ -23,8 +23,10 @@ RELOAD: Final = ("reload",)
 # So often in a row a host must have no request before it counts as drained: one may be on its way from an ingress.
 QUIET_LOOKS: Final = 3
 POLL_S: Final = 0.5
-# More is no noise of a short measurement.
+# By more than this factor, and by more than so many seconds: less is noise of a short measurement.
 SLOWER: Final = 1.25
+TTFT_NOISE_S: Final = 0.05
+TPOT_NOISE_S: Final = 0.005
 T = TypeVar("T")
 
 
@@ -73,11 +75,11 @@ def worse(before: Figures, after: Figures) -> list[str]:
         found.append("instances are not watched that were before")
     if new := [str(slot) for slot in after.misplaced if slot not in before.misplaced]:
         found.append(f"not placed as planned: slot {', '.join(new)}")
-    for what, old, now in (
-        ("first token", before.ttft_s, after.ttft_s),
-        ("time per token", before.tpot_s, after.tpot_s),
+    for what, old, now, noise in (
+        ("first token", before.ttft_s, after.ttft_s, TTFT_NOISE_S),
+        ("time per token", before.tpot_s, after.tpot_s, TPOT_NOISE_S),
     ):
-        if old is not None and now is not None and now > SLOWER * old:
+        if old is not None and now is not None and now > max(SLOWER * old, old + noise):
             found.append(f"{what} takes {1e3 * now:.0f} ms, before it were {1e3 * old:.0f} ms")
     return found
 

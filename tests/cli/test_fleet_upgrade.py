@@ -221,9 +221,10 @@ def test_slower_is_worse_beyond_noise() -> None:
     def measured(ttft_s: float, tpot_s: float) -> Figures:
         return Figures(version="1", ready=1, slots=1, level=0, misplaced=(), ttft_s=ttft_s, tpot_s=tpot_s)
 
-    assert worse(measured(0.1, 0.02), measured(0.12, 0.024)) == []
-    assert worse(measured(0.1, 0.02), measured(0.13, 0.02)) == [
-        "first token takes 130 ms, before it were 100 ms"
+    assert worse(measured(0.1, 0.02), measured(0.14, 0.024)) == []
+    assert worse(measured(0.002, 0.0002), measured(0.004, 0.0004)) == []
+    assert worse(measured(0.1, 0.02), measured(0.16, 0.02)) == [
+        "first token takes 160 ms, before it were 100 ms"
     ]
     assert worse(measured(0.1, 0.02), measured(0.1, 0.03)) == [
         "time per token takes 30 ms, before it were 20 ms"

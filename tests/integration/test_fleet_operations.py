@@ -1,0 +1,176 @@
+"""Operations over two hosts' real daemons: what one machine can show of a fleet without Ray and HAProxy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_fleet_operations import run
+from integration.conftest import SOON_S, DaemonProcess, eventually
+from local_hosts import LocalHosts
+
+from launcher.errors import LauncherError
+from launcher.fleet.config import FleetConfig, Hosts, Ingress
+
+pytestmark = pytest.mark.timeout(900)
+
+Start = Callable[..., DaemonProcess]
+NAMES = ("h1", "h2")
+
+
+class Fleet(LocalHosts):
+    """`run` restarts the host's daemon, as systemctl does."""
+
+    def __init__(self, daemons: dict[str, DaemonProcess], folder: Path) -> None:
+        super().__init__(
+            {name: str(daemon.socket) for name, daemon in daemons.items()}, folder,
+            {name: f"127.0.0.1:{daemon.port}" for name, daemon in daemons.items()},
+        )  # fmt: skip
+        self.daemons = daemons
+        self.config = FleetConfig(
+            ingress=Ingress(hosts=("127.0.0.1",)),
+            state=str(folder / "state"),
+            hosts=Hosts(upgrade=("restart",)),
+        )
+
+    def __call__(self, *words: str) -> int:
+        """`numa-launcher fleet WORDS`."""
+        return run(words, self, self.config)
+
+    def run(self, host: str, words: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        self.ran.append((host, tuple(words)))
+        self.daemons[host].process.send_signal(signal.SIGTERM)
+        self.daemons[host].process.wait(timeout_s)
+        self.daemons[host].restart()
+        return 0, ""
+
+
+@pytest.fixture
+def fleet(start: Start, tmp_path: Path) -> Fleet:
+    """Two daemons with two instances each."""
+    daemons = {name: start("--token-s", "0.02") for name in NAMES}
+    found = Fleet(daemons, tmp_path)
+    for daemon in daemons.values():
+        daemon.wait_ready(2)
+    return found
+
+
+def chat(port: int, key: str = "", tokens: int = 8) -> tuple[int, str]:
+    """Status and text of a streamed answer."""
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "go"}],
+        "max_tokens": tokens,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
+        {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+    )  # fmt: skip
+    try:
+        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code, ""
+
+
+def test_plan_verify_and_usage_of_two_daemons(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fleet("plan", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["differences"] == {}
+    assert found["hosts"]["h1"]["instances"] == "2"
+    fleet("verify", "--json")  # its exit code also tells of other programs of this machine
+    checked = json.loads(capsys.readouterr().out)["hosts"]
+    assert [slot["verified"]["ok"] for name in NAMES for slot in checked[name]] == [True] * 4
+    for _ in range(3):
+        assert chat(fleet.daemons["h1"].port)[0] == 200
+    assert chat(fleet.daemons["h2"].port)[0] == 200
+
+    def served() -> dict[str, Any]:
+        assert fleet("usage", "--by", "host", "--json") == 0
+        report: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return report if report["total"]["requests"] >= 4 else {}
+
+    report = eventually(served, what="entered in the ledgers")
+    assert {row["name"]: row["completed"] for row in report["rows"]} == {"h1": 3, "h2": 1}
+    own = [json.loads(fleet.daemons[name].cli("usage", "--json").stdout)["total"] for name in NAMES]
+    for figure in ("requests", "completed", "prompt_tokens", "output_tokens"):
+        assert report["total"][figure] == sum(each[figure] for each in own)
+
+
+@pytest.mark.slow
+def test_an_upgrade_waits_for_streams_and_compares(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream of the host that is upgraded ends whole; the other host's go on."""
+    ended: dict[str, tuple[int, str]] = {}
+    first = threading.Thread(target=lambda: ended.update(h1=chat(fleet.daemons["h1"].port, tokens=200)))
+    first.start()
+    eventually(lambda: fleet.daemons["h1"].status()["requests"]["in_flight"], what="a running stream")
+    pids = [fleet.daemons[name].status()["pid"] for name in NAMES]
+    assert fleet("upgrade", "--bench", "fake") == 0
+    first.join(SOON_S)
+    status, text = ended["h1"]
+    assert (status, text.rstrip().endswith("data: [DONE]")) == (200, True)
+    assert [host for host, _ in fleet.ran] == [*NAMES]
+    assert all(fleet.daemons[name].status()["pid"] != pid for name, pid in zip(NAMES, pids, strict=True))
+    assert "h2: 2 of 2 ready" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_upgrade_that_breaks_the_first_host_spares_the_second(fleet: Fleet) -> None:
+    """Its instances do not become ready with the new configuration."""
+    config = fleet.daemons["h1"].config
+    text = config.read_text()
+    config.write_text(text.replace('"--token-s"', '"--no-such-option", "--token-s"'))
+    with pytest.raises(LauncherError, match="cannot upgrade h1") as caught:
+        fleet("upgrade", "--ready-timeout", "20")
+    assert "it gets no new requests" in caught.value.remedy
+    assert [host for host, _ in fleet.ran] == ["h1"]
+    assert chat(fleet.daemons["h2"].port)[0] == 200
+    config.write_text(text)
+    assert fleet("upgrade") == 0
+    assert [host for host, _ in fleet.ran] == ["h1", "h1", "h2"]
+    assert fleet.daemons["h1"].status()["ready"] == 2
+
+
+def test_a_reload_of_all_hosts(fleet: Fleet) -> None:
+    for daemon in fleet.daemons.values():
+        daemon.config.write_text(daemon.config.read_text().replace("max_num_seqs = 64", "max_num_seqs = 32"))
+    assert fleet("upgrade", "--reload") == 0
+    assert not fleet.ran
+    for daemon in fleet.daemons.values():
+        assert json.loads(daemon.cli("reload", "--show", "--json").stdout)["stage"] == "done"
+
+
+@pytest.mark.slow
+def test_a_key_opens_both_daemons_until_it_is_revoked(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = {name: tmp_path / f"{name}.keys" for name in NAMES}
+    hosts = LocalHosts(dict.fromkeys(NAMES, ""), tmp_path)
+    config = FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)))
+    assert run(["key", "add", "ann"], hosts, config) == 0
+    ann = capsys.readouterr().out.strip()
+    daemons = {
+        name: start(environ={"NUMA_LAUNCHER_PROXY__API_KEYS_FILE": str(folders[name])}) for name in NAMES
+    }
+    for daemon in daemons.values():
+        daemon.wait_ready(2)
+    assert run(["key", "add", "bob"], hosts, config) == 0
+    bob = capsys.readouterr().out.strip()
+    for name, daemon in daemons.items():
+        assert chat(daemon.port)[0] == 401
+        assert chat(daemon.port, ann)[0] == 200
+        eventually(lambda port=daemon.port: chat(port, bob)[0] == 200, what=f"bob on {name}")
+    assert run(["key", "revoke", "bob"], hosts, config) == 0
+    time.sleep(1.5)  # [proxy] looks at the file once a second
+    assert [chat(daemon.port, bob)[0] for daemon in daemons.values()] == [401, 401]
+    assert [chat(daemon.port, ann)[0] for daemon in daemons.values()] == [200, 200]
