@@ -21,7 +21,7 @@ from launcher.host.replace_file import replace_file
 RELOAD: Final = ("reload",)
 """Instead of a command: the daemon reads its configuration again."""
 # So often in a row a host must have no request before it counts as drained: one may be on its way from an ingress.
-QUIET_LOOKS: Final = 3
+QUIET_LOOKS: Final = 6
 POLL_S: Final = 0.5
 # By more than this factor, and by more than so many seconds: less is noise of a short measurement.
 SLOWER: Final = 1.25
@@ -161,7 +161,7 @@ class _Host:
 
     def __init__(self, hosts: Hosts, host: str, settings: Settings, say: Callable[[str], None]) -> None:
         self._hosts, self._host, self._settings, self._print = hosts, host, settings, say
-        self.left = "it serves, and nothing was changed"
+        self.left = "nothing was changed on it; `fleet status` shows whether it gets requests"
 
     def say(self, text: str) -> None:
         self._print(f"{self._host}: {text}")

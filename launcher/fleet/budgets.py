@@ -24,7 +24,7 @@ def elsewhere(known: Mapping[str, Sequence[Mapping[str, Any]]], host: str) -> li
     sums: dict[tuple[str, str, str], Decimal] = {}
     for other, states in known.items():
         for state in states if other != host else ():
-            if (spent := state["spent_here"]) is not None:
+            if (spent := state.get("spent_here")) is not None:
                 name = (state["key"], state["budget"], state["begins"])
                 sums[name] = sums.get(name, Decimal(0)) + Decimal(spent)
     return [
