@@ -1,57 +1,85 @@
-"""The ingress of a fleet: HAProxy with its own configuration, and a picker that answers with each host in turn."""
+"""The ingress of a fleet: HAProxy with its own configuration, and the picker, with engines in place of daemons."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from launcher.errors import LauncherError
 from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
+from launcher.fleet.ingress import TURN_S, Decisions
+from launcher.fleet.loads import HostLoad, InstanceLoad
 from launcher.fleet.members import Member
 from launcher.fleet.spop import Value, serve
 
-START_S = 10.0  # longest wait for HAProxy's admin socket
 RETRY_S = 0.05
+MODEL = "m"  # of the load generator's requests
 
 
-class _Ends(asyncio.DatagramProtocol):
-    """Takes the lines about ends of requests."""
+class _Counted(Decisions):
+    """The real picker, and how many requests each host has: what a daemon's `GET /load` would tell."""
 
-    def datagram_received(self, data: bytes, _: object) -> None:
-        data.split()
+    def __init__(self, hosts: Sequence[str]) -> None:
+        super().__init__()
+        self.peers = frozenset({"127.0.0.1"})
+        self._where: dict[str, str] = {}
+        self._running = dict.fromkeys(hosts, 0)
+        self.picker.serve(dict.fromkeys(hosts, False), asyncio.get_running_loop().time())
+
+    async def handle(self, message: str, arguments: Mapping[str, Value]) -> Mapping[str, str]:
+        answer = await super().handle(message, arguments)
+        if "host" in answer:
+            self._where[str(arguments["id"])] = answer["host"]
+            self._running[answer["host"]] += 1
+        return answer
+
+    def datagram_received(self, data: bytes, address: tuple[Any, ...]) -> None:
+        if host := self._where.pop(data.split()[1].decode(), None):
+            self._running[host] -= 1
+        super().datagram_received(data, address)
+
+    def report_all(self) -> None:
+        for host, running in self._running.items():
+            instance = InstanceLoad(
+                slot=0,
+                generation=1,
+                model=MODEL,
+                ready=True,
+                running=running,
+                waiting=0,
+                concurrency_limit=256,
+            )
+            load = HostLoad(running=running, waiting=0, instances=(instance,))
+            self.report(host, load, asyncio.get_running_loop().time())
 
 
 async def _pick(picker_port: int, members: list[Member], folder: Path) -> None:
-    hosts = itertools.cycle(member.host for member in members)
-
-    async def answer(name: str, _: Mapping[str, Value]) -> Mapping[str, str]:
-        return {"host": next(hosts), "slot": "0"} if name == "pick" else {}
+    decisions = _Counted([member.host for member in members])
+    servers = haproxy.Servers(folder / "admin.sock")
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve(reader, writer, answer)
+        await serve(reader, writer, decisions.handle)
 
     loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(_Ends, ("127.0.0.1", picker_port + 1))
+    await loop.create_datagram_endpoint(lambda: decisions, ("127.0.0.1", picker_port + 1))
     async with await asyncio.start_server(connected, "127.0.0.1", picker_port):
-        servers = haproxy.Servers(folder / "admin.sock")
-        async with asyncio.timeout(START_S):
-            while True:
-                try:
-                    await servers.apply(members)
-                    break
-                except LauncherError:
-                    await asyncio.sleep(RETRY_S)
-        await asyncio.Event().wait()
+        while True:
+            decisions.report_all()
+            try:
+                await servers.apply(members)
+                await asyncio.sleep(TURN_S)
+            except LauncherError:  # HAProxy starts
+                await asyncio.sleep(RETRY_S)
 
 
 def main() -> None:

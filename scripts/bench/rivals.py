@@ -264,7 +264,7 @@ RIVALS: Final[Mapping[str, Rival]] = {
         ),
         Rival(
             "fleet",
-            "the ingress of a fleet: HAProxy as configured for it, and a picker that names each host in turn",
+            "the ingress of a fleet: HAProxy as configured for it, and the picker, for two hosts of one instance",
             _fleet(),
             env=_PATHS,
             package="haproxy",
