@@ -129,7 +129,6 @@ has_command man|man-db|man-db
 has_command mandoc|mandoc|mandoc
 has_nginx|nginx|nginx
 has_haproxy|haproxy|haproxy
-has_haproxy|haproxy|haproxy
 has_ip|iproute2|iproute
 has_command zsh|zsh|zsh
 has_command fish|fish|fish
@@ -157,6 +156,7 @@ has_command cpio|cpio|cpio
 has_browser() { has_command chromium || has_command chromium-browser || has_command google-chrome; }
 # Not in every user's PATH.
 has_nginx() { has_command nginx || [[ -x /usr/sbin/nginx ]]; }
+has_haproxy() { has_command haproxy || [[ -x /usr/sbin/haproxy ]]; }
 has_ip() { has_command ip || [[ -x /usr/sbin/ip || -x /sbin/ip ]]; }
 has_command() { command -v "$1" >/dev/null; }
 has_library() { ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; }
