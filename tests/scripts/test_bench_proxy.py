@@ -49,6 +49,16 @@ def test_quick(tmp_path: Path) -> None:
     assert again.stdout == done.stdout
 
 
+def test_the_ingress_of_a_fleet(tmp_path: Path) -> None:
+    """HAProxy with its picker; apart from it, the picker ends with it."""
+    kept = tmp_path / "run.json"
+    only = ("--only", "fleet,fleet-haproxy", "--points", "requests")
+    done = run("--quick", *only, "--no-pin", "--json", str(kept))
+    rows = json.loads(kept.read_text())["rows"]
+    assert [row["failures"] for row in rows] == [0, 0], done.stderr
+    assert all(1 < row["cpu_us"] < 20_000 for row in rows)
+
+
 def test_another_version_beside_it(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     arguments = ("--quick", "--only", "ours", "--points", "requests", "--no-pin", "--json", str(kept))
