@@ -74,3 +74,57 @@ def test_an_unknown_workload_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "cannot simulate 'chta': there is no such workload" in done.stdout
+
+
+def fleet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, "fleet", *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def test_a_fleet_is_compared_with_one_host(tmp_path: Path) -> None:
+    kept = tmp_path / "fleet.json"
+    ways = "picker,picker+taken over in the middle,least connections,hash of the prompt"
+    done = fleet("--hosts", "4", "--workloads", "chat,48 prompts", "--ways", ways, "--seeds", "1", "--requests", "60",
+                 "--json", kept)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {(row["way"], row["workload"]): row for row in json.loads(kept.read_text())}
+    assert all(row["requests"] >= 60 * 16 for row in rows.values())
+    for name in ("chat", "48 prompts"):
+        picker = rows["picker", name]
+        assert picker["p99_ratio"] <= 1.15
+        assert picker["hit_ratio"] >= 0.95
+        assert picker["picker_us"] > 0
+        assert rows["one host", name]["p99_ratio"] == 1.0
+        # Without a picker first tokens come late, and a new one knows of no cache at first.
+        assert rows["least connections", name]["p99_ratio"] > 1.5
+        taken_over = rows["picker, taken over in the middle", name]["p99_ratio"]
+        assert picker["p99_ratio"] < taken_over < rows["least connections", name]["p99_ratio"]
+    # All conversations begin alike: hashed by that, they all go to the same hosts.
+    assert (
+        rows["hash of the prompt", "chat"]["p99_ratio"]
+        > rows["hash of the prompt", "48 prompts"]["p99_ratio"]
+    )
+    assert "| picker | " in done.stdout
+
+
+def test_a_fleet_of_more_than_one_balancer(tmp_path: Path) -> None:
+    kept = tmp_path / "fleet.json"
+    done = fleet("--hosts", "20", "--workloads", "short,chat", "--ways", "picker", "--seeds", "1", "--requests", "10",
+                 "--json", kept)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in json.loads(kept.read_text()) if row["way"] == "picker"]
+    assert len(rows) == 2
+    assert all(row["p99_ratio"] <= 1.3 for row in rows)
+    assert all(row["hit_ratio"] is None or row["hit_ratio"] >= 0.95 for row in rows)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    done = fleet("--ways", "picker,luck")
+    assert done.returncode == 2
+    assert "cannot simulate 'luck': there is no such way" in done.stdout
