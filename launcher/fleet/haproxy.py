@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -214,7 +215,9 @@ class Servers:
 
 
 async def _resolved(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    name, _, port = address.rpartition(":")
+    host = name.strip("[]")
+    with contextlib.suppress(ValueError):
+        return f"{ipaddress.ip_address(host)} {port}"
+    found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     return f"{found[0][4][0]} {port}"
