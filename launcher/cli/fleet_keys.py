@@ -7,8 +7,9 @@ import contextlib
 import io
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.cli import key
 from launcher.control.client import UnreachableError
@@ -34,14 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> tuple[argparse.ArgumentPar
     return (*edited, adopt)
 
 
-def run(args: argparse.Namespace, hosts: Hosts) -> int:
+def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
     """Exit code 1: a host does not have the file yet."""
-    names = [member.host for member in hosts.members()]
     stamps, failed = each(names, hosts.key_stamp)
     if not stamps:
-        raise next(
-            iter(failed.values()), LauncherError("cannot use keys: the fleet has no host", "start it first")
-        )
+        raise next(iter(failed.values()))
     number = max(map(keys.version, stamps.values()))
     if args.key_action == ADOPT:
         if args.host not in stamps:
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace, hosts: Hosts) -> int:
             )
         text, said = hosts.key_file(args.host), ""
     else:
-        text, said = _edited(args, _fleets(hosts, stamps))
+        text, said = _edited(args, _fleets(hosts, stamps), hosts, list(stamps))
     if args.key_action == LIST:
         print(said, end="")
         behind = {host: "it has another keys file" for host in stamps if stamps[host] != keys.stamp(text)}
@@ -82,15 +80,25 @@ def _fleets(hosts: Hosts, stamps: Mapping[str, str]) -> str:
     return "" if source is None else hosts.key_file(source)
 
 
-def _edited(args: argparse.Namespace, text: str) -> tuple[str, str]:
+def _edited(args: argparse.Namespace, text: str, hosts: Hosts, names: Sequence[str]) -> tuple[str, str]:
     """The file after the action, and what it prints. A new key is in that text only: it is neither logged nor stored."""
+    # Neither the configuration nor the daemon of this machine counts.
     args.file, args.config, args.socket = Path("-"), None, None
+
+    def states(_args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        found, _ = each(names, lambda host: hosts.ask(host, "GET", "/budgets")["budgets"])
+        return {
+            # Each host knows what all spent, as of the last exchange.
+            state["key"]: {**state, "elsewhere_age_s": None}
+            for answer in found.values() for state in answer if budgets.get(state["key"]) == state["budget"]
+        }  # fmt: skip
+
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         file = Path(folder, "api-keys")
         file.write_text(text)
         file.chmod(0o600)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            key.perform(args.key_action, args, str(file))
+            key.perform(args.key_action, args, str(file), states)
         return (text if args.key_action == LIST else file.read_text()), printed.getvalue()
 
 

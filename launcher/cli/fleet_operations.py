@@ -102,7 +102,7 @@ def run(action: str, args: argparse.Namespace, hosts: Hosts, config: FleetConfig
         case "usage":
             return _usage(args, hosts)
         case "key":
-            return fleet_keys.run(args, hosts)
+            return fleet_keys.run(args, hosts, _names(hosts))
         case "upgrade":
             return _upgrade(args, hosts, config)
         case _:
@@ -110,7 +110,11 @@ def run(action: str, args: argparse.Namespace, hosts: Hosts, config: FleetConfig
 
 
 def _names(hosts: Hosts) -> list[str]:
-    return [member.host for member in hosts.members()]
+    """Raises LauncherError where there is none."""
+    names = [member.host for member in hosts.members()]
+    if not names:
+        raise LauncherError("cannot ask the hosts: the fleet has none", "run `numa-launcher fleet up`")
+    return names
 
 
 def _warn(failed: Mapping[str, LauncherError]) -> None:
@@ -167,10 +171,7 @@ def _usage(args: argparse.Namespace, hosts: Hosts) -> int:
     unused = {host for host, error in failed.items() if "the ledger has no request of it" in error.message}
     missing = {host: error for host, error in failed.items() if host not in unused}
     if not reports:
-        raise next(
-            iter({**missing, **failed}.values()),
-            LauncherError("cannot sum usage: no host", "start the fleet"),
-        )
+        raise next(iter({**missing, **failed}.values()))
     report = summed(reports, args.by, _missing(missing))
     args.requests = False
     usage.show(args, report)
@@ -189,6 +190,7 @@ def _usage(args: argparse.Namespace, hosts: Hosts) -> int:
 def _upgrade(args: argparse.Namespace, hosts: Hosts, config: FleetConfig) -> int:
     from launcher.cli import fleet_bench, fleet_upgrade  # noqa: PLC0415  heavy
 
+    _names(hosts)
     members: dict[str, Member] = {member.host: member for member in hosts.members()}
     if unknown := [host for host in (*args.host, *filter(None, [args.accept])) if host not in members]:
         raise LauncherError(f"cannot upgrade '{unknown[0]}': no such host", f"hosts are {', '.join(members)}")
@@ -236,6 +238,7 @@ def targets(members: Mapping[str, str], name: str, *, tls: bool) -> list[dict[st
 def _targets(args: argparse.Namespace, hosts: Hosts, config: FleetConfig) -> int:
     from launcher.host.replace_file import replace_file  # noqa: PLC0415  heavy
 
+    _names(hosts)
     addresses = {member.host: member.address for member in hosts.members()}
     text = json.dumps(targets(addresses, config.name, tls=config.hosts.ca is not None), indent=2)
     if args.file is None:

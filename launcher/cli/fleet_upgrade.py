@@ -169,7 +169,8 @@ class _Host:
     def begin(self, before: Figures | None) -> Figures:
         """Without requests, and how it was."""
         self._hosts.hold(self._host, draining=True)
-        self.left = "it gets no new requests, and nothing was changed; a second start continues with it"
+        changed = "nothing was changed" if before is None else "its upgrade had begun before"
+        self.left = f"it gets no new requests, and {changed}; a second start continues with it"
         self.say("gets no new requests; waiting for running ones")
         quiet = 0
 
@@ -181,11 +182,12 @@ class _Host:
 
         try:
             self._until(drained, "its running requests", self._settings.drain_s)
-        except TimedOutError:
-            self._hosts.hold(self._host, draining=False)
-            self.left = "it serves again, and nothing was changed"
+            return self._look() if before is None else before
+        except LauncherError:
+            if before is None:
+                self._hosts.hold(self._host, draining=False)
+                self.left = "it serves again, and nothing was changed"
             raise
-        return self._look() if before is None else before
 
     def change(self, before: Figures) -> None:
         self.left = "it gets no new requests, and its upgrade has begun; a second start continues with it"

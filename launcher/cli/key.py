@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,13 +125,18 @@ def run(args: argparse.Namespace) -> int:
     return perform(args.action, args, _file_of(args))
 
 
-def perform(action: str, args: argparse.Namespace, path: str) -> int:
-    """Perform one action on the file at `path`."""
+def perform(
+    action: str,
+    args: argparse.Namespace,
+    path: str,
+    states: Callable[[argparse.Namespace, Mapping[str, str]], dict[str, dict[str, Any]]] = key_budgets.states,
+) -> int:
+    """Perform one action on the file at `path`. `states`: of budgets, as key_budgets finds them."""
     match action:
         case "add":
             return _add(args, path)
         case "list":
-            return _list(args, path)
+            return _list(args, path, states)
         case "set":
             return _set(args, path)
         case _:
@@ -198,12 +203,16 @@ def _add(args: argparse.Namespace, path: str) -> int:
     return 0
 
 
-def _list(args: argparse.Namespace, path: str) -> int:
+def _list(
+    args: argparse.Namespace,
+    path: str,
+    find_states: Callable[[argparse.Namespace, Mapping[str, str]], dict[str, dict[str, Any]]],
+) -> int:
     from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
 
     records = key_store.read(path)
     held = [record for record in records if record.budget is not None and record.revoked is None]
-    states = key_budgets.states(args, {record.name: record.budget or "" for record in held})
+    states = find_states(args, {record.name: record.budget or "" for record in held})
     states = {record.id: states[record.name] for record in held if record.name in states}
     if args.json:
         print(

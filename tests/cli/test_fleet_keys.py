@@ -65,6 +65,22 @@ def test_changes_reach_all_hosts(hosts: LocalHosts, capsys: pytest.CaptureFixtur
     assert keys.version(hosts.key_stamp("h3")) == 4
 
 
+def test_what_remains_of_a_budget_is_that_of_all_hosts(
+    hosts: LocalHosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet_key(hosts, "add", "ann", "--budget", "5k-tokens/day")
+    state = {
+        "key": "ann", "budget": "5k-tokens/day", "unit": "tokens", "left": 1234, "ends": "2026-11-24T00:00:00+00:00",
+        "spent_elsewhere": 7, "elsewhere_age_s": 1.0,
+    }  # fmt: skip
+    hosts.ask = lambda *_: {"budgets": [state]}  # type: ignore[method-assign, assignment]
+    capsys.readouterr()
+    assert fleet_key(hosts, "list") == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[-3:] == ["BUDGET", "LEFT", "UNTIL"]
+    assert "1,234 tokens" in row
+
+
 def test_a_host_that_is_away_is_named_and_gets_it_when_it_returns(
     hosts: LocalHosts, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from launcher.cli import fleet_operations
 from launcher.cli.fleet_tables import plan_of
 from launcher.cli.parser import Parser
 from launcher.daemon.status import Status
+from launcher.errors import LauncherError
 from launcher.fleet.config import FleetConfig, Ingress
 from launcher.fleet.hosts import Hosts
 from launcher.fleet.members import MemberState
@@ -229,3 +230,12 @@ def test_an_upgrade_by_the_configured_command(
     assert fleet.hosts.states["h2"] is MemberState.DRAINING
     with pytest.raises(Exception, match="no such host"):
         fleet("upgrade", "--accept", "h9")
+
+
+@pytest.mark.parametrize(
+    "words", [("plan",), ("verify",), ("usage",), ("key", "list"), ("targets",), ("upgrade",)], ids=" ".join
+)
+def test_a_fleet_without_hosts(tmp_path: Path, words: tuple[str, ...]) -> None:
+    config = FleetConfig(ingress=Ingress(hosts=("10.0.0.1",)), state=str(tmp_path))
+    with pytest.raises(LauncherError, match="cannot ask the hosts: the fleet has none"):
+        run(words, LocalHosts({}, tmp_path), config)

@@ -86,6 +86,17 @@ def test_requests_that_do_not_end_change_nothing(fleet: Fleet) -> None:
     assert not fleet.hosts.ran
 
 
+def test_a_host_that_cannot_be_measured_serves_again(fleet: Fleet) -> None:
+    def fails(host: str) -> tuple[float, float]:
+        raise LauncherError(f"cannot measure {host}: status 401", "give --key-file")
+
+    fleet.settings = Settings(how=("true",), file=fleet.settings.file, wait=fleet.wait, bench=fails)
+    with pytest.raises(LauncherError, match="cannot upgrade h1: cannot measure h1: status 401"):
+        fleet.upgrade()
+    assert fleet.hosts.held == [("h1", True), ("h1", False)]
+    assert not fleet.hosts.ran
+
+
 def test_it_stops_at_the_first_host_that_gets_worse_and_continues_there(fleet: Fleet) -> None:
     """The figures of before the first try are what the second is compared with."""
     broken = fleet.daemons["h2"]
