@@ -17,7 +17,9 @@ from cli.test_fleet_operations import run
 from integration.conftest import SOON_S, DaemonProcess, eventually
 from local_hosts import LocalHosts
 
+from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
+from launcher.fleet.budgets import Known, exchange
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
 
 pytestmark = pytest.mark.timeout(900)
@@ -174,3 +176,51 @@ def test_a_key_opens_both_daemons_until_it_is_revoked(
     time.sleep(1.5)  # [proxy] looks at the file once a second
     assert [chat(daemon.port, bob)[0] for daemon in daemons.values()] == [401, 401]
     assert [chat(daemon.port, ann)[0] for daemon in daemons.values()] == [200, 200]
+
+
+def test_a_budget_holds_over_both_daemons(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was spent on one host counts on the other after an exchange, and only then."""
+    config = FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)))
+    assert (
+        run(
+            ["key", "add", "ann", "--budget", "200-tokens/day"],
+            LocalHosts(dict.fromkeys(NAMES, ""), tmp_path),
+            config,
+        )
+        == 0
+    )
+    key = capsys.readouterr().out.strip()
+    daemons = {
+        name: start(environ={"NUMA_LAUNCHER_PROXY__API_KEYS_FILE": str(tmp_path / f"{name}.keys")})
+        for name in NAMES
+    }
+    hosts = LocalHosts({name: str(daemon.socket) for name, daemon in daemons.items()}, tmp_path)
+    for daemon in daemons.values():
+        daemon.wait_ready(2)
+    one, other = daemons.values()
+    known: Known = {}
+
+    def budget(daemon: DaemonProcess) -> dict[str, Any]:
+        [state] = ControlClient(str(daemon.socket)).get("/budgets")["budgets"]
+        return dict(state)
+
+    while budget(one)["spent"] < 120:
+        assert chat(one.port, key)[0] == 200
+    assert exchange(hosts, known) == {}
+    assert budget(other)["spent"] == budget(other)["spent_elsewhere"] == budget(one)["spent_here"]
+    while budget(other)["spent"] < 200:
+        assert chat(other.port, key)[0] == 200
+    assert chat(other.port, key)[0] == 429
+    assert chat(one.port, key)[0] == 200  # it does not know yet
+    assert exchange(hosts, known) == {}
+    assert [chat(daemon.port, key)[0] for daemon in daemons.values()] == [429, 429]
+    assert (
+        budget(one)["spent"]
+        == budget(other)["spent"]
+        == budget(one)["spent_here"] + budget(other)["spent_here"]
+    )
+    listed = one.cli("key", "list", "--file", str(tmp_path / "h1.keys"), "--socket", str(one.socket)).stdout
+    assert "ELSEWHERE" in listed
+    assert f"{budget(other)['spent_here']:,} tokens" in listed
