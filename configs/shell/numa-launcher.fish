@@ -50,7 +50,7 @@ function _shtab_numa_launcher_using
   test "$_shtab_numa_launcher_cmdpath" = "$argv"
 end
 
-set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' fleet 'fleet up' 'fleet status' 'fleet down' 'fleet forget' 'fleet plan' 'fleet verify' 'fleet upgrade' 'fleet usage' 'fleet key' 'fleet key add' 'fleet key list' 'fleet key set' 'fleet key revoke' 'fleet key adopt' 'fleet targets' bundle doctor quickstart
+set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' fleet 'fleet up' 'fleet status' 'fleet down' 'fleet ingress' 'fleet forget' 'fleet plan' 'fleet verify' 'fleet upgrade' 'fleet usage' 'fleet key' 'fleet key add' 'fleet key list' 'fleet key set' 'fleet key revoke' 'fleet key adopt' 'fleet targets' bundle doctor quickstart
 set -g _shtab_numa_launcher_opts_with_value --accept --anchor --anchors --bench --budget --by --color --concurrency --config --currency --dataset --deadline --drain-timeout --driver --file --host --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --ready-timeout --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
@@ -387,6 +387,10 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using fleet status' -l json -
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a down -d 'Remove agents and director; daemons and ingress keep serving.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet down' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet down' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a ingress -d 'Choose hosts for HAProxy, on each ingress host; starts HAProxy if none runs.'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet ingress' -s h -l help -d 'show this help message and exit'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet ingress' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using fleet ingress' -l debug -d 'log the choice for each request'
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet; and test $_shtab_numa_launcher_npos -eq 0' -a forget -d 'Remove a host that is gone for good from the list of hosts.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet forget' -s h -l help -d 'show this help message and exit'
 complete -c numa-launcher -n '_shtab_numa_launcher_using fleet forget' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'use this configuration of the fleet (default: /etc/numa-launcher/fleet.toml)'
