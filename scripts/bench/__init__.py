@@ -8,5 +8,5 @@ that cost little; `processes` one measured process: pinned, its CPU time and mem
 Balancing, live (bench-balance): `balance` the command; `model_engine` engines that take a real one's time,
 `arrivals` open-loop clients; `balance_pages` tables. Both kinds of engine speak through `wire`.
 
-Balancing, in model time (sim-balance): `engine_model`, `workloads`, `balancers`, `sim`.
+Balancing, in model time (sim-balance): `engine_model`, `workloads`, `balancers`, `sim`, `fleet_model`.
 """
