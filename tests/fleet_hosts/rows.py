@@ -20,7 +20,7 @@ KNOWN_WITHIN_S: Final = 1.0
 DARK_S: Final = 6.0
 # Ray declares a node dead after 3 s + 5 x 3 s without an answer (health_check_* in ray_config_def.h).
 PARTED_S: Final = 25.0
-# A picker judges an instance by its first 20 first tokens (balancing/outlier_detection.py), and sends few requests to a slow one.
+# A picker judges an instance by 20 first tokens (balancing/outlier_detection.py), and sends few requests to a slow one.
 NAMED_WITHIN_S: Final = 75.0
 
 
