@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import time
@@ -83,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def connected(config: FleetConfig) -> RayHosts:
     """Raises LauncherError; UnreachableError without Ray."""
+    # Ray reads it when it is imported (2.60); `ray start` looks for the token by itself.
+    if (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         from launcher.fleet.cluster import connect  # noqa: PLC0415  heavy, and of an extra
     except ModuleNotFoundError as error:

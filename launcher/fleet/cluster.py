@@ -27,6 +27,7 @@ RESOURCE: Final = "numa_host"
 DIRECTOR: Final = "numa-director"
 AGENT: Final = "numa-agent-"
 ANSWER_S: Final = 2.0
+WRITE_S: Final = 5.0
 CALL_S: Final = 15.0
 START_S: Final = 60.0
 AGAIN_S: Final = 30.0
@@ -76,14 +77,19 @@ class RayCluster:
         }
 
     def keep(self, hosts: Iterable[str], members: MemberList) -> dict[str, str]:
+        agents, failed = dict(self._agents), {}
         written = {
-            host: self._agents[host][1].keep.options(concurrency_group=_FIRST).remote(members)
-            for host in hosts if host in self._agents
+            host: agents[host][1].keep.options(concurrency_group=_FIRST).remote(members) if host in agents else None
+            for host in hosts
         }  # fmt: skip
-        failed = {}
+        if asked := [ref for ref in written.values() if ref is not None]:
+            ray.wait(asked, num_returns=len(asked), timeout=WRITE_S)
         for host, ref in written.items():
             try:
-                ray.get(ref, timeout=CALL_S)
+                if ref is None:
+                    failed[host] = "its agent has ended"
+                else:
+                    ray.get(ref, timeout=0)
             except RayError as error:
                 failed[host] = _why(error)
         return failed
@@ -109,10 +115,12 @@ class RayCluster:
                 remedy=f"wait, or see `ray status` on {node.host}: another actor may use its resource {RESOURCE}",
             )
         except RayError as error:
-            self._agents.pop(node.host)
+            agent = self._agents.pop(node.host)[1]
             failed = Report(
                 problem=f"cannot run its agent: {_why(error)}", remedy="see Ray's logs on the host"
             )
+            if isinstance(error, RayTaskError):  # of another version, perhaps
+                ray.kill(agent)
             if isinstance(error, RayTaskError) or "init" in str(error):
                 self._failed[node.host] = (time.monotonic() + AGAIN_S, failed)
             return failed
@@ -231,16 +239,16 @@ class RayHosts:
         try:
             actor = ray.get_actor(name, namespace(self._config))
             return ray.get(getattr(actor, method).remote(*given), timeout=timeout_s + CALL_S)
-        except ValueError:
-            raise UnreachableError(
-                f"cannot reach {who}: there is none", "start it: numa-launcher fleet up"
-            ) from None
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, LauncherError):
                 raise cause from None
             raise UnreachableError(
                 f"cannot reach {who}: {_why(error)}", "numa-launcher fleet status"
+            ) from None
+        except ValueError:  # after RayError: an actor's own ValueError is both
+            raise UnreachableError(
+                f"cannot reach {who}: there is none", "start it: numa-launcher fleet up"
             ) from None
 
 
@@ -253,6 +261,7 @@ def connect(config: FleetConfig) -> RayHosts:
         )  # fmt: skip
     except (ConnectionError, RuntimeError, OSError) as error:
         raise UnreachableError(
-            f"cannot reach Ray at '{config.ray}': {error}", "start it on this host: docs/fleet.md"
+            f"cannot reach Ray at '{config.ray}': {error}",
+            "start it on this host, with the other hosts' token: docs/fleet.md",
         ) from None
     return RayHosts(config)

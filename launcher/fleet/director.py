@@ -77,7 +77,8 @@ def next_list(mine: MemberList, reports: Mapping[str, Report], silent: AbstractS
 
     Another director's list counts for hosts that this one has not heard of: at its start, and after a partition. The
     newer list counts where both have a host. A host leaves the list by `forget` only."""
-    others = [report.kept for report in reports.values() if report.kept and report.kept.epoch != mine.epoch]
+    kept = [report.kept for report in reports.values() if report.kept is not None]
+    others = [each for each in kept if each.epoch != mine.epoch or each.newer_than(mine)]
     lists = sorted([mine, *others], key=lambda known: (known.epoch, known.version))
     known = {member.host: member for each in lists for member in each.members}
     for host, report in reports.items():

@@ -83,6 +83,13 @@ def test_a_newer_list_of_another_director_is_overtaken_with_its_content() -> Non
     assert found.epoch == 9
 
 
+def test_a_director_that_is_restarted_within_a_second_has_a_newer_list() -> None:
+    kept = listed(member("a"), member("b"), version=3)
+    found = next_list(MemberList(epoch=5), {"a": report("a", kept=kept)}, set())
+    assert states(found) == {"a": READY, "b": READY}
+    assert found.newer_than(kept)
+
+
 def test_a_forgotten_host_does_not_come_back_from_the_same_directors_old_list() -> None:
     kept = listed(member("a"), member("b"))
     assert states(next_list(listed(member("a"), version=2), {"a": report("a", kept=kept)}, set())) == {

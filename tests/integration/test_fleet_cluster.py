@@ -22,8 +22,8 @@ class Fleet:
         self.network = network
         self.config = str(network.folder / "fleet.toml")
         self.a, self.b, self.c = (network.host(name) for name in ("h1", "h2", "h3"))
-        # What systemd does on a real host: the test sees the file and starts the daemon.
-        start = f'start = ["touch", "{network.shared}/wanted"]'
+        # Starts nothing: the test starts the daemon, as systemd does on a real host.
+        start = f'start = ["sh", "-c", "touch {network.shared}/wanted; echo not today; exit 1"]'
         Path(self.config).write_text(
             f'ray = "{NET}.1:6379"\nstate = "{network.shared}/fleet"\n'
             f'[ingress]\nhosts = ["{NET}.1", "{NET}.2"]\n{start}\n'
@@ -74,6 +74,7 @@ def test_up_says_host_by_host_what_it_found(fleet: Fleet) -> None:
     assert f"h2: attached to its daemon at {NET}.2:{PORT}\n" in said
     assert "h3: cannot reach numa-launcher on " in said
     assert said.endswith(f"endpoint: http://{NET}.1:8000 or http://{NET}.2:8000\n")
+    assert "not today\n" in said
     assert (fleet.c.folder / "wanted").exists()  # it ran what starts a daemon
     assert fleet.a.members() == fleet.b.members()
     assert fleet.states() == {"h1": "ready", "h2": "ready"}
@@ -122,7 +123,7 @@ def test_a_host_that_is_cut_off_is_lost_and_comes_back_by_itself(fleet: Fleet) -
 
 
 def test_without_rays_head_the_hosts_are_known_and_a_new_head_takes_over(fleet: Fleet) -> None:
-    before = fleet.b.members()
+    before, agents = fleet.b.members(), fleet.c.pids("ray::Agent")
     fleet.a.stop_ray()
     code, said = fleet.cli("status")
     assert code == 1
@@ -132,6 +133,8 @@ def test_without_rays_head_the_hosts_are_known_and_a_new_head_takes_over(fleet: 
     fleet.a.ray(fleet.a)
     eventually(lambda: fleet.cli("status")[0] == 0, LONG_S)
     assert {member["host"] for member in fleet.b.members()["members"]} == {"h1", "h2", "h3"}
+    # RAY_gcs_storage: the new head found the nodes and their actors.
+    assert fleet.c.pids("ray::Agent") == agents
 
 
 def test_down_leaves_daemons_and_list(fleet: Fleet) -> None:
