@@ -74,7 +74,8 @@ class Decisions(asyncio.DatagramProtocol):
         """HAProxy's log line `end ID STATUS SERVER TR TA TERMINATION`."""
         words = data.decode(errors="replace").partition("end ")[2].split()
         if len(words) == 6 and address[0] in self.peers:
-            self.picker.ended(words[0], _number(words[1]), words[5], self._clock())
+            sent = words[2] != "<NOSRV>"
+            self.picker.ended(words[0], _number(words[1]), words[5], self._clock(), sent=sent)
             self._decide(words[0], None)
             self.turn()
 
@@ -159,7 +160,9 @@ class Ingress:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if writer.get_extra_info("peername")[0] in self._decisions.peers:
-            await serve(reader, writer, self._decisions.handle)
+            # asyncio of Python 3.11 logs an error for a connection's task that is cancelled, as all are at the end.
+            with contextlib.suppress(asyncio.CancelledError):
+                await serve(reader, writer, self._decisions.handle)
         else:
             writer.close()
 

@@ -242,12 +242,12 @@ class Picker:
             request.cell.balancer.first_token(request.ticket, now)
             self._changed[request.cell] = None
 
-    def ended(self, id_: str, status: int, termination: str, now: float) -> None:
-        """It has left HAProxy; `termination`: how (%ts in its management guide)."""
+    def ended(self, id_: str, status: int, termination: str, now: float, *, sent: bool = True) -> None:
+        """It has left HAProxy; `termination`: how (%ts in its manual). Not `sent`: HAProxy had no server for it."""
         if (request := self._requests.get(id_)) is None:
             return
         upstream = request.ticket.upstream
-        if request.host is None or upstream is None or termination[:1] in {"C", "c"}:
+        if request.host is None or upstream is None or not sent or termination[:1] in {"C", "c"}:
             self._release(id_, now, Ending.LEFT)
         elif status < 500 and termination[:1] == "-":
             self._release(id_, now, Ending.WHOLE if status < 400 else Ending.REFUSED)

@@ -297,13 +297,13 @@ def test_the_last_instance_is_not_ejected() -> None:
     assert made.offer(asked("r"), 1.0) is not None
 
 
-@pytest.mark.parametrize("how", ["CD", "cD"])
-def test_clients_that_leave_are_no_fault(how: str) -> None:
+@pytest.mark.parametrize(("how", "sent"), [("CD", True), ("cD", True), ("SC", False)])
+def test_clients_that_leave_and_an_haproxy_without_servers_are_no_fault(how: str, *, sent: bool) -> None:
     made = picker(2)
     made.serve({"a": False, "b": True}, 0.0)
     for n in range(9):
         made.offer(asked(f"r{n}"), n)
-        made.ended(f"r{n}", 200, how, n + 0.5)
+        made.ended(f"r{n}", 503, how, n + 0.5, sent=sent)
     assert made.notes() == []
 
 

@@ -80,6 +80,9 @@ class IngressProcess:
 
         eventually(is_open, what=f"{hosts} hosts, see {self.log}")
 
+    def wait_lost(self, host: str) -> None:
+        eventually(lambda: self.status()["hosts"][host]["lost"], what=f"{host} lost")
+
     @property
     def haproxy(self) -> int:
         return int((self.folder / "haproxy.pid").read_text())
@@ -301,12 +304,69 @@ async def the_ingress_dies_and_comes_back(fleet: Fleet) -> None:
     assert not set(without) & chosen.keys()
 
 
+async def more_requests_than_places(fleet: Fleet) -> None:
+    """None is refused: they wait in the picker, then in their hosts' queues."""
+    async with load(fleet.url, 16 * LIMIT) as tally:
+        await asyncio.sleep(6.0)
+    assert not tally.failed, tally
+    served, chosen = fleet.logged(tally), fleet.ingress.chosen()
+    landed = Counter(served[id_][0] == chosen[id_][0] for id_ in tally.whole if id_ in chosen)
+    assert landed.total() == len(tally.whole)
+    assert not landed[False], landed
+
+
+async def a_daemon_that_hangs_gets_nothing_new(fleet: Fleet) -> None:
+    """HAProxy can still connect to it: its picker sees that it does not answer."""
+    daemon = fleet.daemons["c"].process
+    async with load(fleet.url, 12) as tally:
+        await asyncio.sleep(1.0)
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(fleet.ingress.wait_lost, "c")
+            before = fleet.ingress.chosen()
+            await asyncio.sleep(3.0)
+            since = {id_: host for id_, (host, _) in fleet.ingress.chosen().items() if id_ not in before}
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+    assert not tally.failed, tally
+    assert set(since.values()) <= {"a", "b"}
+    await asyncio.to_thread(fleet.ingress.wait_open, 3)
+
+
+async def haproxy_dies_and_its_ends_are_never_told(fleet: Fleet) -> None:
+    haproxy = fleet.ingress.haproxy
+    async with load(fleet.url, 12) as tally:
+        await asyncio.sleep(1.0)
+        os.kill(haproxy, signal.SIGKILL)
+        await asyncio.to_thread(eventually, lambda: fleet.ingress.haproxy != haproxy)
+        await asyncio.to_thread(fleet.ingress.wait_open, 3)
+        tally.failed.clear()
+        await asyncio.sleep(3.0)
+    assert not tally.failed, tally
+    assert not tally.dishonest
+    assert "ejected" not in fleet.ingress.log.read_text()
+
+    def all_forgotten() -> bool:
+        return not any(host["sent"] for host in fleet.ingress.status()["hosts"].values())
+
+    eventually(all_forgotten, 20.0, "ends")
+
+
 async def test_a_fleet_under_load(fleet: Fleet) -> None:
     await prompts_stay_where_they_are_cached(fleet)
     await picks_land_on_their_slots(fleet)
     await a_drained_host_gets_nothing_new(fleet)
     await one_daemon_dies_alone(fleet)
     await the_ingress_dies_and_comes_back(fleet)
+
+
+async def test_a_fleet_beyond_its_limits(fleet: Fleet) -> None:
+    await more_requests_than_places(fleet)
+    await a_daemon_that_hangs_gets_nothing_new(fleet)
+    await haproxy_dies_and_its_ends_are_never_told(fleet)
+
+
+async def test_what_needs_no_choice(fleet: Fleet) -> None:
     async with aiohttp.ClientSession(fleet.url) as session:
         for path, body in (("/v1/models", None), ("/v1/chat/completions", "not JSON")):
             method = "GET" if body is None else "POST"
