@@ -62,8 +62,11 @@ class Loads:
         """`ca`: PEM file with the authority of the daemons' certificates; None: plain HTTP. Raises LauncherError."""
         self._listener = listener
         self._scheme = "https" if ca else "http"
+        self._tls: ssl.SSLContext | bool = True
         try:
-            self._tls = ssl.create_default_context(cafile=ca) if ca else True
+            if ca:
+                self._tls = ssl.create_default_context(cafile=ca)
+                self._tls.check_hostname = False  # the fleet's own authority, whatever name; as HAProxy does
         except OSError as error:
             raise LauncherError(f"cannot read {ca}: {error}", "correct [hosts] ca in fleet.toml") from None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}

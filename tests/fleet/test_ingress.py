@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+from cloud import make_certificate
 
 from launcher.errors import LauncherError
 from launcher.fleet.config import FleetConfig
@@ -174,3 +176,24 @@ async def test_a_second_ingress_on_the_same_address_is_refused(running: FleetCon
 async def test_a_host_that_is_no_ingress_host_is_told(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"none of 192\.0\.2\.1 is an address of this host"):
         await Ingress(config(tmp_path, "192.0.2.1")).run()
+
+
+async def test_pickers_are_asked_over_tls_where_there_is_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.fleet.haproxy.shutil.which", lambda *_, **__: None)
+    certificate = make_certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.path.read_text() + certificate.key.read_text())
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), picker_cert=str(both))
+    task = asyncio.create_task(Ingress(FleetConfig(state=str(tmp_path / "i"), ingress=hosts)).run())
+    async with asyncio.timeout(SOON_S):
+        while not (tmp_path / "i/ingress.sock").exists():  # noqa: ASYNC110 - another task's file
+            await asyncio.sleep(0.01)
+    context = ssl.create_default_context(cafile=certificate.path)
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", hosts.picker_port, ssl=context, server_hostname="localhost"
+    )
+    writer.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from cloud import make_certificate
 
 from launcher.errors import LauncherError
 from launcher.fleet import loads
@@ -53,7 +55,7 @@ class Heard:
 
 @asynccontextmanager
 async def daemon(
-    text: str = json.dumps(PAGE), *, hang: asyncio.Event | None = None
+    text: str = json.dumps(PAGE), *, hang: asyncio.Event | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[TestServer]:
     """A daemon whose `/load` is this page; one that hangs answers when the event is set."""
 
@@ -64,8 +66,12 @@ async def daemon(
 
     app = web.Application()
     app.add_routes([web.get("/load", answer)])
-    async with TestServer(app) as server:
+    server = TestServer(app, scheme="https" if tls else "http")
+    await server.start_server(ssl=tls)
+    try:
         yield server
+    finally:
+        await server.close()
 
 
 def member(host: str, server: TestServer) -> Member:
@@ -139,6 +145,27 @@ async def test_one_that_is_no_member_any_more_is_not_asked(heard: tuple[Heard, L
         one_now = Member(host="b", address=f"127.0.0.1:{one.port}")  # it has moved
         made.watch([one_now])
     await found.until("b", "lost")
+
+
+async def test_tls_by_the_authority_of_the_fleet(
+    heard: tuple[Heard, Loads], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found, stranger = heard
+    certificate = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    other = make_certificate(tmp_path_factory.mktemp("other"))
+    made, misled = Loads(found, str(certificate.path)), Loads(found, str(other.path))
+    async with daemon(tls=context) as server:
+        made.watch([member("a", server)])
+        await found.until("a", "load")
+        misled.watch([member("b", server)])
+        await found.until("b", "lost")
+        stranger.watch([member("c", server)])  # plain HTTP
+        await found.until("c", "lost")
+    assert found.loads.keys() == {"a"}
+    for each in (made, misled):
+        await each.close()
 
 
 async def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
