@@ -119,7 +119,14 @@ async def test_the_picker_chooses_host_and_slot(start: Start, a: Daemon, b: Daem
     assert (name, other) == ("pick", "first")
     number = first["id"]
     length, shown = len(body), body[:16384]
-    assert pick == {"id": number, "path": CHAT, "key": "Bearer k", "body": shown, "length": length}
+    assert pick == {
+        "id": number,
+        "path": CHAT,
+        "key": "Bearer k",
+        "api-key": None,
+        "body": shown,
+        "length": length,
+    }
     assert first == {"id": number, "status": 200}
     assert (await picker.end())[:4] == ["end", number, "200", "h2"]
 

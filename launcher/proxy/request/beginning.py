@@ -35,7 +35,7 @@ class Asked:
 
 
 def read_asked(arguments: Mapping[str, object]) -> Asked | None:
-    """`arguments`: id, path, key (its authorization), body (as much of it as there is), length (of all of it).
+    """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), length (of all of it).
 
     None: it computes nothing, or its body cannot be read."""
     path, body = _text(arguments.get("path")), _bytes(arguments.get("body"))
@@ -43,7 +43,7 @@ def read_asked(arguments: Mapping[str, object]) -> Asked | None:
     route = found.route if isinstance(found, Match) else None
     if route is None or not body or route.kind not in {Kind.JSON, Kind.FORM}:
         return None
-    id_, secret = _text(arguments.get("id")), _bytes(arguments.get("key"))
+    id_, secret = _text(arguments.get("id")), _bytes(arguments.get("key") or arguments.get("api-key"))
     key = blake2b(secret, digest_size=8).hexdigest() if secret else None
     if route.kind is Kind.FORM:
         named = _FORM_MODEL.search(body)

@@ -61,6 +61,7 @@ def test_keys_are_told_apart_and_not_kept() -> None:
     one, other, none = (found(chat("x"), key=key).key for key in ("Bearer sk-1", "Bearer sk-2", None))
     assert one != other
     assert none is None
+    assert found(chat("x"), key="", **{"api-key": "Bearer sk-1"}).key == one
     assert "sk-1" not in str(one)
 
 
