@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import psutil
 
 from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def connected(config: FleetConfig) -> RayHosts:
     """Raises LauncherError; UnreachableError without Ray."""
-    # Ray reads it when it is imported (2.60); `ray start` looks for the token by itself.
+    # Ray reads it when it is imported (2.60), and finds the token itself.
     if (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
@@ -104,7 +105,26 @@ def connected(config: FleetConfig) -> RayHosts:
                 f"cannot reach Ray's head at '{config.ray}': {reason(error)}",
                 "start it there: docs/fleet.md",
             ) from None
+    if not has_node():
+        raise UnreachableError(
+            "cannot ask Ray: no node of Ray runs on this host",
+            "start it (`ray start`, docs/fleet.md), or ask on another host of the fleet",
+        )
     return connect(config)
+
+
+def has_node() -> bool:
+    """Whether a raylet of this host takes connections. Without one ray.init aborts the process (Ray 2.60)."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] != "raylet":
+            continue
+        for word in process.info["cmdline"] or ():
+            name, _, path = word.partition("=")
+            if name == "--raylet_socket_name":
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(path)
+                    return True
+    return False
 
 
 def up(config: FleetConfig) -> int:

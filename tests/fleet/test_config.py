@@ -54,6 +54,6 @@ def test_the_example_and_the_units_name_what_is_there() -> None:
     started = load_fleet(folder / "fleet.toml")
     assert f"{started.ingress.start[-1]}.service" in {unit.name for unit in folder.iterdir()}
     ray = (folder / "numa-launcher-ray.service").read_text()
-    assert set(re.findall(r"\$\{?(\w+)", ray)) == set(
+    assert set(re.findall(r"\$\{?(\w+)", ray)) | {"RAY_AUTH_MODE"} == set(
         re.findall(r"^(\w+)=", (folder / "ray.env").read_text(), flags=re.MULTILINE)
     )

@@ -117,12 +117,16 @@ class Host:
         if head is self:
             where = "--head --port=6379 --include-dashboard=false"
         command = f"{Path(sys.executable).with_name('ray')} start --block {where}"
+        # It would refuse the address: it takes the raylets of the other namespaces for its own.
+        known = self.shared / "ray" / "ray_current_cluster"
         self.start(
-            "sh", "-c", f'while :; do {command} "$@"; sleep 1; done', "sh", f"--node-ip-address={self.address}",
-            f"--node-name={self.name}", "--num-cpus=0", '--resources={"numa_host": 1}', "--disable-usage-stats",
+            "sh", "-c", f'while :; do rm -f {known}; {command} "$@"; sleep 1; done', "sh",
+            f"--node-ip-address={self.address}", f"--node-name={self.name}",
+            "--num-cpus=0", '--resources={"numa_host": 1}', "--disable-usage-stats",
             "--include-log-monitor=false", "--object-store-memory=80000000", f"--temp-dir={self.shared}/ray",
             log="ray.log", environ={
                 "HOME": str(self.home),
+                "RAY_AUTH_MODE": "token",
                 "RAY_gcs_storage": "rocksdb",
                 "RAY_gcs_storage_path": f"{self.shared}/gcs",
             },
