@@ -112,6 +112,7 @@ class Ingress:
         self._loads = Loads(self._decisions, config.hosts.ca)
         self._servers = haproxy.Servers(self._folder / "admin.sock")
         self._members = MemberList()
+        self._adopted = False  # HAProxy, or started
 
     async def run(self) -> None:
         """Until cancelled. Raises LauncherError where it cannot listen."""
@@ -198,12 +199,24 @@ class Ingress:
 
     async def _start_haproxy(self) -> None:
         """Detached. One that runs keeps its configuration."""
+        runs = False
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_unix_connection(self._folder / "admin.sock")
             writer.close()
+            runs = True
+        if runs and self._adopted:
             return
+        self._adopted = True
         exporter = await asyncio.to_thread(haproxy.has_exporter)
-        for name, text in haproxy.files(self._config, exporter=exporter).items():
+        texts = haproxy.files(self._config, exporter=exporter)
+        if runs:
+            path = self._folder / "haproxy.cfg"
+            if not path.exists() or path.read_text() != texts[path.name]:
+                _LOG.warning(
+                    "HAProxy runs with another configuration; it takes this one when it is restarted"
+                )
+            return
+        for name, text in texts.items():
             (self._folder / name).write_text(text)
         said = self._folder / "haproxy.err"
         # Not a pipe: uvloop leaves a copy of it open in HAProxy, and it would never end.

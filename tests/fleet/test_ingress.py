@@ -13,6 +13,7 @@ import pytest
 from cloud import make_certificate
 
 from launcher.errors import LauncherError
+from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.config import Ingress as IngressHosts
 from launcher.fleet.ingress import Decisions, Ingress
@@ -197,3 +198,30 @@ async def test_pickers_are_asked_over_tls_where_there_is_a_certificate(
     writer.close()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_an_haproxy_that_runs_is_adopted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, same: bool
+) -> None:
+    """Only its configuration may be another one, which is said once."""
+    monkeypatch.setattr("launcher.fleet.haproxy.has_exporter", lambda: False)
+    made = config(tmp_path, "127.0.0.1")
+    text = haproxy.files(made, exporter=False)["haproxy.cfg"]
+    (tmp_path / "haproxy.cfg").write_text(text if same else "")
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline():
+            asked.set()
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, tmp_path / "admin.sock"):
+        task = asyncio.create_task(Ingress(made).run())
+        async with asyncio.timeout(SOON_S):
+            await asked.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert ("another configuration" in caplog.text) is not same
+    assert (tmp_path / "haproxy.cfg").read_text() == (text if same else "")
+    assert not (tmp_path / "haproxy.pid").exists()
