@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -49,6 +51,9 @@ async def _serve(args: argparse.Namespace) -> None:
     for daemon in daemons:
         daemon.terminate()
     await asyncio.gather(ingress, return_exceptions=True)
+    # The ingress leaves HAProxy running.
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((args.folder / "haproxy.pid").read_text()), signal.SIGTERM)
 
 
 def _ports() -> int:

@@ -50,7 +50,8 @@ def make_network() -> None:
     if others:
         raise RuntimeError(f"not in a network namespace of its own: it has {sorted(others)}")
     command("ip", "link", "set", "lo", "up")
-    command("ip", "link", "add", BRIDGE, "type", "bridge")
+    # An address of its own: else it is the least of its ports', and another one when a host comes or goes.
+    command("ip", "link", "add", BRIDGE, "address", "02:00:00:00:00:fe", "type", "bridge")
     command("ip", "addr", "add", f"{CLIENT_ADDRESS}/24", "dev", BRIDGE)
     command("ip", "link", "set", BRIDGE, "up")
 
