@@ -9,10 +9,11 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
@@ -28,13 +29,14 @@ from launcher.text_table import counted
 
 if TYPE_CHECKING:
     from launcher.fleet.cluster import RayHosts
-    from launcher.fleet.director import Node, Report
+    from launcher.fleet.director import Node, Report, View
 
 HEARD_S: Final = 60.0
 """Ray starts an agent in 2 s, on a busy host in 20 s."""
 START_S: Final = 60.0
 POLL_S: Final = 0.5
 RAY_S: Final = 3.0
+STATUS_S: Final = 30.0
 _HELP: Final = {
     "up": "attach an agent to each host's daemon, and hand the list of hosts to the ingress",
     "status": "print the state of each host, of the ingress and of Ray",
@@ -219,14 +221,31 @@ def _started(hosts: RayHosts, host: str, words: tuple[str, ...]) -> str:
 
 
 def status(config: FleetConfig, *, as_json: bool) -> int:
-    view, why, pickers = None, "", [ingress_status(Path(config.state))]
-    try:
-        hosts = connected(config)
-        view = hosts.view()
-        ingress = [host for host, report in view.reports.items() if report.kept is not None]
-        pickers += each(ingress, hosts.ingress)[0].values()
-    except UnreachableError as error:
-        why = error.message
+    """A head that hangs or just begins may leave ray.init without an answer: then the list is this host's file."""
+    pickers = [ingress_status(Path(config.state))]
+    asked: list[tuple[View, list[dict[str, Any]]]] = []
+    failed: list[LauncherError] = []
+
+    def ask() -> None:
+        try:
+            hosts = connected(config)
+            view = hosts.view()
+            ingress = [host for host, report in view.reports.items() if report.kept is not None]
+            asked.append((view, list(each(ingress, hosts.ingress)[0].values())))
+        except LauncherError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(STATUS_S)
+    view, why = None, f"cannot reach Ray: no answer within {STATUS_S:g} s"
+    if failed:
+        if not isinstance(failed[0], UnreachableError):
+            raise failed[0]
+        why = failed[0].message
+    elif asked:
+        view, why = asked[0][0], ""
+        pickers += asked[0][1]
     screen = fleet_status.gather(config, view, why, pickers)
     if as_json:
         print(json.dumps(msgspec.to_builtins(screen), indent=2))

@@ -254,6 +254,7 @@ class RayHosts:
 
 def connect(config: FleetConfig) -> RayHosts:
     """Raises LauncherError."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         ray.init(
             address=config.ray, namespace=namespace(config), log_to_driver=False, configure_logging=False,
