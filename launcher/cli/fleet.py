@@ -107,25 +107,34 @@ def connected(config: FleetConfig) -> RayHosts:
                 f"cannot reach Ray's head at '{config.ray}': {reason(error)}",
                 "start it there: docs/fleet.md",
             ) from None
-    if not has_node():
+    address = node_address()
+    if address is None:
         raise UnreachableError(
             "cannot ask Ray: no node of Ray runs on this host",
             "start it (`ray start`, docs/fleet.md), or ask on another host of the fleet",
         )
-    return connect(config)
+    return connect(config, address)
 
 
-def has_node() -> bool:
-    """Whether a raylet of this host takes connections. Without one ray.init aborts the process (Ray 2.60)."""
+def node_address() -> str | None:
+    """The address of this host's node of Ray; None: no raylet here takes connections. ray.init would take another host's
+    node then, and also where the default route has another address; it aborts the process with that (Ray 2.60)."""
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] != "raylet":
-            continue
-        for word in process.info["cmdline"] or ():
-            name, _, path = word.partition("=")
-            if name == "--raylet_socket_name":
-                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                    connection.connect(path)
-                    return True
+        parts = (str(word).partition("=") for word in process.info["cmdline"] or ())
+        words = {name: value for name, _, value in parts}
+        if process.info["name"] == "raylet" and "--raylet_socket_name" in words:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(words["--raylet_socket_name"])
+                if _is_own(words.get("--node_ip_address", "")):
+                    return words["--node_ip_address"]
+    return None
+
+
+def _is_own(address: str) -> bool:
+    """Whether it is an address of this host."""
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind((address, 0))
+        return bool(address)
     return False
 
 

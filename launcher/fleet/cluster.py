@@ -252,12 +252,13 @@ class RayHosts:
             ) from None
 
 
-def connect(config: FleetConfig) -> RayHosts:
-    """Raises LauncherError."""
+def connect(config: FleetConfig, own: str) -> RayHosts:
+    """`own`: the address of this host's node. Raises LauncherError."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         ray.init(
-            address=config.ray, namespace=namespace(config), log_to_driver=False, configure_logging=False,
+            address=config.ray, _node_ip_address=own, namespace=namespace(config), log_to_driver=False,
+            configure_logging=False,
             logging_level=logging.ERROR,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, OSError) as error:
