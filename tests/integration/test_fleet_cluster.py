@@ -133,6 +133,7 @@ def test_without_rays_head_the_hosts_are_known_and_a_new_head_takes_over(fleet: 
     fleet.a.ray(fleet.a)
     eventually(lambda: fleet.cli("status")[0] == 0, LONG_S)
     assert {member["host"] for member in fleet.b.members()["members"]} == {"h1", "h2", "h3"}
+    eventually(lambda: fleet.a.pids("ray::Agent"), LONG_S)
     # RAY_gcs_storage: the new head found the nodes and their actors.
     assert fleet.c.pids("ray::Agent") == agents
 
