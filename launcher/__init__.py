@@ -35,7 +35,8 @@ Packages, lower ones first; tests/test_imports.py has the table of allowed impor
     tuning       searches the layout that makes this machine fastest
     doctor       checks of a host before the daemon starts
     dashboard    the page: a client of the control socket, a process of its own
-    fleet        several hosts behind one endpoint: a client of their daemons
+    fleet        the hosts of a fleet and what is the same on all: a client of their daemons
+    ingress      one endpoint over the hosts of a fleet: HAProxy, and the choice of an instance
     cli          one module per verb
 
 `instances` and `proxy` never import each other: the supervisor emits events, `daemon` applies them to the proxy's upstreams.

@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig
-from launcher.fleet.haproxy import Servers
 from launcher.fleet.members import Member
-from launcher.fleet.spop import Value, serve
+from launcher.ingress import haproxy
+from launcher.ingress.haproxy import Servers
+from launcher.ingress.spop import Value, serve
 
 WAIT_S = 20.0
 CHAT = "/v1/chat/completions"

@@ -65,10 +65,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
     },
-    # Of the daemon's code the fleet takes the balancer and how a request's body is read; it talks to daemons as any client.
-    "fleet": {
-        "background", "config.schema", "control.client", "control.messages", "host.replace_file", "proxy.auth",
-        "proxy.balancing", "proxy.openai", "proxy.request", "telemetry", "usage.figures", *LEAVES,
+    "fleet": {"control.client", "control.messages", "host.replace_file", "proxy.auth", *LEAVES},
+    # Of the daemon's code the ingress takes the balancer and how a request's body is read; of the fleet its lists.
+    "ingress": {
+        "background", "config.schema", "fleet.config", "fleet.members", "proxy.balancing", "proxy.openai",
+        "proxy.request", *LEAVES,
     },
     "daemon": {
         "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
@@ -84,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "printable", "redaction", "verdict",
     },
     "cli.dashboard": {"cli", "dashboard", "errors"},
-    **{f"cli.{part}": {"cli", "fleet", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
+    **{f"cli.{part}": {"cli", "fleet", "ingress", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
     **{
         f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}
         for part in ("operations", "tables", "upgrade", "keys", "bench")

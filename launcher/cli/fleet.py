@@ -267,8 +267,8 @@ def ingress(config: FleetConfig, level: str) -> int:
     """Serve until SIGTERM or Ctrl-C. HAProxy goes on."""
     import uvloop  # noqa: PLC0415  heavy
 
-    from launcher.fleet.ingress import Ingress  # noqa: PLC0415  heavy
     from launcher.host import journal  # noqa: PLC0415  heavy
+    from launcher.ingress.main import Ingress  # noqa: PLC0415  heavy
 
     async def serve() -> None:
         task = asyncio.current_task()

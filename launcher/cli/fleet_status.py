@@ -17,8 +17,8 @@ from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.hosts import each
-from launcher.fleet.loads import HostLoad
 from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
+from launcher.ingress.loads import HostLoad
 from launcher.text_table import counted, table
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Several hosts behind one endpoint: membership by Ray, bytes by HAProxy, the choice of an instance by our balancer."""
+"""The hosts of a fleet: who belongs to it, by Ray; what an operator does on all of them."""

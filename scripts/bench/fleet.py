@@ -35,7 +35,7 @@ from bench.fleet_model import (
 from bench.sim import Run, quantile, simulate
 from bench.workloads import WORKLOADS, Mix, chosen, workload
 from launcher.config.schema import Policy
-from launcher.fleet.picker import ASK_AGAIN_S
+from launcher.ingress.picker import ASK_AGAIN_S
 from launcher.proxy.balancing.cells import MOST_INSTANCES
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"

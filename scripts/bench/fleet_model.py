@@ -1,6 +1,6 @@
 """Hosts of a fleet in model time: each a daemon's balancer over its own engines; and ways to choose a host for a request.
 
-The picker is the fleet's own (launcher/fleet/picker.py). It sees the first 16 KiB of a body; first tokens and ends reach
+The picker is the fleet's own (launcher/ingress/picker.py). It sees the first 16 KiB of a body; first tokens and ends reach
 it late; each host's load comes once a second. The daemon that gets a request takes the wished instance if that one can
 start it, else decides as it does on its own.
 """
@@ -26,8 +26,8 @@ from bench.engine_model import Shape
 from bench.sim import Start
 from bench.workloads import Request
 from launcher.config.schema import Policy
-from launcher.fleet.loads import HostLoad, InstanceLoad
-from launcher.fleet.picker import Choice, Picker
+from launcher.ingress.loads import HostLoad, InstanceLoad
+from launcher.ingress.picker import Choice, Picker
 from launcher.proxy.balancing.demand import Demand
 from launcher.proxy.balancing.prefix_cache import fingerprint
 from launcher.proxy.balancing.ticket import Ticket

@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.processes import free_port
 from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressConfig
-from launcher.fleet.ingress import Ingress
 from launcher.fleet.members import Member, MemberList, write_members
+from launcher.ingress.main import Ingress
 
 
 async def _serve(args: argparse.Namespace) -> None:

@@ -15,8 +15,8 @@ from launcher.cli.fleet_status import Screen, gather, lines, slow, stragglers, w
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Ingress
 from launcher.fleet.director import Report, View
-from launcher.fleet.loads import HostLoad, InstanceLoad
 from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, write_members
+from launcher.ingress.loads import HostLoad, InstanceLoad
 
 
 def load(*ready: bool, ttft: float | None = None) -> HostLoad:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.fleet import spop
-from launcher.fleet.spop import Value, serve
+from launcher.ingress import spop
+from launcher.ingress.spop import Value, serve
 
 WAIT_S = 10.0
 HELLO: dict[str, Value] = {

@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestServer
 from cloud import make_certificate
 
 from launcher.errors import LauncherError
-from launcher.fleet import loads
-from launcher.fleet.loads import HostLoad, Loads
 from launcher.fleet.members import Member
+from launcher.ingress import loads
+from launcher.ingress.loads import HostLoad, Loads
 
 PAGE = {
     "running": 3, "waiting": 1, "kv_usage": 0.5, "predicted_ttft_s": 0.25,

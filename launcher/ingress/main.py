@@ -11,96 +11,25 @@ import errno
 import logging
 import ssl
 from asyncio.subprocess import DEVNULL
-from collections.abc import Mapping
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from launcher.background import Background
 from launcher.errors import LauncherError, reason
-from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig
-from launcher.fleet.loads import HostLoad, Loads
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
-from launcher.fleet.picker import Choice, Picker
-from launcher.fleet.spop import Value, serve
-from launcher.proxy.request.beginning import read_asked
+from launcher.ingress import haproxy
+from launcher.ingress.decisions import Decisions
+from launcher.ingress.loads import Loads
+from launcher.ingress.spop import serve
 
 TURN_S: Final = 1.0  # between two looks at the member list and at HAProxy's servers
 START_S: Final = 30.0  # longest start of HAProxy
 ASKED_S: Final = 10.0  # since the last question: then another picker decides, or nobody asks
-LEAST_S: Final = 0.001  # to the next turn
 WORDS: Final = ("-D", "-f", "haproxy.cfg", "-p", "haproxy.pid")
 _LOG = logging.getLogger(__name__)
-
-
-class Decisions(asyncio.DatagramProtocol):
-    """The picker on the event loop: what is held waits, time moves on."""
-
-    def __init__(self) -> None:
-        self.picker = Picker(Random().randrange)  # noqa: S311 - a choice among equals
-        self.asked = 0
-        self.asked_at = float("-inf")
-        self.peers: frozenset[str] = frozenset()  # addresses of the ingress hosts
-        self._clock = asyncio.get_running_loop().time
-        self._held: dict[str, asyncio.Future[Choice | None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def handle(self, message: str, arguments: Mapping[str, Value]) -> Mapping[str, str]:
-        """A message of HAProxy, as spop.Handler."""
-        now = self._clock()
-        if message == "first":
-            self.picker.first(str(arguments.get("id")), _number(arguments.get("status")), now)
-            self.turn()
-            return {}
-        self.asked, self.asked_at = self.asked + 1, now
-        if (asked := read_asked(arguments)) is None:
-            return {}
-        choice = self.picker.offer(asked, now)
-        if choice is None and self.picker.holds(asked.id):
-            self._held[asked.id] = decided = asyncio.get_running_loop().create_future()
-            self.turn()
-            try:
-                choice = await decided
-            finally:
-                if self._held.pop(asked.id, None) is not None:  # HAProxy has closed its connection
-                    self.picker.ended(asked.id, 0, "C", self._clock())
-        _LOG.debug("request %s: %s", asked.id, choice)
-        return {} if choice is None else {"host": choice.host, "slot": str(choice.slot)}
-
-    def datagram_received(self, data: bytes, address: tuple[Any, ...]) -> None:
-        """HAProxy's log line `end ID STATUS SERVER TR TA TERMINATION`."""
-        words = data.decode(errors="replace").partition("end ")[2].split()
-        if len(words) == 6 and address[0] in self.peers:
-            sent = words[2] != "<NOSRV>"
-            self.picker.ended(words[0], _number(words[1]), words[5], self._clock(), sent=sent)
-            self._decide(words[0], None)
-            self.turn()
-
-    def report(self, host: str, load: HostLoad, now: float) -> None:
-        self.picker.report(host, load, now)
-        self.turn()
-
-    def lost(self, host: str) -> None:
-        self.picker.lost(host)
-
-    def turn(self) -> None:
-        now = self._clock()
-        for id_, choice in self.picker.turn(now):
-            self._decide(id_, choice)
-        for note in self.picker.notes():
-            _LOG.warning("%s", note)
-        if self._timer is not None:
-            self._timer.cancel()
-        when, loop = self.picker.next_turn(now), asyncio.get_running_loop()
-        self._timer = None if when is None else loop.call_at(max(when, now + LEAST_S), self.turn)
-
-    def _decide(self, id_: str, choice: Choice | None) -> None:
-        decided = self._held.pop(id_, None)
-        if decided is not None and not decided.done():
-            decided.set_result(choice)
 
 
 class Ingress:
@@ -230,10 +159,3 @@ class Ingress:
             why = said.read_text(errors="replace").strip()
             raise LauncherError(f"cannot start HAProxy: {why}", "correct [ingress] and [hosts] in fleet.toml")
         _LOG.info("HAProxy started")
-
-
-def _number(value: Value) -> int:
-    try:
-        return int(value or 0)
-    except ValueError:
-        return 0

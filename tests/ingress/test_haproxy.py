@@ -30,11 +30,11 @@ from ingress_host import (
 )
 
 from launcher.errors import LauncherError
-from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
-from launcher.fleet.haproxy import Server, Servers, changes
 from launcher.fleet.members import Member, MemberState
-from launcher.fleet.spop import Value
+from launcher.ingress import haproxy
+from launcher.ingress.haproxy import Server, Servers, changes
+from launcher.ingress.spop import Value
 
 MOST = 4
 FIRST = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -7,8 +7,8 @@ from random import Random
 import msgspec
 import pytest
 
-from launcher.fleet.loads import HostLoad, InstanceLoad, ModelNames
-from launcher.fleet.picker import EJECT_S, HOLD_S, REPORTS, Choice, Picker
+from launcher.ingress.loads import HostLoad, InstanceLoad, ModelNames
+from launcher.ingress.picker import EJECT_S, HOLD_S, REPORTS, Choice, Picker
 from launcher.proxy.request.beginning import Asked
 
 

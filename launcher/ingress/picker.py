@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from launcher.address import TcpAddress
 from launcher.config.schema import Policy
-from launcher.fleet.loads import HostLoad, InstanceLoad
+from launcher.ingress.loads import HostLoad, InstanceLoad
 from launcher.proxy.balancing.balancer import Balancer
 from launcher.proxy.balancing.cells import Cell, Cells
 from launcher.proxy.balancing.cost_model import TOKEN_S

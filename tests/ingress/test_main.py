@@ -1,0 +1,119 @@
+"""The process on an ingress host: its sockets and HAProxy's start. With HAProxy itself: tests/integration/test_fleet.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from cloud import make_certificate
+
+from launcher.errors import LauncherError
+from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import Ingress as IngressHosts
+from launcher.ingress import haproxy
+from launcher.ingress.main import Ingress
+
+LOCAL = ("127.0.0.1", 9)
+SOON_S = 10.0
+
+
+def free_port() -> int:
+    """Free for TCP, and the next one for UDP."""
+    while True:
+        with socket.socket() as one, socket.socket(type=socket.SOCK_DGRAM) as other:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            try:
+                other.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def config(folder: Path, *hosts: str) -> FleetConfig:
+    return FleetConfig(state=str(folder), ingress=IngressHosts(hosts=hosts, picker_port=free_port()))
+
+
+@pytest.fixture
+async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FleetConfig]:
+    """An ingress on a machine without HAProxy: it answers all the same."""
+    monkeypatch.setattr("launcher.ingress.haproxy.shutil.which", lambda *_, **__: None)
+    made = config(tmp_path, "127.0.0.1", "192.0.2.1")
+    task = asyncio.create_task(Ingress(made).run())
+    async with asyncio.timeout(SOON_S):
+        while not (tmp_path / "ingress.sock").exists():  # noqa: ASYNC110 - another task's file
+            await asyncio.sleep(0.01)
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_status_is_one_object(running: FleetConfig) -> None:
+    reader, writer = await asyncio.open_unix_connection(f"{running.state}/ingress.sock")
+    shown = json.loads(await reader.read())
+    writer.close()
+    assert (shown["decides"], shown["asked"], shown["held"], shown["hosts"]) == (False, 0, 0, {})
+    assert (shown["members"]["members"], shown["servers"]) == ([], None)
+
+
+async def test_a_second_ingress_on_the_same_address_is_refused(running: FleetConfig) -> None:
+    with pytest.raises(LauncherError, match=r"cannot listen: .*address already in use"):
+        await Ingress(running).run()
+
+
+async def test_a_host_that_is_no_ingress_host_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"none of 192\.0\.2\.1 is an address of this host"):
+        await Ingress(config(tmp_path, "192.0.2.1")).run()
+
+
+async def test_pickers_are_asked_over_tls_where_there_is_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.ingress.haproxy.shutil.which", lambda *_, **__: None)
+    certificate = make_certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.path.read_text() + certificate.key.read_text())
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), picker_cert=str(both))
+    task = asyncio.create_task(Ingress(FleetConfig(state=str(tmp_path / "i"), ingress=hosts)).run())
+    async with asyncio.timeout(SOON_S):
+        while not (tmp_path / "i/ingress.sock").exists():  # noqa: ASYNC110 - another task's file
+            await asyncio.sleep(0.01)
+    context = ssl.create_default_context(cafile=certificate.path)
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", hosts.picker_port, ssl=context, server_hostname="localhost"
+    )
+    writer.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_an_haproxy_that_runs_is_adopted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, same: bool
+) -> None:
+    """Only its configuration may be another one, which is said once."""
+    monkeypatch.setattr("launcher.ingress.haproxy.has_exporter", lambda: False)
+    made = config(tmp_path, "127.0.0.1")
+    text = haproxy.files(made, exporter=False)["haproxy.cfg"]
+    (tmp_path / "haproxy.cfg").write_text(text if same else "")
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline():
+            asked.set()
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, tmp_path / "admin.sock"):
+        task = asyncio.create_task(Ingress(made).run())
+        async with asyncio.timeout(SOON_S):
+            await asked.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert ("another configuration" in caplog.text) is not same
+    assert (tmp_path / "haproxy.cfg").read_text() == (text if same else "")
+    assert not (tmp_path / "haproxy.pid").exists()
