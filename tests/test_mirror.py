@@ -91,7 +91,6 @@ COVERED_BY = {
     "daemon.status": "cli/test_status.py",
     "doctor.rules_host": "doctor/test_rules.py",
     "doctor.rules_software": "doctor/test_rules.py",
-    "fleet.cluster": "integration/test_fleet_cluster.py",
     "host.systemd_bus": "instances/test_adopt_units.py",
     "instances.cache_files": "instances/test_compile_cache.py",
     "instances.instance": "instances/test_slot_controller.py",

@@ -24,6 +24,7 @@ from launcher.fleet.director import Director, Node, Report, View
 from launcher.fleet.members import Member, MemberList
 
 RESOURCE: Final = "numa_host"
+ALIVE: Final = 0  # GcsNodeInfo.ALIVE
 DIRECTOR: Final = "numa-director"
 AGENT: Final = "numa-agent-"
 ANSWER_S: Final = 2.0
@@ -45,6 +46,19 @@ def spec_of(config: FleetConfig) -> str:
     return f"{launcher.__version__} {hashlib.sha256(msgspec.json.encode(config)).hexdigest()[:16]}"
 
 
+def nodes_of(known: Iterable[Any]) -> list[Node]:
+    """The live hosts of the fleet. `known`: GcsNodeInfo of Ray. A host whose power was away for a moment has two live nodes
+    until Ray misses the old one (18 s): the one that started last counts."""
+    found: dict[str, Node] = {}
+    for node in sorted(known, key=lambda node: int(node.start_time_ms)):
+        if node.state == ALIVE and node.resources_total.get(RESOURCE):
+            address = node.node_manager_address
+            name = node.node_name or address
+            names = frozenset({name, address, node.node_manager_hostname})
+            found[name] = Node(id=node.node_id.hex(), host=name, address=address, names=names)
+    return [found[name] for name in sorted(found)]
+
+
 class RayCluster:
     """Nodes and agents, for the director."""
 
@@ -54,13 +68,8 @@ class RayCluster:
         self._failed: dict[str, tuple[float, Report]] = {}
 
     def nodes(self) -> list[Node]:
-        found: dict[str, Node] = {}
-        for node in sorted(ray.nodes(), key=lambda node: str(node["NodeID"])):
-            if node["Alive"] and node["Resources"].get(RESOURCE):
-                address, name = node["NodeManagerAddress"], node.get("NodeName") or node["NodeManagerAddress"]
-                names = frozenset({name, address, node["NodeManagerHostname"]})
-                found.setdefault(name, Node(id=node["NodeID"], host=name, address=address, names=names))
-        return list(found.values())
+        # ray.nodes() does not say when a node started (Ray 2.60).
+        return nodes_of(ray.get_runtime_context().worker.gcs_client.get_all_node_info(CALL_S).values())
 
     def reports(self, nodes: Sequence[Node]) -> dict[str, Report]:
         now = time.monotonic()
@@ -97,6 +106,8 @@ class RayCluster:
     def _agent(self, node: Node) -> Any:
         known = self._agents.get(node.host)
         if known is None or known[0] != node.id:
+            if known is not None:  # of a node that is gone: its name is needed
+                ray.kill(known[1])
             agent = ray.remote(concurrency_groups={_FIRST: 1})(Agent).options(
                 name=AGENT + node.host, namespace=namespace(self._config), get_if_exists=True, lifetime="detached",
                 num_cpus=0, resources={RESOURCE: 0.6},  # a second one has no room
