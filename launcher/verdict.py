@@ -1,10 +1,11 @@
-"""Whether the machine is well, in words: level, first line, and problems with their remedies. Pure.
+"""Whether the machine is well, in words: level, first line, and problems with their remedies. Pure. So for a fleet.
 
-`status`, `top` and the dashboard use these words, so that they agree.
+`status`, `top`, `fleet status` and the dashboard use these words, so that they agree.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,11 @@ QUEUED_S: Final = 10.0
 FILLS: Final = 0.8
 # Free share of a disk below which it counts as full.
 DISK_LEAST: Final = 0.02
+# A host is slow if its next first token is predicted LATE times later than the others' median, and LATE_S later.
+LATE: Final = 2.0
+LATE_S: Final = 1.0
+# Hosts of one kind that the line names; it counts the others.
+NAMED: Final = 3
 
 
 class Level(StrEnum):
@@ -37,6 +43,8 @@ class Problem:
     """What to do about it; empty if there is nothing to do but wait."""
     slot: int | None = None
     """None: the whole machine."""
+    host: str | None = None
+    """Of a fleet. None: the whole fleet, or this machine."""
     level: Level = Level.WARN
     """GOOD: a remark."""
     evidence: tuple[str, ...] = ()
@@ -48,6 +56,30 @@ class Verdict:
     level: Level
     line: str
     problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host of a fleet, as far as it is known."""
+
+    name: str
+    state: str
+    """`ready` or `draining`; `lost`: its agent does not answer; `down`: its daemon does not; `no daemon`: none so far."""
+    ready: int = 0
+    """Of its `instances`."""
+    instances: int = 0
+    running: int = 0
+    waiting: int = 0
+    predicted_ttft_s: float | None = None
+    stragglers: tuple[int, ...] = ()
+    """Slots that are slower than their siblings of the fleet."""
+    troubles: tuple[str, ...] = ()
+    """Why its daemon does not answer, and what its agent found wrong."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether new requests may be sent to it."""
+        return self.state in {"ready", "lost"} and self.ready > 0
 
 
 def judge(status: Status, now: float, machine: Mapping[str, Any] | None = None) -> Verdict:
@@ -269,3 +301,87 @@ def duration(seconds: float) -> str:
     if not hours:
         return f"{minutes}m{whole % 60:02}s"
     return f"{hours}h{minutes % 60:02}m" if not days else f"{days}d{hours % 24:02}h"
+
+
+# --- a fleet -------------------------------------------------------------------------------------------
+
+
+def judge_fleet(hosts: Sequence[Host], others: Sequence[Problem] = ()) -> Verdict:
+    """The verdict on all hosts. `others`: what else is wrong; a problem of level BAD, and a host that should serve and
+    does not, degrade the fleet."""
+    late = late_hosts(hosts)
+    problems = [problem for host in hosts for problem in _of_host(host, late=host.name in late)]
+    problems += others
+    if not hosts:
+        problems.append(Problem(what="no host is known", remedy="numa-launcher fleet up", level=Level.BAD))
+    serving = sum(host.serves for host in hosts)
+    warnings = sum(problem.level is Level.WARN for problem in problems)
+    degraded = any(problem.level is Level.BAD for problem in problems)
+    word = "DOWN" if not serving else "DEGRADED" if degraded else "OK"
+    head = f"{word} {serving}/{len(hosts)} hosts serving"
+    if warnings and word == "OK":
+        head += f", {warnings} warning{'s' * (warnings > 1)}"
+    parts = [head, *_troubles(hosts, late)]
+    parts += [problem.what for problem in others if problem.level is Level.BAD]
+    parts.append(
+        f"{sum(host.ready for host in hosts)}/{sum(host.instances for host in hosts)} instances ready"
+    )
+    parts.append(
+        f"{sum(host.running for host in hosts)} running, {sum(host.waiting for host in hosts)} waiting"
+    )
+    level = Level.BAD if not serving else Level.WARN if degraded or warnings else Level.GOOD
+    return Verdict(level=level, line="; ".join(parts), problems=tuple(problems))
+
+
+def late_hosts(hosts: Sequence[Host]) -> frozenset[str]:
+    """Those whose first tokens are predicted much later than those of the others."""
+    known = sorted(host.predicted_ttft_s for host in hosts if host.predicted_ttft_s is not None)
+    found = set()
+    for host in hosts:
+        if host.predicted_ttft_s is None or host.predicted_ttft_s <= known[0] + LATE_S:
+            continue
+        others = list(known)
+        others.remove(host.predicted_ttft_s)
+        median = statistics.median(others)
+        if host.predicted_ttft_s > max(LATE * median, median + LATE_S):
+            found.add(host.name)
+    return frozenset(found)
+
+
+def _of_host(host: Host, *, late: bool) -> Iterator[Problem]:
+    for trouble in host.troubles:
+        yield Problem(what=trouble, remedy=_LOOK.format(host.name), host=host.name, level=Level.BAD)
+    if host.state == "lost" and not host.troubles:
+        what = "its agent does not answer; it gets requests as long as its daemon does"
+        yield Problem(what=what, remedy="numa-launcher fleet up", host=host.name)
+    if host.state in {"ready", "lost"} and not host.ready:
+        yield Problem(
+            what="no instance is ready", remedy=f"`numa-launcher status` on {host.name}", host=host.name,
+            level=Level.BAD,
+        )  # fmt: skip
+    if host.stragglers:
+        slots = ", ".join(map(str, host.stragglers))
+        what = f"slow: slot {slots}: first tokens come later than from its siblings; gets fewer requests"
+        yield Problem(
+            what=what, remedy=f"`numa-launcher why {host.stragglers[0]}` on {host.name}", host=host.name
+        )
+    elif late:
+        what = "slow: its first tokens are predicted much later than those of the other hosts"
+        yield Problem(what=what, remedy=f"`numa-launcher status` on {host.name}", host=host.name)
+
+
+_LOOK: Final = "`systemctl status numa-launcher` on {}"
+
+
+def _troubles(hosts: Sequence[Host], late: frozenset[str]) -> Iterator[str]:
+    """Hosts that do not serve, and slow ones, by what they are."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        word = "not ready" if host.state in {"ready", "lost"} else host.state
+        if not host.serves:
+            found.setdefault(word, []).append(host.name)
+        elif host.stragglers or host.name in late:
+            found.setdefault("slow", []).append(host.name)
+    for word, names in found.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        yield f"{', '.join(names[:NAMED])}{more} {word}"

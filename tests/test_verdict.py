@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fake_operations import CAUSE, FakeOperations, slot_status
 
-from launcher.verdict import Level, judge, no_answer
+from launcher.verdict import Host, Level, Problem, judge, judge_fleet, late_hosts, no_answer
 
 NOW = 160.0
 THREAD = {"thread": 7, "name": "VLLM", "cpus": "0-3", "planned": "1"}
@@ -127,3 +127,70 @@ def test_other_processes_on_the_cpus_are_a_remark() -> None:
     assert [problem.what for problem in found.problems] == [
         "other processes on its cpus: sh (pid 7) is pinned to cpus 0"
     ]
+
+
+# --- a fleet ------------------------------------------------------------------------------------
+
+
+def host(name: str, state: str = "ready", **more: Any) -> Host:
+    return Host(
+        **{"name": name, "state": state, "ready": 2, "instances": 2, "running": 3, "waiting": 1} | more
+    )
+
+
+def test_a_fleet_that_is_well() -> None:
+    found = judge_fleet([host("a"), host("b", "draining")])
+    assert (found.level, found.problems) == (Level.GOOD, ())
+    assert found.line == "OK 1/2 hosts serving; b draining; 4/4 instances ready; 6 running, 2 waiting"
+
+
+def test_hosts_that_do_not_serve_are_counted_and_named() -> None:
+    gone = [host(f"h{n}", "down", ready=0, instances=0, troubles=("refused",)) for n in range(5)]
+    found = judge_fleet([host("a"), host("b", ready=0), *gone])
+    assert found.level is Level.WARN
+    assert found.line.startswith(
+        "DEGRADED 1/7 hosts serving; b not ready; h0, h1, h2 and 2 more down; 2/4 instances ready; "
+    )
+    assert [(problem.host, problem.what) for problem in found.problems[:2]] == [
+        ("b", "no instance is ready"),
+        ("h0", "refused"),
+    ]
+    assert all(problem.remedy and problem.level is Level.BAD for problem in found.problems)
+
+
+@pytest.mark.parametrize("hosts", [[], [host("a", "draining")], [host("a", ready=0)]])
+def test_a_fleet_without_a_host_that_serves_is_down(hosts: list[Host]) -> None:
+    found = judge_fleet(hosts)
+    assert (found.level, found.line.partition(" ")[0]) == (Level.BAD, "DOWN")
+
+
+def test_slow_and_lost_hosts_are_warnings() -> None:
+    found = judge_fleet([host("a"), host("b", stragglers=(1, 3)), host("c", "lost")])
+    assert found.level is Level.WARN
+    assert found.line.startswith("OK 3/3 hosts serving, 2 warnings; b slow; 6/6 instances ready")
+    assert [problem.what.partition(":")[0] for problem in found.problems] == [
+        "slow", "its agent does not answer; it gets requests as long as its daemon does",
+    ]  # fmt: skip
+
+
+def test_what_else_is_wrong_with_a_fleet() -> None:
+    others = [Problem(what="no news from Ray", level=Level.BAD), Problem(what="a hint", level=Level.GOOD)]
+    found = judge_fleet([host("a")], others)
+    assert found.line.startswith("DEGRADED 1/1 hosts serving; no news from Ray; 2/2 instances")
+    assert found.problems == tuple(others)
+
+
+@pytest.mark.parametrize(
+    ("ttfts", "named"),
+    [
+        ((0.1, 0.1, 0.9), set()),  # under a second more
+        ((1.0, 1.0, 2.5), {"c"}),
+        ((5.0, 5.0, 9.0), set()),  # less than twice
+        ((1.0, None, 5.0), {"c"}),
+        ((None, None, 5.0), set()),  # nothing to compare with
+    ],
+)
+def test_a_host_whose_first_tokens_come_late(ttfts: tuple[float | None, ...], named: set[str]) -> None:
+    hosts = [host(name, predicted_ttft_s=ttft) for name, ttft in zip("abc", ttfts, strict=True)]
+    assert late_hosts(hosts) == named
+    assert ("c slow" in judge_fleet(hosts).line) is bool(named)

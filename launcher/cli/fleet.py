@@ -22,7 +22,7 @@ from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.agent import ingress_status
-from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
+from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, endpoints, load_fleet
 from launcher.fleet.hosts import each
 from launcher.printable import printable_lines
 from launcher.text_table import counted
@@ -163,7 +163,7 @@ def up(config: FleetConfig) -> int:
     _say(
         f"{counted(len(view.members.members), 'host')} in the fleet; `numa-launcher fleet status` shows them"
     )
-    _say(f"endpoint: {' or '.join(fleet_status.endpoints(config))}")
+    _say(f"endpoint: {' or '.join(endpoints(config))}")
     return 0 if well else 1
 
 

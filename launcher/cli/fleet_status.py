@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import statistics
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,20 +14,18 @@ import msgspec
 
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
-from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import FleetConfig, endpoints
 from launcher.fleet.hosts import each
 from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
 from launcher.ingress.loads import HostLoad
-from launcher.text_table import counted, table
+from launcher.text_table import table
+from launcher.verdict import Host, Level, Problem, Verdict, judge_fleet
 
 if TYPE_CHECKING:
     from launcher.fleet.director import View
 
 ANSWER_S: Final = 3.0
 ANSWERS: Final = "answers"
-SLOW: Final = 2.0
-SLOW_S: Final = 1.0
-"""A host is slow if its next first token is predicted SLOW times later than the others' median, and SLOW_S later."""
 
 
 class Screen(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +70,6 @@ def gather(
         ray=ray
         or ("" if view is None or not view.error else f"the director's last turn failed: {view.error}"),
     )
-
-
-def endpoints(config: FleetConfig) -> tuple[str, ...]:
-    scheme = "https" if config.ingress.tls_cert else "http"
-    port = config.ingress.listen.rpartition(":")[2]
-    return tuple(f"{scheme}://{host}:{port}" for host in config.ingress.hosts)
 
 
 def _kept(config: FleetConfig, ray: str) -> MemberList:
@@ -131,64 +122,62 @@ def stragglers(pickers: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...
     return {host: tuple(its["stragglers"]) for host, its in hosts.items() if its["stragglers"]}
 
 
-def slow(loads: Mapping[str, HostLoad]) -> list[str]:
-    """Hosts whose first tokens are predicted much later than those of the others."""
-    known = {host: load.predicted_ttft_s for host, load in loads.items() if load.predicted_ttft_s is not None}
-    found = []
-    for host, its in known.items():
-        others = [ttft for other, ttft in known.items() if other != host]
-        if others and its > max(SLOW * statistics.median(others), statistics.median(others) + SLOW_S):
-            found.append(host)
-    return found
+def verdict_of(screen: Screen) -> Verdict:
+    """Of hosts, ingress and Ray."""
+    others = [
+        Problem(what=f"ingress {host} {word.partition(':')[0]}", level=Level.BAD)
+        for host, word in screen.ingress.items()
+        if word != ANSWERS
+    ]
+    if screen.ray:
+        others.append(Problem(what="no news from Ray", level=Level.BAD))
+    return judge_fleet([_host(name, screen) for name in _names(screen)], others)
 
 
 def well(screen: Screen) -> bool:
     """Whether every host, every ingress and Ray answer."""
-    closed = any(word != ANSWERS for word in screen.ingress.values())
-    return bool(screen.loads) and not (closed or screen.silent or screen.ray or any(screen.agents.values()))
+    return verdict_of(screen).line.startswith("OK")
+
+
+def _names(screen: Screen) -> list[str]:
+    return sorted({member.host for member in screen.members.members} | set(screen.agents))
+
+
+def _host(name: str, screen: Screen) -> Host:
+    member = next((member for member in screen.members.members if member.host == name), None)
+    load = screen.loads.get(name)
+    state = "no daemon" if member is None else member.state.value if load is not None else "down"
+    troubles = tuple(filter(None, (screen.silent.get(name), screen.agents.get(name))))
+    if load is None:
+        return Host(name=name, state=state, troubles=troubles or ("its daemon does not answer",))
+    return Host(
+        name=name, state=state, ready=sum(each.ready for each in load.instances), instances=len(load.instances),
+        running=load.running, waiting=load.waiting, predicted_ttft_s=load.predicted_ttft_s,
+        stragglers=screen.stragglers.get(name, ()), troubles=troubles,
+    )  # fmt: skip
 
 
 def lines(screen: Screen) -> list[str]:
-    hosts = sorted({member.host for member in screen.members.members} | set(screen.agents))
-    by_name = {member.host: member for member in screen.members.members}
+    names = _names(screen)
+    addresses = {member.host: member.address for member in screen.members.members}
+    verdict = verdict_of(screen)
     rows: list[tuple[str, ...]] = [
         ("HOST", "STATE", "ADDRESS", "READY", "RUNNING", "WAITING", "TTFT", "AGENT")
     ]
-    rows += [_row(host, by_name.get(host), screen) for host in hosts]
-    notes = [f"  {host}: {note}" for host in hosts for note in _notes(host, screen)]
+    rows += [_row(_host(name, screen), addresses.get(name, "-"), screen.heard.get(name)) for name in names]
+    notes = [f"  {problem.host}: {problem.what}" for problem in verdict.problems if problem.host]
     ingress = [f"ingress {host}: {word}" for host, word in screen.ingress.items()]
     ray = ANSWERS if not screen.ray else screen.ray
     if screen.ray:
         ray += "; requests are served by the member list, changes wait"
-    head = f"{counted(len(hosts), 'host')}, {len(screen.loads)} serving; endpoint {' or '.join(screen.endpoints)}"
     list_ = f"member list: {screen.members.epoch}.{screen.members.version}"
-    return [head, *table(rows), *notes, *ingress, f"Ray: {ray}", list_]
+    endpoint = f"endpoint {' or '.join(screen.endpoints)}"
+    return [verdict.line, endpoint, *table(rows), *notes, *ingress, f"Ray: {ray}", list_]
 
 
-def _row(host: str, member: Member | None, screen: Screen) -> tuple[str, ...]:
-    load = screen.loads.get(host)
-    state = "no daemon" if member is None else member.state.value
-    if member is not None and load is None:
-        state = "down"
-    heard = screen.heard.get(host)
+def _row(host: Host, address: str, heard: float | None) -> tuple[str, ...]:
     shown: Sequence[str] = ("-", "-", "-", "-")
-    if load is not None:
-        ready = sum(instance.ready for instance in load.instances)
-        ttft = "-" if load.predicted_ttft_s is None else f"{load.predicted_ttft_s:.2f} s"
-        shown = (f"{ready}/{len(load.instances)}", str(load.running), str(load.waiting), ttft)
-    agent = "-" if heard is None else f"{heard:.0f} s ago"
-    return (host, state, "-" if member is None else member.address, *shown, agent)
-
-
-def _notes(host: str, screen: Screen) -> list[str]:
-    notes = [screen.silent[host]] if host in screen.silent else []
-    if screen.agents.get(host):
-        notes.append(screen.agents[host])
-    if host in screen.stragglers:
-        slots = ", ".join(map(str, screen.stragglers[host]))
-        notes.append(
-            f"slow: slot {slots}: first tokens come later than from its siblings; gets fewer requests"
-        )
-    elif host in slow(screen.loads):
-        notes.append("slow: its first tokens are predicted much later than those of the other hosts")
-    return notes
+    if host.state not in {"down", "no daemon"}:
+        ttft = "-" if host.predicted_ttft_s is None else f"{host.predicted_ttft_s:.2f} s"
+        shown = (f"{host.ready}/{host.instances}", str(host.running), str(host.waiting), ttft)
+    return (host.name, host.state, address, *shown, "-" if heard is None else f"{heard:.0f} s ago")

@@ -12,6 +12,7 @@ from launcher.errors import LauncherError, reason
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
 DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
+INGRESS_SOCKET: Final = "ingress.sock"
 
 
 class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,9 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     picker_cert: str | None = None
     """PEM file with certificate and key of the ingress hosts, by `[hosts] ca`. The pickers, which see keys and prompts,
     are then asked over TLS."""
+    read_group: str | None = None
+    """System group whose members may read the status of this host's ingress, as the dashboard does; None: its own user
+    and root."""
     start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
         "systemctl",
         "start",
@@ -54,6 +58,8 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What `fleet upgrade` runs on a host, without a shell."""
     ca: str | None = None
     """PEM file with the authority that signed the daemons' certificates; None: the daemons speak plain HTTP."""
+    dashboard: Annotated[str, msgspec.Meta(pattern="^https?://")] | None = None
+    """Address of each host's own dashboard behind its web server, `{host}` for the host's name; None: no links to it."""
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +72,24 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder on each host for the member list and HAProxy's files."""
     ingress: Ingress
     hosts: Hosts = Hosts()
+
+
+def status_socket(config: FleetConfig) -> Path:
+    """Where the ingress of this host shows its status: one JSON object to who connects. The folder of the member list is
+    closed to the group that may read it."""
+    shared = config.ingress.read_group is not None
+    return (
+        Path(config.hosts.control).with_name(INGRESS_SOCKET)
+        if shared
+        else Path(config.state) / INGRESS_SOCKET
+    )
+
+
+def endpoints(config: FleetConfig) -> tuple[str, ...]:
+    """What clients ask, one address per ingress host."""
+    scheme = "https" if config.ingress.tls_cert else "http"
+    port = config.ingress.listen.rpartition(":")[2]
+    return tuple(f"{scheme}://{host}:{port}" for host in config.ingress.hosts)
 
 
 def load_fleet(path: Path) -> FleetConfig:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import shutil
 import ssl
 from asyncio.subprocess import DEVNULL
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 
 from launcher.background import Background
 from launcher.errors import LauncherError, reason
-from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import INGRESS_SOCKET, FleetConfig, status_socket
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
 from launcher.ingress import haproxy
 from launcher.ingress.decisions import Decisions
@@ -75,9 +76,17 @@ class Ingress:
                 transport, _ = await loop.create_datagram_endpoint(lambda: self._decisions, local_addr=ends)
                 stack.callback(transport.close)
                 opened += 1
-            status = self._folder / "ingress.sock"
-            status.unlink(missing_ok=True)
-            await stack.enter_async_context(await asyncio.start_unix_server(self._show, status))
+            for status in {self._folder / INGRESS_SOCKET, status_socket(self._config)}:
+                status.unlink(missing_ok=True)
+                await stack.enter_async_context(await asyncio.start_unix_server(self._show, status))
+            if ingress.read_group is not None:
+                shutil.chown(status_socket(self._config), group=ingress.read_group)
+                status_socket(self._config).chmod(0o660)
+        except LookupError:
+            raise LauncherError(
+                f"cannot use [ingress] read_group = '{ingress.read_group}': no such group",
+                f"run: groupadd --system {ingress.read_group}",
+            ) from None
         except OSError as error:
             raise LauncherError(
                 f"cannot listen: {reason(error)}", "stop the other ingress, or change [ingress] in fleet.toml"
@@ -107,6 +116,7 @@ class Ingress:
             "asked": decisions.asked,
             "held": decisions.picker.held,
             "hosts": decisions.picker.status(),
+            "shares": decisions.picker.shares(asyncio.get_running_loop().time()),
         }
         writer.write(msgspec.json.encode(shown))
         writer.close()

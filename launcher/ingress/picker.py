@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from math import exp
 from typing import Final, NamedTuple
 
 from launcher.address import TcpAddress
@@ -29,6 +30,7 @@ REPORTS: Final = 5
 EJECT_S: Final = 2.0  # a host's own reports say within a second what is ready
 # What these two save of the decisions' cost, and what they change: docs/fleet.md, "Balancing across hosts".
 ASK_AGAIN_S: Final = 0.1
+RECENT_S: Final = 60.0  # a request counts e times less for its host's share so long after it was bound
 PAUSE_S: Final = 0.005  # between two turns of one balancer, which binds 10 ms ahead (CostModel.horizon_s)
 
 
@@ -49,6 +51,14 @@ class Host:
     bound: dict[str, Request] = field(default_factory=dict)  # by id, oldest first
     # Requests believed to be there beyond those that it reports, at its last reports.
     beyond: deque[int] = field(default_factory=lambda: deque(maxlen=REPORTS))
+    recent: float = 0.0  # requests bound to it, as they counted at `counted_at`
+    counted_at: float = 0.0
+
+    def count(self, now: float, requests: int = 0) -> float:
+        """`recent` now, with so many more."""
+        self.recent = self.recent * exp(min(0.0, self.counted_at - now) / RECENT_S) + requests
+        self.counted_at = now
+        return self.recent
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +212,7 @@ class Picker:
         if ticket.upstream is None:
             self._held[ticket] = request
             return None
-        return self._bound(request, ticket.upstream)
+        return self._bound(request, ticket.upstream, now)
 
     def holds(self, id_: str) -> bool:
         request = self._requests.get(id_)
@@ -220,7 +230,7 @@ class Picker:
             balancer = cell.balancer
             for ticket in balancer.pump(now):
                 request = self._held.pop(ticket)
-                decided.append((request.id, self._bound(request, ticket.upstream)))
+                decided.append((request.id, self._bound(request, ticket.upstream, now)))
             for ticket in balancer.queue.expired(now):
                 request = self._held.pop(ticket)
                 decided.append((request.id, self._bind_late(request, now)))
@@ -267,15 +277,16 @@ class Picker:
 
     def _bind_late(self, request: Request, now: float) -> Choice | None:
         request.late = True
-        return self._bound(request, request.cell.balancer.bind_soonest(request.ticket, now))
+        return self._bound(request, request.cell.balancer.bind_soonest(request.ticket, now), now)
 
-    def _bound(self, request: Request, upstream: Upstream | None) -> Choice | None:
+    def _bound(self, request: Request, upstream: Upstream | None, now: float) -> Choice | None:
         if upstream is None:
             del self._requests[request.id]
             request.cell.count(request.model, -1)
             return None
         request.host, slot = self._where[upstream.slot]
         request.host.bound[request.id] = request
+        request.host.count(now, 1)
         return Choice(request.host.name, slot)
 
     def _release(self, id_: str, now: float, ending: Ending) -> None:
@@ -312,6 +323,12 @@ class Picker:
         """By host."""
         return {name: _status(host) for name, host in self._hosts.items()}
 
+    def shares(self, now: float) -> dict[str, float]:
+        """Of the requests of about the last minute, by host; {} where there were none."""
+        counts = {name: host.count(now) for name, host in self._hosts.items()}
+        total = sum(counts.values())
+        return {name: round(count / total, 4) for name, count in counts.items()} if total >= 1 else {}
+
 
 def _names(load: HostLoad, model: str) -> tuple[str, ...]:
     known = load.models.get(model)
@@ -321,6 +338,11 @@ def _names(load: HostLoad, model: str) -> tuple[str, ...]:
 def _status(host: Host) -> dict[str, object]:
     shown: dict[str, object] = {"draining": host.draining, "lost": host.lost, "sent": len(host.bound)}
     if (load := host.load) is not None:
-        shown |= {"running": load.running, "waiting": load.waiting, "predicted_ttft_s": load.predicted_ttft_s}
+        uses = [each.kv_usage for each in load.instances if each.kv_usage is not None]
+        shown |= {
+            "ready": sum(each.ready for each in load.instances), "instances": len(load.instances),
+            "running": load.running, "waiting": load.waiting, "predicted_ttft_s": load.predicted_ttft_s,
+            "kv_usage": sum(uses) / len(uses) if uses else None,
+        }  # fmt: skip
     slow = (slot for (slot, _), upstream in host.instances.items() if upstream.outliers.straggler)
     return shown | {"stragglers": sorted(slow)}

@@ -179,7 +179,7 @@ class Fleet:
             except RuntimeError as error:
                 last = str(error)
                 return False
-            return last.startswith(f"{HOSTS} hosts, {HOSTS} serving")
+            return last.startswith(f"OK {HOSTS}/{HOSTS} hosts serving")
 
         try:
             eventually(well, "fleet status is well", WELL_S)

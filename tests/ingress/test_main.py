@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
+import os
 import socket
 import ssl
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from cloud import make_certificate
 
 from launcher.errors import LauncherError
-from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressHosts
 from launcher.ingress import haproxy
 from launcher.ingress.main import Ingress
@@ -58,7 +61,31 @@ async def test_the_status_is_one_object(running: FleetConfig) -> None:
     shown = json.loads(await reader.read())
     writer.close()
     assert (shown["decides"], shown["asked"], shown["held"], shown["hosts"]) == (False, 0, 0, {})
-    assert (shown["members"]["members"], shown["servers"]) == ([], None)
+    assert (shown["members"]["members"], shown["servers"], shown["shares"]) == ([], None, {})
+
+
+async def test_a_group_may_read_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a socket of its own: the member list's folder is closed."""
+    monkeypatch.setattr("launcher.ingress.haproxy.shutil.which", lambda *_, **__: None)
+    (tmp_path / "run").mkdir()
+    group = grp.getgrgid(os.getgid()).gr_name
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), read_group=group)
+    daemons = Hosts(control=str(tmp_path / "run/control.sock"))
+    made = FleetConfig(state=str(tmp_path / "i"), ingress=hosts, hosts=daemons)
+    task = asyncio.create_task(Ingress(made).run())
+    shared = tmp_path / "run/ingress.sock"
+    async with asyncio.timeout(SOON_S):
+        while not shared.exists() or stat.S_IMODE(shared.stat().st_mode) != 0o660:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for path in (shared, tmp_path / "i/ingress.sock"):
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert json.loads(await reader.read())["hosts"] == {}
+        writer.close()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), read_group="no-such-group")
+    with pytest.raises(LauncherError, match=r"read_group = 'no-such-group': no such group"):
+        await Ingress(FleetConfig(state=str(tmp_path / "i"), ingress=hosts, hosts=daemons)).run()
 
 
 async def test_a_second_ingress_on_the_same_address_is_refused(running: FleetConfig) -> None:

@@ -333,3 +333,24 @@ def test_what_is_not_known_changes_nothing() -> None:
     assert list(made.status()) == ["a"]
     assert made.offer(asked("r"), 0.0) is not None
     assert made.offer(asked("r"), 0.0) is None  # the same id again
+
+
+def test_a_host_shows_its_instances_and_its_share_of_the_last_minute() -> None:
+    made = picker(2)
+    assert made.shares(0.0) == {}
+    ready = instance(0, kv_usage=0.25), instance(1, kv_usage=0.75, ready=False), instance(2)
+    made.report("a", load(*ready), 0.0)
+    shown = made.status()["a"]
+    assert (shown["ready"], shown["instances"], shown["kv_usage"]) == (2, 3, 0.5)
+    assert made.status()["b"]["kv_usage"] is None
+    made.serve({"a": True, "b": False}, 0.0)
+    for n in range(30):
+        made.offer(asked(f"b{n}"), 0.0)
+        end(made, f"b{n}", 0.0)
+    made.serve({"a": False, "b": True}, 0.0)
+    for n in range(10):
+        made.offer(asked(f"a{n}"), 60.0)
+        end(made, f"a{n}", 60.0)
+    # 30 / e of a minute ago, and 10.
+    assert made.shares(60.0) == {"a": pytest.approx(0.4754, abs=1e-3), "b": pytest.approx(0.5246, abs=1e-3)}
+    assert made.shares(600.0) == {}
