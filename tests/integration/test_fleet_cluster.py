@@ -1,4 +1,7 @@
-"""A fleet of three hosts: real Ray nodes and real daemons, each host a network namespace. Needs root."""
+"""A fleet of three hosts: real Ray nodes and real daemons, each host a network namespace. Needs root.
+
+In CI the lane fleet kills agents, directors and heads, and cuts hosts off.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +98,7 @@ def test_up_again_changes_nothing(fleet: Fleet) -> None:
     assert (fleet.b.members(), fleet.actors()) == before
 
 
+@pytest.mark.release
 def test_a_killed_agent_is_replaced_and_nothing_else_changes(fleet: Fleet) -> None:
     before = fleet.b.members()
     fleet.c.kill("ray::Agent")
@@ -103,6 +107,7 @@ def test_a_killed_agent_is_replaced_and_nothing_else_changes(fleet: Fleet) -> No
     assert fleet.b.members() == before
 
 
+@pytest.mark.release
 def test_a_killed_director_is_replaced_by_one_with_a_newer_list(fleet: Fleet) -> None:
     before, agents = fleet.b.members(), fleet.c.pids("ray::Agent")
     for host in (fleet.a, fleet.b, fleet.c):
@@ -112,6 +117,7 @@ def test_a_killed_director_is_replaced_by_one_with_a_newer_list(fleet: Fleet) ->
     assert fleet.c.pids("ray::Agent") == agents
 
 
+@pytest.mark.release
 def test_a_host_that_is_cut_off_is_lost_and_comes_back_by_itself(fleet: Fleet) -> None:
     daemon = fleet.c.pids("launcher serve")
     fleet.c.cut()
@@ -122,6 +128,7 @@ def test_a_host_that_is_cut_off_is_lost_and_comes_back_by_itself(fleet: Fleet) -
     assert len(fleet.c.pids("ray::Agent")) == 1
 
 
+@pytest.mark.release
 def test_without_rays_head_the_hosts_are_known_and_a_new_head_takes_over(fleet: Fleet) -> None:
     before, agents = fleet.b.members(), fleet.c.pids("ray::Agent")
     fleet.a.stop_ray()
