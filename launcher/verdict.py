@@ -374,8 +374,8 @@ _LOOK: Final = "`systemctl status numa-launcher` on {}"
 
 
 def _troubles(hosts: Sequence[Host], late: frozenset[str]) -> Iterator[str]:
-    """Hosts that do not serve, and slow ones, by what they are."""
-    found: dict[str, list[str]] = {}
+    """Hosts that do not serve, and slow ones, by what they are; the worst first."""
+    found: dict[str, list[str]] = {word: [] for word in ("down", "no daemon", "not ready", "slow")}
     for host in hosts:
         word = "not ready" if host.state in {"ready", "lost"} else host.state
         if not host.serves:
@@ -384,4 +384,5 @@ def _troubles(hosts: Sequence[Host], late: frozenset[str]) -> Iterator[str]:
             found.setdefault("slow", []).append(host.name)
     for word, names in found.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        yield f"{', '.join(names[:NAMED])}{more} {word}"
+        if names:
+            yield f"{', '.join(names[:NAMED])}{more} {word}"

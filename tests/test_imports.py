@@ -46,7 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "timeline", "usage",
     },
     "control": {"errors", "printable", "redaction"},
-    # The dashboard is a client of the control socket: it knows nothing of the daemon's parts.
+    # The dashboard is a client of the control socket and of the ingress' status: it knows nothing of the daemon's parts,
+    # and nothing of the fleet's.
     "dashboard": {"address", "control.client", "control.messages", "errors", "printable", "verdict"},
     "history": {"background", "errors"},
     "tracing": {"errors", "printable", "redaction", "timeline", "usage.entry"},
@@ -84,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "control.client", "control.messages", "config.schema", "config.load", "errors", "money", "sizes", "text_table",
         "printable", "redaction", "verdict",
     },
-    "cli.dashboard": {"cli", "dashboard", "errors"},
+    "cli.dashboard": {"cli", "dashboard", "errors", "fleet.config"},
     **{f"cli.{part}": {"cli", "fleet", "ingress", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
     **{
         f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}
@@ -124,7 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "verdict", "dashboard.changes", "dashboard.frame", "dashboard.security",
+    "verdict", "dashboard.changes", "dashboard.fleet_frame", "dashboard.frame", "dashboard.security",
     "rollout.diff", "plan", "timeline", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
     "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
     "tuning.allowance", "tuning.record", "tuning.rounds", "tuning.verdict",

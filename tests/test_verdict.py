@@ -149,7 +149,7 @@ def test_hosts_that_do_not_serve_are_counted_and_named() -> None:
     found = judge_fleet([host("a"), host("b", ready=0), *gone])
     assert found.level is Level.WARN
     assert found.line.startswith(
-        "DEGRADED 1/7 hosts serving; b not ready; h0, h1, h2 and 2 more down; 2/4 instances ready; "
+        "DEGRADED 1/7 hosts serving; h0, h1, h2 and 2 more down; b not ready; 2/4 instances ready; "
     )
     assert [(problem.host, problem.what) for problem in found.problems[:2]] == [
         ("b", "no instance is ready"),

@@ -24,31 +24,35 @@ class Seen:
     """Why there is no newer answer, and the remedy."""
 
 
-def frame(seen: Seen, changes: Changes, after: int, now: float) -> dict[str, Any]:
+def frame(seen: Seen, changes: Changes, after: int, now: float, *, has_fleet: bool = False) -> dict[str, Any]:
     """`after`: changes of earlier events are left out."""
-    found = _verdict(seen, now)
     return {
         "time": seen.at,
         "age_s": None if seen.at is None else max(0.0, now - seen.at),
         "version": None if seen.status is None else seen.status["version"],
         "answers": seen.trouble is None and seen.status is not None,
         "trouble": "" if seen.trouble is None else "; ".join(seen.trouble),
-        "verdict": {
-            "level": found.level,
-            "line": found.line,
-            "problems": [
-                {
-                    "what": problem.what, "remedy": problem.remedy, "slot": problem.slot, "level": problem.level,
-                    "evidence": problem.evidence,
-                }
-                for problem in found.problems
-            ],
-        },
+        "verdict": shown_verdict(_verdict(seen, now)),
         "status": seen.status,
         "machine": seen.machine,
         "figures": seen.figures,
         "changes": changes.since(after),
         "newest_event": changes.newest,
+        "has_fleet": has_fleet,
+    }
+
+
+def shown_verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "level": verdict.level,
+        "line": verdict.line,
+        "problems": [
+            {
+                "what": problem.what, "remedy": problem.remedy, "slot": problem.slot, "host": problem.host,
+                "level": problem.level, "evidence": problem.evidence,
+            }
+            for problem in verdict.problems
+        ],
     }  # fmt: skip
 
 

@@ -113,12 +113,12 @@ def _remove_stale(path: str) -> None:
     )
 
 
-def link(sock: socket.socket, token: str | None) -> str:
-    """What to open. The token is in the fragment, which browsers send to nobody."""
+def link(sock: socket.socket, token: str | None, view: str = "") -> str:
+    """What to open. The token is in the fragment, which browsers send to nobody. `view`: the page's first one."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://{_in_url(host)}:{port}/#token={token}"
+    return f"http://{_in_url(host)}:{port}/#token={token}{f'&view={view}' * bool(view)}"
 
 
 def from_elsewhere(sock: socket.socket) -> str:

@@ -63,8 +63,10 @@ class Poll:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        has_fleet: bool = False,
     ) -> None:
         self._control = control
+        self._has_fleet = has_fleet
         self._clock, self._monotonic = clock, monotonic
         self._seen = Seen()
         self._changes = Changes()
@@ -83,7 +85,7 @@ class Poll:
         if after not in self._packed:
             if len(self._packed) >= _KEPT:
                 self._packed.clear()
-            made = frame(self._seen, self._changes, after, self._clock())
+            made = frame(self._seen, self._changes, after, self._clock(), has_fleet=self._has_fleet)
             self._packed[after] = Packed.of(msgspec.json.encode(made))
         return self._packed[after]
 

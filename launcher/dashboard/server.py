@@ -20,6 +20,8 @@ from launcher.dashboard import listen, security
 from launcher.dashboard.answers import Answers
 from launcher.dashboard.connections import Connections
 from launcher.dashboard.control import ControlReader
+from launcher.dashboard.fleet import Fleet
+from launcher.dashboard.fleet_frame import FleetAt
 from launcher.dashboard.poll import Packed, Poll
 from launcher.dashboard.static_files import StaticFiles
 from launcher.errors import LauncherError, NotFoundError, TimedOutError
@@ -40,14 +42,21 @@ _API: Final = "/api/"
 
 
 class Dashboard:
-    """The routes of the page, over one control socket."""
+    """The routes of the page, over one control socket, and the status of a fleet's ingress if there is one."""
 
-    def __init__(self, control: ControlReader, token: str | None, files: StaticFiles | None = None) -> None:
+    def __init__(
+        self,
+        control: ControlReader,
+        token: str | None,
+        files: StaticFiles | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:
         """`token`: None where the permissions of a UNIX socket say who may look."""
         self._token = token
         self._files = files or StaticFiles()
         self._answers = Answers(control)
-        self._poll = Poll(control)
+        self._poll = Poll(control, has_fleet=fleet is not None)
+        self._fleet = fleet
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
@@ -64,6 +73,7 @@ class Dashboard:
                 request.query.get("after", "0"),
                 request.query.get("slots", "none"),
             ),
+            "fleet": lambda _: self._all_hosts(),
             "now": lambda request: self._poll.frame(_number(request, "events_after")),
         }
         app.router.add_get("/", self._index)
@@ -71,6 +81,14 @@ class Dashboard:
         for path, answer in data.items():
             app.router.add_get(_API + path, _packed_by(answer))
         return app
+
+    async def _all_hosts(self) -> Packed:
+        if self._fleet is None:
+            raise NotFoundError(
+                "cannot show a fleet: the dashboard was started without --fleet",
+                "numa-launcher dashboard --fleet, on an ingress host",
+            )
+        return await self._fleet.frame()
 
     async def _close(self, _app: web.Application) -> None:
         await self._poll.close()
@@ -186,12 +204,15 @@ def _is_ours(record: logging.LogRecord) -> bool:
 log.addFilter(_is_ours)
 
 
-async def serve(sock: socket.socket, control_path: str, say: Callable[[str], None]) -> None:
+async def serve(
+    sock: socket.socket, control_path: str, say: Callable[[str], None], fleet: FleetAt | None = None
+) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM. `say`: told where, once it answers."""
     token = None if sock.family == socket.AF_UNIX else secrets.token_urlsafe(32)
     control = ControlReader(control_path)
+    dashboard = Dashboard(control, token, fleet=None if fleet is None else Fleet(fleet))
     runner = web.AppRunner(
-        Dashboard(control, token).application(), access_log=None, handler_cancellation=False,
+        dashboard.application(), access_log=None, handler_cancellation=False,
         keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S, lingering_time=_LINGER_S, logger=log,
     )  # fmt: skip
     await runner.setup()
@@ -202,7 +223,8 @@ async def serve(sock: socket.socket, control_path: str, say: Callable[[str], Non
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        say(f"{listen.link(sock, token)}\n{listen.from_elsewhere(sock)}")
+        view = "" if fleet is None else "fleet"
+        say(f"{listen.link(sock, token, view)}\n{listen.from_elsewhere(sock)}")
         await stopped.wait()
     finally:
         listener.close()

@@ -32,11 +32,12 @@ T = TypeVar("T")
 class DashboardProcess:
     """Serves the page for the daemon behind one control socket, on a free loopback port."""
 
-    def __init__(self, control_socket: Path | str, folder: Path) -> None:
+    def __init__(self, control_socket: Path | str, folder: Path, *more: str) -> None:
         self.log = folder / "dashboard.log"
+        words = ["dashboard", "--socket", str(control_socket), "--listen", "127.0.0.1:0", *more]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", "dashboard", "--socket", str(control_socket), "--listen", "127.0.0.1:0"],
+                [sys.executable, "-m", "launcher", *words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.link = str(eventually(self._link, what=f"no link, see {self.log}"))
@@ -55,7 +56,7 @@ class DashboardProcess:
 
     @property
     def token(self) -> str:
-        return urlsplit(self.link).fragment.removeprefix("token=")
+        return urlsplit(self.link).fragment.removeprefix("token=").partition("&")[0]
 
     def cpu_s(self) -> float:
         """CPU time so far, seconds."""

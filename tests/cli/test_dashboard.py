@@ -90,6 +90,29 @@ def test_on_a_unix_socket(tmp_path: Path) -> None:
     assert not own.exists()
 
 
+def test_with_a_fleet(tmp_path: Path) -> None:
+    """The link opens the view of all hosts, which says that no ingress runs."""
+    config = tmp_path / "fleet.toml"
+    config.write_text(f"state = '{tmp_path}'\n[ingress]\nhosts = ['127.0.0.1']\n")
+    with running(
+        "--listen", "127.0.0.1:0", "--socket", str(tmp_path / "c"), "--fleet", str(config)
+    ) as process:
+        link = re.fullmatch(r"(\S+/)#token=([\w-]{43})&view=fleet\n", line(process))
+        assert link is not None
+        asked = urllib.request.Request(f"{link[1]}api/fleet", headers={"Authorization": f"Bearer {link[2]}"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            found = json.load(answer)
+        assert found["endpoints"] == ["http://127.0.0.1:8000"]
+        assert (
+            f"cannot reach the ingress on '{tmp_path}/ingress.sock': no such file" in found["verdict"]["line"]
+        )
+
+
+def test_a_wrong_file_of_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", "--fleet", str(tmp_path / "none.toml")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:8430", "8430", "unix:", "example.com:1"])
 def test_a_wrong_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", "--listen", address]) == 2

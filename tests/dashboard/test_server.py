@@ -23,7 +23,7 @@ from launcher.errors import LauncherError
 
 TOKEN = "t0ken"
 GRANTED = {"Authorization": f"Bearer {TOKEN}"}
-DATA = ("now", "topology", "measurements", "usage", "slots/0", "requests/a", "history?span=1h")
+DATA = ("now", "fleet", "topology", "measurements", "usage", "slots/0", "requests/a", "history?span=1h")
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J</script>"
 
 
@@ -198,6 +198,7 @@ async def test_only_the_pages_files_are_served(page: aiohttp.ClientSession, name
         ("history?span=2h", 400, "no such span"), ("history?after=-1", 400, "not milliseconds"),
         ("history?after=" + "9" * 16, 400, "not milliseconds"), ("now?events_after=x", 400, "not a number"),
         ("history?slots=all", 400, "not a number"), ("nothing", 404, "cannot find"),
+        ("fleet", 404, "started without --fleet"),
     ],
 )  # fmt: skip
 async def test_bad_names_are_refused_with_a_remedy(

@@ -17,12 +17,12 @@ export class ApiError extends Error {
   }
 }
 
-// Moves the token of the address into sessionStorage. True if there was one.
+// Moves the token of the address into sessionStorage, and goes to the view behind it. True if there was one.
 export function takeToken() {
-  const found = /^#\/?token=([^&]+)/.exec(location.hash);
+  const found = /^#\/?token=([^&]+)(?:&view=(\w+))?/.exec(location.hash);
   if (found === null) return false;
   sessionStorage.setItem(TOKEN, decodeURIComponent(found[1]));
-  history.replaceState(null, "", "#/");
+  history.replaceState(null, "", `#/${found[2] ?? ""}`);
   return true;
 }
 
@@ -109,7 +109,7 @@ export function startPolling(store) {
 }
 
 async function askAll(store) {
-  await askNow(store);
+  await Promise.all([askNow(store), store.state.view === "fleet" && askFleet(store)]);
   const { connection, now } = store.state;
   // The dashboard answers, and so does the daemon.
   if (connection.answers && now.answers) await Promise.all([askHistory(store), askTopology(store)]);
@@ -125,6 +125,12 @@ async function askNow(store) {
   } catch (error) {
     failed(store, error);
   }
+}
+
+async function askFleet(store) {
+  const answer = await askOrTrouble("api/fleet");
+  if (answer.verdict) store.update({ fleet: { ...answer, receivedAt: performance.now() }, fleetTrouble: "" });
+  else store.update({ fleetTrouble: answer.trouble });
 }
 
 function failed(store, error) {

@@ -24,6 +24,7 @@ const LATER = {
   slot: () => import("./slot.js"),
   request: () => import("./request.js"),
   usage: () => import("./usage.js"),
+  fleet: () => import("./fleet.js"),
 };
 const mounted = new Set();
 
@@ -33,7 +34,7 @@ function routeOf(hash) {
   if (hash === "" || hash === "#/" || hash === "#") return { view: "overview", slot: null, request: null };
   if (view === "slot" && /^\d+$/.test(id)) return { view, slot: Number(id), request: null };
   if (view === "request" && id) return { view, slot: null, request: decoded(id) };
-  return view === "usage" ? { view, slot: null, request: null } : null;
+  return view === "usage" || view === "fleet" ? { view, slot: null, request: null } : null;
 }
 
 function decoded(text) {
@@ -52,6 +53,7 @@ function showView(store) {
   for (const link of document.querySelectorAll("[data-nav]")) {
     setAttribute(link, "aria-current", link.dataset.nav === view ? "page" : null);
   }
+  setText(document.querySelector("h1"), view === "fleet" ? "State of the fleet" : "State of this host");
 }
 
 function follow(store, poll) {
@@ -102,6 +104,14 @@ function mountHistoryTrouble(store) {
   });
 }
 
+// A dashboard without a fleet has no link to it.
+function mountFleetLink(store) {
+  const link = document.querySelector('[data-nav="fleet"]');
+  store.subscribe(({ now }, changed) => {
+    if (changed.has("now")) setAttribute(link, "hidden", !now?.has_fleet);
+  });
+}
+
 function mountForms(store) {
   const form = document.querySelector("[data-find]");
   form.addEventListener("submit", (event) => {
@@ -117,7 +127,8 @@ function mountForms(store) {
 
 function markUsable(store) {
   const end = store.subscribe((state) => {
-    if (state.now === null && state.connection.answers) return;
+    const shown = state.view === "fleet" ? state.fleet : state.now;
+    if (shown === null && state.connection.answers) return;
     performance.mark("usable");
     queueMicrotask(() => end());
   });
@@ -127,6 +138,7 @@ const store = createStore();
 follow(store);
 for (const [name, mount] of Object.entries(VIEWS)) mount(document.getElementById(name), store);
 mountForms(store);
+mountFleetLink(store);
 mountHistoryTrouble(store);
 mountKeys(store);
 markUsable(store);

@@ -6,6 +6,7 @@ const OFF = "keys-off";
 const KEYS = [
   ["/", "Find a request by its id", () => document.getElementById("find").focus()],
   ["o", "Overview", () => (location.hash = "#/")],
+  ["f", "Fleet, where there is one", () => document.querySelector('[data-nav="fleet"]:not([hidden])')?.click()],
   ["u", "Usage and cost", () => (location.hash = "#/usage")],
   ["j", "Next slot", () => step(1)],
   ["k", "Previous slot", () => step(-1)],

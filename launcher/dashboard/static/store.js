@@ -7,6 +7,10 @@ export function createStore() {
     // The newest answer of /api/now
     now: null,
     topology: null,
+    // The newest answer of /api/fleet; asked while its view is open
+    fleet: null,
+    // Why there is none
+    fleetTrouble: "",
     // By span: {columns, rows, step_ms, newest}; rows ascend by time and stay within the span.
     history: {},
     // Why there is none

@@ -5,6 +5,7 @@ import { commandsIn, element, keyed, setAttribute, setMessage, setText } from ".
 
 // Problems above the fold; the others open.
 const SHOWN = 4;
+const SPOKEN = 10;
 const OLD_S = 10;
 // The page asks every 2 s.
 const FRESH_S = 3;
@@ -50,17 +51,17 @@ export function mount(root, store) {
   }
 
   function drawAge() {
-    const { now, connection } = store.state;
-    if (now === null || now.age_s === null) return setText(age, "no data yet");
-    setText(time, `as of ${new Date(now.time * 1000).toLocaleString("sv")}`);
-    const old = now.age_s + (performance.now() - connection.receivedAt) / 1000;
+    const shown = shownOf(store.state);
+    if (shown === null || shown.age_s === null) return setText(age, "no data yet");
+    setText(time, `as of ${new Date(shown.time * 1000).toLocaleString("sv")}`);
+    const old = shown.age_s + (performance.now() - shown.receivedAt) / 1000;
     setText(age, old < FRESH_S ? "live" : `data ${duration(old)} old`);
     setAttribute(age, "data-old", old > OLD_S);
     setAttribute(document.body, "data-stale", old > OLD_S);
   }
 
   store.subscribe((_, changed) => {
-    if (changed.has("now") || changed.has("connection")) {
+    if (["now", "connection", "fleet", "fleetTrouble", "view"].some((name) => changed.has(name))) {
       draw();
       drawAge();
     }
@@ -68,13 +69,24 @@ export function mount(root, store) {
   setInterval(() => document.hidden || drawAge(), 1000);
 }
 
-function verdictOf({ now, connection }) {
+// The answer whose verdict is shown: of this host, or of the fleet.
+function shownOf({ view, now, fleet, connection }) {
+  if (view === "fleet") return fleet;
+  return now && { ...now, receivedAt: connection.receivedAt };
+}
+
+function verdictOf(state) {
+  const { view, connection, fleetTrouble } = state;
   if (!connection.answers) {
     const { trouble, remedy, status } = connection;
     const line = status === 401 ? "NO ACCESS" : "NO ANSWER from the dashboard";
     return { level: "unknown", line, problems: [{ what: trouble, remedy, slot: null }] };
   }
-  return now?.verdict ?? { level: "asking", line: "Asking the daemon", problems: [] };
+  if (view === "fleet" && fleetTrouble) {
+    return { level: "unknown", line: "NO FLEET", problems: [{ what: fleetTrouble, slot: null }] };
+  }
+  const asked = view === "fleet" ? "ingress" : "daemon";
+  return shownOf(state)?.verdict ?? { level: "asking", line: `Asking the ${asked}`, problems: [] };
 }
 
 // Remarks come last.
@@ -84,8 +96,9 @@ function rank({ level }) {
 
 // Numbers that only count seconds are no news: the sentence is spoken again when its words change.
 function speak(node, level, headline, problems) {
-  const of = ({ slot, what }) => (slot === null ? what : `slot ${slot} ${what}`);
-  const words = [headline, ...problems.map(of)].join(". ");
+  const of = ({ host, slot, what }) => (host ? `${host} ${what}` : slot === null ? what : `slot ${slot} ${what}`);
+  // A list of 200 hosts is not read out.
+  const words = [headline, ...problems.slice(0, SPOKEN).map(of)].join(". ");
   const news = level + words.replace(/\d+([.,:hms]\d*)*/g, "#");
   if (node.spokenNews === news) return;
   node.spokenNews = news;
@@ -97,7 +110,8 @@ function problemList() {
 }
 
 function drawProblems(list, problems) {
-  keyed(list, problems, (problem) => `${problem.slot} ${problem.what.replace(/\d+/g, "#")}`, newProblem, showProblem);
+  const keyOf = ({ host, slot, what }) => `${host ?? slot} ${what.replace(/\d+/g, "#")}`;
+  keyed(list, problems, keyOf, newProblem, showProblem);
   setAttribute(list, "hidden", problems.length === 0);
 }
 
@@ -119,9 +133,9 @@ function showProblem(item, problem) {
   const number = problem.slot ?? null;
   setAttribute(item, "data-of-slot", number);
   setAttribute(item, "data-level", problem.level ?? "warn");
-  setAttribute(slot, "hidden", number === null);
+  setAttribute(slot, "hidden", number === null && !problem.host);
   setAttribute(slot, "href", number === null ? null : `#/slot/${number}`);
-  setText(slot, number === null ? "" : `Slot ${number}`);
+  setText(slot, problem.host ?? (number === null ? "" : `Slot ${number}`));
   setText(what, problem.what);
   setMessage(remedy, problem.remedy ?? "");
   // A single word, such as `top`, names a program: nothing to copy.
