@@ -1,5 +1,5 @@
-"""scripts/screenshots: the dashboard of a planted machine (2 sockets, 512 CPUs), each view in both colour schemes and two
-widths, as PNG files of 256 colours or fewer."""
+"""scripts/screenshots: the dashboard of a planted machine (2 sockets, 512 CPUs) and of a planted fleet, each view in both
+colour schemes and two widths, as PNG files of 256 colours or fewer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from browser.conftest import COMMANDS  # noqa: E402  found beside this script
 from browser.dashboard_process import DashboardProcess  # noqa: E402
 from browser.planted import MISPLACED, REQUEST, PlantedMachine  # noqa: E402
+from browser.planted_fleet import PlantedIngress, planted  # noqa: E402
 from fake_operations import Backstage  # noqa: E402
 from ledger_file import LedgerFile  # noqa: E402
 
@@ -33,6 +34,7 @@ VIEWS: Final = {
     "request": f"#/request/{REQUEST}",
     "usage": "#/usage",
 }
+FLEET_HOSTS: Final = 24
 HEIGHT: Final = {1280: 900, 375: 812}
 SCHEMES: Final = ("light", "dark")
 # The whole hour follows the newest quarter of it after some seconds.
@@ -47,6 +49,9 @@ def parse() -> argparse.Namespace:
     folder = ROOT / "docs" / "dashboard"
     parser.add_argument(
         "folder", type=Path, nargs="?", default=folder, help="where to (default: docs/dashboard)"
+    )
+    parser.add_argument(
+        "--only", choices=("machine", "fleet"), help="take these pictures only (default: all)"
     )
     return parser.parse_args()
 
@@ -68,22 +73,54 @@ def dashboard() -> Iterator[str]:
                 process.end()
 
 
+@contextmanager
+def fleet() -> Iterator[str]:
+    """A link to the dashboard of the planted fleet."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        link = {"dashboard": "https://{host}.example.com/"}
+        with (
+            Backstage(str(folder / "c.sock"), PlantedMachine()) as stage,
+            PlantedIngress(folder / "i", planted(FLEET_HOSTS), **link) as ingress,
+        ):
+            process = DashboardProcess(stage.path, folder, "--fleet", str(ingress.config))
+            try:
+                yield process.link
+            finally:
+                process.end()
+
+
 def take(browser: Browser, link: str, folder: Path) -> None:
+    for page, name in _pages(browser, link):
+        page.wait_for_selector("#machine [data-cpus]")
+        page.wait_for_timeout(WHOLE_MS)
+        for view, address in VIEWS.items():
+            page.evaluate(f"location.hash = '{address}'")
+            page.wait_for_timeout(SETTLED_MS)
+            _save(page, folder / f"{view}-{name}.png")
+
+
+def take_fleet(browser: Browser, link: str, folder: Path) -> None:
+    for page, name in _pages(browser, link):
+        page.wait_for_selector("tr[data-host]")
+        page.wait_for_timeout(SETTLED_MS)
+        _save(page, folder / f"fleet-{name}.png")
+
+
+def _pages(browser: Browser, link: str) -> Iterator[tuple[Page, str]]:
+    """An open page for each width and scheme, and the end of its pictures' names."""
     for width, height in HEIGHT.items():
         for scheme in SCHEMES:
             window = {"width": width, "height": height}
             with browser.new_context(viewport=window, color_scheme=scheme, timezone_id="UTC") as context:
                 page = context.new_page()
                 page.goto(link)
-                page.wait_for_selector("#machine [data-cpus]")
-                page.wait_for_timeout(WHOLE_MS)
-                for view, address in VIEWS.items():
-                    page.evaluate(f"location.hash = '{address}'")
-                    page.wait_for_timeout(SETTLED_MS)
-                    picture = page.screenshot(full_page=True, animations="disabled")
-                    path = folder / f"{view}-{scheme}-{width}.png"
-                    path.write_bytes(small(picture))
-                    print(f"{path.name}  {path.stat().st_size // 1024} KiB")
+                yield page, f"{scheme}-{width}"
+
+
+def _save(page: Page, path: Path) -> None:
+    path.write_bytes(small(page.screenshot(full_page=True, animations="disabled")))
+    print(f"{path.name}  {path.stat().st_size // 1024} KiB")
 
 
 def small(picture: bytes) -> bytes:
@@ -105,9 +142,14 @@ def main() -> int:
         return 1
     args.folder.mkdir(parents=True, exist_ok=True)
     sandbox = [] if os.geteuid() else ["--no-sandbox"]
-    with dashboard() as link, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=command, args=sandbox)
-        take(browser, link, args.folder)
+        if args.only != "fleet":
+            with dashboard() as link:
+                take(browser, link, args.folder)
+        if args.only != "machine":
+            with fleet() as link:
+                take_fleet(browser, link, args.folder)
         browser.close()
     return 0
 
