@@ -126,6 +126,7 @@ class FakeOperations:
     prices: Cost = field(default_factory=lambda: Cost(hourly=0.79))
     cost_now: CostNow | None = None
     today: UsageToday | None = None
+    endpoint: str = "http://127.0.0.1:8000"
 
     def status(self) -> Status:
         if self.after and self.asked:
@@ -134,7 +135,7 @@ class FakeOperations:
         return Status(
             slots=tuple(self.slots.values()),
             ready=sum(slot.state == "ready" for slot in self.slots.values()),
-            endpoint="http://127.0.0.1:8000", version="0", build="python", pid=1, since=0.0, binding="membind",
+            endpoint=self.endpoint, version="0", build="python", pid=1, since=0.0, binding="membind",
             stack={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": None, "tcmalloc": "/lib/tcmalloc.so"},
             requests={"accepted": 3, "completed": 2, "in_flight": 1}, warnings=("mind the gap",),
             cost=self.cost_now, queue=self.queue, first_token=Quantiles(p50_s=0.21, p99_s=0.9, count=12),

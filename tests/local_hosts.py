@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.control.client import TIMEOUT_S, UnreachableError
-from launcher.fleet import keys
-from launcher.fleet.hosts import ask_socket
+from launcher.control.client import TIMEOUT_S, ControlClient, UnreachableError
+from launcher.fleet.hosts import Hosts
 from launcher.fleet.members import Member, MemberState
+from launcher.proxy.auth import key_version
 
 
-class LocalHosts:
-    """Implements Hosts. `sockets`: of each host's daemon; `folder` has a keys file HOST.keys of each host."""
+class LocalHosts(Hosts):
+    """`sockets`: of each host's daemon; `folder` has a keys file HOST.keys of each host."""
 
     def __init__(
         self, sockets: Mapping[str, str], folder: Path, addresses: Mapping[str, str] | None = None
@@ -28,6 +28,9 @@ class LocalHosts:
         self.held: list[tuple[str, bool]] = []
         self.ran: list[tuple[str, tuple[str, ...]]] = []
 
+    def call(self, name: str, method: str, *given: Any, timeout_s: float = 0.0) -> Any:
+        raise NotImplementedError
+
     def members(self) -> Sequence[Member]:
         return [
             Member(
@@ -39,7 +42,8 @@ class LocalHosts:
 
     def ask(self, host: str, method: str, path: str, body: bytes = b"", timeout_s: float = TIMEOUT_S) -> Any:
         self._reach(host)
-        return ask_socket(self.sockets[host], method, path, body, timeout_s)
+        client = ControlClient(self.sockets[host], exact=True)
+        return client.get(path, timeout_s) if method == "GET" else client.post(path, timeout_s, body)
 
     def run(self, host: str, words: Sequence[str], timeout_s: float) -> tuple[int, str]:
         self._reach(host)
@@ -56,11 +60,11 @@ class LocalHosts:
 
     def key_stamp(self, host: str) -> str:
         self._reach(host)
-        return keys.stamp_of(str(self.folder / f"{host}.keys"))
+        return key_version.stamp_of(str(self.folder / f"{host}.keys"))
 
     def key_file(self, host: str, text: str | None = None) -> str:
         self._reach(host)
-        return keys.stored(str(self.folder / f"{host}.keys"), text)
+        return key_version.stored(str(self.folder / f"{host}.keys"), text)
 
     def _reach(self, host: str) -> None:
         if host in self.away:

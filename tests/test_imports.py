@@ -66,7 +66,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {
         "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
     },
-    "fleet": {"control.client", "control.messages", "host.replace_file", "proxy.auth", *LEAVES},
+    "fleet": {
+        "config.explain", "config.load", "control.client", "control.messages", "host.replace_file", "proxy.auth",
+        "usage.elsewhere", *LEAVES,
+    },
     # Of the daemon's code the ingress takes the balancer and how a request's body is read; of the fleet its lists.
     "ingress": {
         "background", "config.schema", "fleet.config", "fleet.members", "proxy.balancing", "proxy.openai",

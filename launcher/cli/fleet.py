@@ -23,13 +23,13 @@ from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.agent import ingress_status
 from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, endpoints, load_fleet
-from launcher.fleet.hosts import each
+from launcher.fleet.hosts import AGENT, DIRECTOR, each
 from launcher.printable import printable_lines
 from launcher.text_table import counted
 
 if TYPE_CHECKING:
     from launcher.fleet.cluster import RayHosts
-    from launcher.fleet.director import Node, Report, View
+    from launcher.fleet.members import Node, Report, View
 
 HEARD_S: Final = 60.0
 """Ray starts an agent in 2 s, on a busy host in 20 s."""
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         case "ingress":
             return ingress(config, "debug" if args.debug else "info")
         case "forget":
-            connected(config).forget(args.host)
+            connected(config).call(DIRECTOR, "forget", args.host)
             print(f"{args.host}: no longer in the fleet")
             return 0
         case action:
@@ -240,7 +240,9 @@ def status(config: FleetConfig, *, as_json: bool) -> int:
             hosts = connected(config)
             view = hosts.view()
             ingress = [host for host, report in view.reports.items() if report.kept is not None]
-            asked.append((view, list(each(ingress, hosts.ingress)[0].values())))
+            asked.append(
+                (view, list(each(ingress, lambda host: hosts.call(AGENT + host, "ingress"))[0].values()))
+            )
         except LauncherError as error:
             failed.append(error)
 

@@ -14,9 +14,9 @@ from typing import Any
 from launcher.cli import key
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError
-from launcher.fleet import keys
 from launcher.fleet.hosts import Hosts, each
 from launcher.printable import printable
+from launcher.proxy.auth import key_version
 from launcher.text_table import counted
 
 LIST = "list"
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
     stamps, failed = each(names, hosts.key_stamp)
     if not stamps:
         raise next(iter(failed.values()))
-    number = max(map(keys.version, stamps.values()))
+    number = max(map(key_version.version, stamps.values()))
     if args.key_action == ADOPT:
         if args.host not in stamps:
             raise LauncherError(
@@ -51,9 +51,11 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
         text, said = _edited(args, _fleets(hosts, stamps), hosts, list(stamps))
     if args.key_action == LIST:
         print(said, end="")
-        behind = {host: "it has another keys file" for host in stamps if stamps[host] != keys.stamp(text)}
+        behind = {
+            host: "it has another keys file" for host in stamps if stamps[host] != key_version.stamp(text)
+        }
     else:
-        behind = _distribute(hosts, keys.stamped(text, number + 1), list(stamps))
+        behind = _distribute(hosts, key_version.stamped(text, number + 1), list(stamps))
         # Only now: a key that no host has is of no use.
         print(said, end="")
         print(
@@ -68,9 +70,9 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
 
 def _fleets(hosts: Hosts, stamps: Mapping[str, str]) -> str:
     """The file that all hosts should have. Raises LauncherError where that is not known."""
-    source = keys.newest(stamps)
+    source = key_version.newest(stamps)
     if source is None:
-        found = {stamp: host for host, stamp in stamps.items() if stamp != keys.NONE}
+        found = {stamp: host for host, stamp in stamps.items() if stamp != key_version.NONE}
         if len(found) > 1:
             raise LauncherError(
                 f"cannot tell which API keys file is the fleet's: those of {' and '.join(found.values())} differ",

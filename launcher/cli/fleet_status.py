@@ -22,7 +22,7 @@ from launcher.text_table import table
 from launcher.verdict import Host, Level, Problem, Verdict, judge_fleet
 
 if TYPE_CHECKING:
-    from launcher.fleet.director import View
+    from launcher.fleet.members import View
 
 ANSWER_S: Final = 3.0
 ANSWERS: Final = "answers"

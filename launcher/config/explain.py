@@ -46,12 +46,15 @@ class _Place(NamedTuple):
     secret: bool = False
 
 
-def explain(error: str, tree: Tree, origin: str, origins: Origins) -> LauncherError:
-    """Turn msgspec's message on a tree of plain values into `cannot use ORIGIN: why` and a remedy."""
+def explain(
+    error: str, tree: Tree, origin: str, origins: Origins, root: type[msgspec.Struct] = Config
+) -> LauncherError:
+    """Turn msgspec's message on a tree of plain values, which should be a `root`, into `cannot use ORIGIN: why` and a
+    remedy."""
     whole = _UNKNOWN.fullmatch(error)  # a top-level key may look like a path
     found = None if whole and whole["key"] in tree else _AT.search(error)
     what, at = (error[: found.start()], found["at"]) if found else (error, "")
-    place = _find(at, tree)
+    place = _find(at, tree, root)
     if unknown := _UNKNOWN.fullmatch(what):
         origin = _origin_of_unknown(unknown["key"], place, origin, origins)
         why, remedy = _unknown(unknown["key"], place)
@@ -82,9 +85,9 @@ def _origin_of_unknown(key: str, table: _Place, origin: str, origins: Origins) -
     return below[-1] if overridden else origin_of(at, origin, origins)
 
 
-def _find(at: str, tree: Tree) -> _Place:
+def _find(at: str, tree: Tree, root: type[msgspec.Struct]) -> _Place:
     """The key at msgspec's path. For an item of a table of text the path says `[...]`: the first invalid value is meant."""
-    place = _Place("", "", Config, tree, None)
+    place = _Place("", "", root, tree, None)
     for step in _STEP.finditer(at):
         inner, value = unwrap(place.kind), place.value
         if name := step["key"]:
@@ -131,11 +134,18 @@ def _unknown(key: str, table: _Place) -> tuple[str, str]:
 
 def _missing(key: str, table: _Place) -> tuple[str, str]:
     if not table.at:
-        return f"the file: there is no [[{key}]]", _another_table(key)
+        return _no_table(key, table)
     fields = msgspec.structs.fields(_section_of(table.kind))
     sample = next(_sample(field) for field in fields if field.encode_name == key)
     to = table.at if table.at.endswith("]") else f"[{table.at}]"
     return f"{table.at}: {key} is missing", f"add {key} = {_toml(sample or _SOME)} to {to}"
+
+
+def _no_table(key: str, table: _Place) -> tuple[str, str]:
+    field = next(its for its in msgspec.structs.fields(table.kind) if its.encode_name == key)
+    if get_origin(unwrap(field.type)) is tuple:
+        return f"the file: there is no [[{key}]]", _another_table(key)
+    return f"the file: there is no [{key}]", f"add a [{key}] table with {_needed(field.type)}"
 
 
 def _another_table(path: str) -> str:
@@ -144,13 +154,16 @@ def _another_table(path: str) -> str:
     for step in path.split("."):
         fields = msgspec.structs.fields(unwrap(kind))
         kind = next(field.type for field in fields if field.encode_name == step)
-    entry = get_args(unwrap(kind))[0]
-    needed = [
+    return f"add a [[{path}]] table with {_needed(get_args(unwrap(kind))[0])}"
+
+
+def _needed(table: Any) -> str:
+    """Its required keys."""
+    return " and ".join(
         f"{field.encode_name} = {_toml(_sample(field) or (0.5 if unwrap(field.type) is float else _SOME))}"
-        for field in msgspec.structs.fields(entry)
+        for field in msgspec.structs.fields(table)
         if field.required
-    ]
-    return f"add a [[{path}]] table with {' and '.join(needed)}"
+    )
 
 
 def _wrong(place: _Place) -> tuple[str, str]:
@@ -209,7 +222,8 @@ def _noun(kind: inspect.Type, value: Any = None) -> str:
         case inspect.LiteralType(values=choices):
             noun = _either([_toml(choice) for choice in choices])
         case inspect.VarTupleType(item_type=item):
-            noun = f"a list of {_plural(item)}"
+            most = getattr(kind, "max_length", None)
+            noun = f"a list of {_plural(item)}{'' if most is None else f', at most {most}'}"
         case inspect.DictType(value_type=its):
             noun = f"a table of {_plural(its)}"
         case _:

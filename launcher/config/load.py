@@ -49,7 +49,7 @@ def load_config(
 def _load(
     path: Path | None, environ: Mapping[str, str], overrides: Iterable[str], base: Tree | None
 ) -> Config:
-    tree = _read(path) if path is not None else copy.deepcopy(base or {})
+    tree = read_tree(path) if path is not None else copy.deepcopy(base or {})
     origins: dict[str, str] = {}  # where a key was set; the last entry wins
     for name, value in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
@@ -98,7 +98,8 @@ def _key_of_variable(name: str) -> str:
     return name.lower().replace("__", ".")
 
 
-def _read(path: Path) -> Tree:
+def read_tree(path: Path) -> Tree:
+    """A TOML file. Raises LauncherError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

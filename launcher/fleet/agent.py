@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,11 +17,9 @@ from msgspec.structs import replace
 
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.errors import LauncherError, reason
-from launcher.fleet import keys
 from launcher.fleet.config import FleetConfig
-from launcher.fleet.director import Node, Report
-from launcher.fleet.hosts import ask_socket
-from launcher.fleet.members import MEMBERS, MemberList, read_members, write_members
+from launcher.fleet.members import MEMBERS, MemberList, Node, Report, read_members, write_members
+from launcher.proxy.auth import key_version
 
 REPORT_S: Final = 1.5
 OUTPUT: Final = 4000
@@ -69,55 +68,50 @@ class Agent:
         """What is found now; never raises LauncherError."""
         found = Report(node=self._node.id, spec=self._spec)
         try:
-            if self._ingress:
-                found = replace(found, kept=self._kept())
             status = ControlClient(self._config.hosts.control).get("/status", REPORT_S)
             tls = self._config.hosts.ca is not None
-            return replace(found, address=tcp_address(status["endpoint"], self._node.address, tls=tls))
+            found = replace(found, address=tcp_address(status["endpoint"], self._node.address, tls=tls))
         except LauncherError as error:
             absent = isinstance(error, UnreachableError)
-            return replace(found, absent=absent, problem=error.message, remedy=error.remedy)
+            found = replace(found, absent=absent, problem=error.message, remedy=error.remedy)
+        try:
+            return replace(found, kept=self._kept()) if self._ingress else found
+        except LauncherError as error:
+            return replace(found, problem=error.message, remedy=error.remedy)
 
     def keep(self, members: MemberList) -> None:
         """Write the list, unless the file has a newer one. Raises LauncherError."""
         if members.newer_than(self._kept()):
-            try:
+            with self._writing():
                 write_members(self._members, members)
-            except OSError as error:
-                raise self._cannot_write(error) from None
 
     def _kept(self) -> MemberList:
-        """What the file holds; one that cannot be read is written again."""
-        self._claim()
+        """What the file holds; one that cannot be read is written again. Raises LauncherError."""
+        with self._writing():
+            if self._lock is None:
+                self._members.parent.mkdir(parents=True, exist_ok=True)
+                path = self._members.with_suffix(".lock")
+                self._lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             return read_members(self._members)
         except LauncherError:
             return MemberList()
 
-    def _claim(self) -> None:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
         """The file has one writer: after a partition a host may be in two clusters for a while."""
-        if self._lock is not None:
-            return
         try:
-            self._members.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._members.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            yield
         except OSError as error:
-            raise self._cannot_write(error) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise LauncherError(
-                f"cannot write '{self._members}': another agent on this host writes it",
-                "run `ray stop` on this host, and `ray start` with the head that you want",
-            ) from None
-        self._lock = lock
-
-    def _cannot_write(self, error: OSError) -> LauncherError:
-        return LauncherError(
-            f"cannot write '{self._members}': {reason(error)}",
-            f"let the user of Ray write to the folder: install -d -o USER {self._members.parent}",
-        )
+            why = reason(error)
+            remedy = (
+                f"free space, or let the user of Ray write there: install -d -o USER {self._members.parent}"
+            )
+            if isinstance(error, BlockingIOError):
+                why = "another agent on this host writes it"
+                remedy = "run `ray stop` on this host, and `ray start` with the head that you want"
+            raise LauncherError(f"cannot write '{self._members}': {why}", remedy) from None
 
     def run(self, words: list[str], timeout_s: float) -> tuple[int, str]:
         """A command, such as `systemctl start numa-launcher`: exit code and the end of its output. Raises LauncherError."""
@@ -126,25 +120,23 @@ class Agent:
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
                 timeout=timeout_s,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = reason(error) if isinstance(error, OSError) else f"no end within {timeout_s:g} s"
             raise LauncherError(
-                f"cannot wait longer for '{words[0]}': no end within {timeout_s:g} s",
-                "see what it does on the host",
-            ) from None
-        except OSError as error:
-            raise LauncherError(
-                f"cannot run '{words[0]}': {reason(error)}", "see [hosts] of fleet.toml"
+                f"cannot run '{words[0]}': {why}", "see [hosts] of fleet.toml, and the host"
             ) from None
         return done.returncode, done.stdout.decode(errors="replace")[-OUTPUT:]
 
     def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> Any:
-        return ask_socket(self._config.hosts.control, method, path, body, timeout_s)
+        """What the daemon answers. Raises LauncherError."""
+        client = ControlClient(self._config.hosts.control, exact=True)
+        return client.get(path, timeout_s) if method == "GET" else client.post(path, timeout_s, body)
 
     def ingress(self) -> dict[str, Any]:
         return ingress_status(self._members.parent)
 
     def key_stamp(self) -> str:
-        return keys.stamp_of(self._config.hosts.keys)
+        return key_version.stamp_of(self._config.hosts.keys)
 
     def key_file(self, text: str | None) -> str:
-        return keys.stored(self._config.hosts.keys, text)
+        return key_version.stored(self._config.hosts.keys, text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -15,24 +16,23 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import launcher
-from launcher.control.client import TIMEOUT_S, UnreachableError
+from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError
 from launcher.fleet import budgets, keys
 from launcher.fleet.agent import Agent
 from launcher.fleet.config import FleetConfig
-from launcher.fleet.director import Director, Node, Report, View
-from launcher.fleet.members import Member, MemberList
+from launcher.fleet.director import TURN_S, Director, repeated
+from launcher.fleet.hosts import AGENT, DIRECTOR, Hosts
+from launcher.fleet.members import MemberList, Node, Report
 
 RESOURCE: Final = "numa_host"
 ALIVE: Final = 0  # GcsNodeInfo.ALIVE
-DIRECTOR: Final = "numa-director"
-AGENT: Final = "numa-agent-"
 ANSWER_S: Final = 2.0
 WRITE_S: Final = 5.0
 CALL_S: Final = 15.0
 START_S: Final = 60.0
-AGAIN_S: Final = 30.0
-"""Until an agent that could not start is made again."""
+AGAIN_S: Final = 10.0
+"""Before an agent that ended is made again: one may be unable to start."""
 # `report` and `keep` wait for no other call of an agent.
 _FIRST: Final = "report"
 
@@ -59,208 +59,134 @@ def nodes_of(known: Iterable[Any]) -> list[Node]:
     return [found[name] for name in sorted(found)]
 
 
-class RayCluster:
-    """Nodes and agents, for the director."""
+def _why(error: RayError) -> str:
+    """The last line: before it is what Ray did."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return ([line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__])[-1]
 
-    def __init__(self, config: FleetConfig, spec: str) -> None:
-        self._config, self._spec = config, spec
-        self._agents: dict[str, tuple[str, Any]] = {}
-        self._failed: dict[str, tuple[float, Report]] = {}
+
+class RayHosts(Hosts):
+    """By Ray, and what `fleet up` and `fleet down` do."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self._config, self._namespace = config, namespace(config)
 
     def nodes(self) -> list[Node]:
         # ray.nodes() does not say when a node started (Ray 2.60).
         return nodes_of(ray.get_runtime_context().worker.gcs_client.get_all_node_info(CALL_S).values())
 
-    def reports(self, nodes: Sequence[Node]) -> dict[str, Report]:
-        now = time.monotonic()
-        self._failed = {host: failed for host, failed in self._failed.items() if failed[0] > now}
-        found = {host: report for host, (_, report) in self._failed.items()}
-        asked = {
-            node.host: self._agent(node).report.options(concurrency_group=_FIRST).remote()
-            for node in nodes if node.host not in found
-        }  # fmt: skip
-        if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
-        return found | {
-            node.host: self._report(node, asked[node.host]) for node in nodes if node.host in asked
-        }
-
-    def keep(self, hosts: Iterable[str], members: MemberList) -> dict[str, str]:
-        agents, failed = dict(self._agents), {}
-        written = {
-            host: agents[host][1].keep.options(concurrency_group=_FIRST).remote(members) if host in agents else None
-            for host in hosts
-        }  # fmt: skip
-        if asked := [ref for ref in written.values() if ref is not None]:
-            ray.wait(asked, num_returns=len(asked), timeout=WRITE_S)
-        for host, ref in written.items():
+    def up(self) -> None:
+        """Have a director of this version and configuration. Raises LauncherError."""
+        spec, deadline = spec_of(self._config), time.monotonic() + START_S
+        while True:
+            ray.remote(DirectorActor).options(
+                name=DIRECTOR, namespace=self._namespace, get_if_exists=True, lifetime="detached",
+                num_cpus=0, resources={RESOURCE: 0.1}, max_restarts=-1, max_concurrency=16,
+            ).remote(self._config, spec)  # fmt: skip
             try:
-                if ref is None:
-                    failed[host] = "its agent has ended"
-                else:
-                    ray.get(ref, timeout=0)
-            except RayError as error:
-                failed[host] = _why(error)
-        return failed
+                if self.view().spec == spec:
+                    return
+                self.end(DIRECTOR)
+            except LauncherError as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not isinstance(error, UnreachableError):  # of a version that cannot answer
+                    self.end(DIRECTOR)
+            time.sleep(0.2)
 
-    def _agent(self, node: Node) -> Any:
-        known = self._agents.get(node.host)
-        if known is None or known[0] != node.id:
-            if known is not None:  # of a node that is gone: its name is needed
-                ray.kill(known[1])
-            agent = ray.remote(concurrency_groups={_FIRST: 1})(Agent).options(
-                name=AGENT + node.host, namespace=namespace(self._config), get_if_exists=True, lifetime="detached",
-                num_cpus=0, resources={RESOURCE: 0.6},  # a second one has no room
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-                max_restarts=-1, max_concurrency=8,
-            ).remote(self._config, self._spec, node)  # fmt: skip
-            known = self._agents[node.host] = (node.id, agent)
-        return known[1]
+    def down(self) -> list[str]:
+        """Remove director and agents: the names of those that were there."""
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        names = [str(actor["name"]) for actor in actors if actor["namespace"] == self._namespace]
+        names.sort(key=lambda name: name != DIRECTOR)
+        for name in names:
+            self.end(name)
+        return names
 
-    def _report(self, node: Node, ref: Any) -> Report:
+    def end(self, name: str) -> None:
+        """Remove the actor of this name, if there is one."""
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, self._namespace))
+
+    def call(self, name: str, method: str, *given: Any, timeout_s: float = 0.0) -> Any:
+        return self.answer(name, method, *given, within_s=timeout_s + CALL_S)
+
+    def answer(self, name: str, method: str, *given: Any, within_s: float, group: str | None = None) -> Any:
+        """As `call`. `group`: of the actor's threads."""
         try:
-            report: Report = ray.get(ref, timeout=0)
+            actor = ray.get_actor(name, self._namespace)
+            asked = getattr(actor, method).options(concurrency_group=group).remote(*given)
+            return ray.get(asked, timeout=within_s)
         except GetTimeoutError:
-            return Report(
-                problem="its agent has not answered yet",
-                remedy=f"wait, or see `ray status` on {node.host}: another actor may use its resource {RESOURCE}",
-            )
+            why, remedy = f"no answer within {within_s:g} s", "numa-launcher fleet status"
+        except RayTaskError as error:
+            if isinstance(error.cause, LauncherError):
+                raise error.cause from None
+            raise LauncherError(
+                f"cannot ask the {name}: {_why(error)}", "see Ray's logs on the host"
+            ) from None
         except RayError as error:
-            agent = self._agents.pop(node.host)[1]
-            failed = Report(
-                problem=f"cannot run its agent: {_why(error)}", remedy="see Ray's logs on the host"
+            why, remedy = _why(error), "numa-launcher fleet status"
+        except ValueError:  # after RayTaskError: an actor's own ValueError is both
+            why, remedy = "there is none", "start it: numa-launcher fleet up"
+        raise UnreachableError(f"cannot reach the {name}: {why}", remedy)
+
+
+class RayCluster(RayHosts):
+    """Nodes and agents, for the director."""
+
+    def __init__(self, config: FleetConfig, spec: str) -> None:
+        super().__init__(config)
+        self._spec = spec
+        self._made: dict[str, tuple[str, float]] = {}
+        """By host: the node that an agent was made on, and when."""
+
+    def report(self, node: Node) -> Report:
+        name, (made_on, at) = AGENT + node.host, self._made.get(node.host, ("", 0.0))
+        try:
+            found: Report = self.answer(name, "report", within_s=ANSWER_S, group=_FIRST)
+        except LauncherError as error:
+            if made_on != node.id or time.monotonic() > at + AGAIN_S:
+                # Of a node that is gone, or of another version; one that only does not answer may do so again.
+                if made_on not in {"", node.id} or not isinstance(error, UnreachableError):
+                    self.end(name)
+                self._make(node)
+            return Report(
+                problem=error.message, remedy=f"wait, or see `ray status` and Ray's logs on {node.host}"
             )
-            if isinstance(error, RayTaskError):  # of another version, perhaps
-                ray.kill(agent)
-            if isinstance(error, RayTaskError) or "init" in str(error):
-                self._failed[node.host] = (time.monotonic() + AGAIN_S, failed)
-            return failed
-        if (report.node, report.spec) != (node.id, self._spec):
-            ray.kill(self._agents.pop(node.host)[1])
-            return Report(problem="its agent is being replaced", remedy="wait")
-        return report
+        if (found.node, found.spec) == (node.id, self._spec):
+            return found
+        self.end(name)
+        self._make(node)
+        return Report(problem="its agent is being replaced", remedy="wait")
 
+    def keep(self, host: str, members: MemberList) -> None:
+        self.answer(AGENT + host, "keep", members, within_s=WRITE_S, group=_FIRST)
 
-def _why(error: RayError) -> str:
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, LauncherError):
-        return cause.message
-    return next(
-        (line for line in reversed(str(cause).splitlines()) if line.strip()), type(cause).__name__
-    ).strip()
+    def _make(self, node: Node) -> None:
+        self._made[node.host] = (node.id, time.monotonic())
+        ray.remote(concurrency_groups={_FIRST: 1})(Agent).options(
+            name=AGENT + node.host, namespace=self._namespace, get_if_exists=True, lifetime="detached",
+            num_cpus=0, resources={RESOURCE: 0.6},  # a second one has no room
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            max_restarts=-1, max_concurrency=8,
+        ).remote(self._config, self._spec, node)  # fmt: skip
 
 
 class DirectorActor(Director):
     """The director in Ray: its turns begin again whenever Ray starts it again."""
 
     def __init__(self, config: FleetConfig, spec: str) -> None:
-        super().__init__(RayCluster(config, spec), spec)
-        for work in (self.run, lambda: self._exchange(RayHosts(config))):
-            threading.Thread(target=work, daemon=True).start()
+        hosts, known = RayCluster(config, spec), budgets.Known()
+        super().__init__(hosts, spec)
 
-    @staticmethod
-    def _exchange(hosts: RayHosts) -> None:
-        """What keys spent elsewhere, and the keys themselves: hosts that miss one exchange get the next."""
-        known: budgets.Known = {}
-        while True:
-            time.sleep(budgets.INTERVAL_S)
-            try:
-                budgets.exchange(hosts, known)
-                keys.spread(hosts)
-            except Exception:
-                logging.getLogger(__name__).exception("fleet: the exchange of keys and budgets failed")
+        def exchange() -> None:
+            """What keys spent elsewhere, and the keys themselves: hosts that miss one exchange get the next."""
+            budgets.exchange(hosts, known)
+            keys.spread(hosts)
 
-
-class RayHosts:
-    """launcher.fleet.hosts.Hosts by Ray, and what `fleet up` and `fleet down` do."""
-
-    def __init__(self, config: FleetConfig) -> None:
-        self._config = config
-
-    def members(self) -> Sequence[Member]:
-        return self.view().members.members
-
-    def ask(self, host: str, method: str, path: str, body: bytes = b"", timeout_s: float = TIMEOUT_S) -> Any:
-        return self._agent(host, "ask", method, path, body, timeout_s, timeout_s=timeout_s)
-
-    def run(self, host: str, words: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        found: tuple[int, str] = self._agent(host, "run", list(words), timeout_s, timeout_s=timeout_s)
-        return found
-
-    def hold(self, host: str, *, draining: bool) -> None:
-        self._call(DIRECTOR, "hold", host, draining)
-
-    def forget(self, host: str) -> None:
-        self._call(DIRECTOR, "forget", host)
-
-    def ingress(self, host: str) -> dict[str, Any]:
-        """What the ingress process on a host knows; {} without one."""
-        return dict(self._agent(host, "ingress"))
-
-    def key_stamp(self, host: str) -> str:
-        return str(self._agent(host, "key_stamp"))
-
-    def key_file(self, host: str, text: str | None = None) -> str:
-        return str(self._agent(host, "key_file", text))
-
-    def view(self) -> View:
-        found: View = self._call(DIRECTOR, "view")
-        return found
-
-    def nodes(self) -> list[Node]:
-        return RayCluster(self._config, "").nodes()
-
-    def up(self) -> None:
-        """Have a director of this version and configuration. Raises LauncherError."""
-        spec, deadline = spec_of(self._config), time.monotonic() + START_S
-        while True:
-            director = ray.remote(DirectorActor).options(
-                name=DIRECTOR, namespace=namespace(self._config), get_if_exists=True, lifetime="detached",
-                num_cpus=0, resources={RESOURCE: 0.1}, max_restarts=-1, max_concurrency=16,
-            ).remote(self._config, spec)  # fmt: skip
-            try:
-                if self.view().spec == spec:
-                    return
-                ray.kill(director)
-            except UnreachableError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-
-    def down(self) -> list[str]:
-        """Remove director and agents: the names of those that were there."""
-        names = [
-            str(actor["name"]) for actor in ray.util.list_named_actors(all_namespaces=True)
-            if actor["namespace"] == namespace(self._config)
-        ]  # fmt: skip
-        for name in sorted(names, key=lambda name: name != DIRECTOR):
-            try:
-                ray.kill(ray.get_actor(name, namespace(self._config)))
-            except ValueError:
-                continue  # it ended by itself
-        return names
-
-    def _agent(self, host: str, method: str, *given: Any, timeout_s: float = 0.0) -> Any:
-        return self._call(AGENT + host, method, *given, timeout_s=timeout_s)
-
-    def _call(self, name: str, method: str, *given: Any, timeout_s: float = 0.0) -> Any:
-        who = (
-            name.removeprefix("numa-").replace("agent-", "the agent of ").replace("director", "the director")
-        )
-        try:
-            actor = ray.get_actor(name, namespace(self._config))
-            return ray.get(getattr(actor, method).remote(*given), timeout=timeout_s + CALL_S)
-        except RayError as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            if isinstance(cause, LauncherError):
-                raise cause from None
-            raise UnreachableError(
-                f"cannot reach {who}: {_why(error)}", "numa-launcher fleet status"
-            ) from None
-        except ValueError:  # after RayError: an actor's own ValueError is both
-            raise UnreachableError(
-                f"cannot reach {who}: there is none", "start it: numa-launcher fleet up"
-            ) from None
+        for work, pause_s in ((self.turn, TURN_S), (exchange, budgets.INTERVAL_S)):
+            threading.Thread(target=repeated, args=(work, pause_s), daemon=True).start()
 
 
 def connect(config: FleetConfig, own: str) -> RayHosts:
@@ -269,8 +195,7 @@ def connect(config: FleetConfig, own: str) -> RayHosts:
     try:
         ray.init(
             address=config.ray, _node_ip_address=own, namespace=namespace(config), log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
+            configure_logging=False, logging_level=logging.ERROR,
         )  # fmt: skip
     except (ConnectionError, RuntimeError, OSError) as error:
         raise UnreachableError(

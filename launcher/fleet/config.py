@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
-from launcher.errors import LauncherError, reason
+from launcher.config.explain import explain
+from launcher.config.load import read_tree
+from launcher.errors import LauncherError
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
 DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
 INGRESS_SOCKET: Final = "ingress.sock"
 
+Address = Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]+$", examples=["10.0.0.1"])]
+Listen = Annotated[str, msgspec.Meta(pattern=r"^\S*:\d{1,5}$", examples=["0.0.0.0:8000"])]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65533)]
+Command = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+"""Program and arguments: no shell reads them."""
+
 
 class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hosts that take requests of clients, and how."""
 
-    hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=2)]
+    hosts: Annotated[
+        tuple[Address, ...], msgspec.Meta(min_length=1, max_length=2, examples=[["10.0.0.1", "10.0.0.2"]])
+    ]
     """Addresses of the ingress hosts for one another. The first one's picker decides, the other's stands by."""
-    listen: str = "0.0.0.0:8000"
-    picker_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8010
-    """TCP port of the pickers; the next one (UDP) takes the ends of requests. For the ingress hosts only."""
+    listen: Listen = "0.0.0.0:8000"
+    picker_port: Port = 8010
+    """TCP port of the pickers; the next one (UDP) takes the ends of requests, the one after it serves HAProxy's figures on
+    the loopback. For the ingress hosts only."""
     tls_cert: str | None = None
     """PEM file with certificate and key for clients."""
     picker_cert: str | None = None
@@ -31,12 +41,8 @@ class Ingress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     read_group: str | None = None
     """System group whose members may read the status of this host's ingress, as the dashboard does; None: its own user
     and root."""
-    start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
-        "systemctl",
-        "start",
-        "numa-launcher-ingress",
-    )
-    """What `fleet up` runs on an ingress host that does not answer, without a shell."""
+    start: Command = ("systemctl", "start", "numa-launcher-ingress")
+    """What `fleet up` runs on an ingress host that does not answer."""
 
 
 class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,14 +54,10 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The daemon's control socket on each host."""
     keys: str = "/etc/numa-launcher/api-keys"
     """The API keys file on each host: [proxy] api_keys_file of its daemon."""
-    start: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("systemctl", "start", "numa-launcher")
-    """What `fleet up` runs on a host whose daemon does not answer, without a shell."""
-    upgrade: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = (
-        "systemctl",
-        "restart",
-        "numa-launcher",
-    )
-    """What `fleet upgrade` runs on a host, without a shell."""
+    start: Command = ("systemctl", "start", "numa-launcher")
+    """What `fleet up` runs on a host whose daemon does not answer."""
+    upgrade: Command = ("systemctl", "restart", "numa-launcher")
+    """What `fleet upgrade` runs on a host."""
     ca: str | None = None
     """PEM file with the authority that signed the daemons' certificates; None: the daemons speak plain HTTP."""
     dashboard: Annotated[str, msgspec.Meta(pattern="^https?://")] | None = None
@@ -94,13 +96,14 @@ def endpoints(config: FleetConfig) -> tuple[str, ...]:
 
 def load_fleet(path: Path) -> FleetConfig:
     """Raises LauncherError."""
+    tree = read_tree(path)
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), FleetConfig)
-    except OSError as error:
+        config = msgspec.convert(tree, FleetConfig, strict=True)
+    except msgspec.ValidationError as error:
+        raise explain(str(error), tree, str(path), {}, FleetConfig) from None
+    if config.ingress.picker_cert and not config.hosts.ca:
         raise LauncherError(
-            f"cannot read {path}: {reason(error)}", "give the configuration of the fleet with -c"
-        ) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise LauncherError(
-            f"cannot use {path}: {error}", "correct the file; docs/fleet.md describes it"
-        ) from None
+            f"cannot use {path}: ingress.picker_cert is there and hosts.ca is not",
+            "set hosts.ca to the authority that signed picker_cert and the daemons' certificates",
+        )
+    return config

@@ -2,64 +2,71 @@
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from multiprocessing.pool import ThreadPool
+from typing import Any, Final, TypeVar
 
-from launcher.control.client import TIMEOUT_S, ControlClient
+from launcher.control.client import TIMEOUT_S
 from launcher.errors import LauncherError
-from launcher.fleet.members import Member
+from launcher.fleet.members import Member, View
 
+DIRECTOR: Final = "director"
+AGENT: Final = "agent of "
+"""Before the host's name: the name of its agent."""
 T = TypeVar("T")
 
 
-class Hosts(Protocol):
-    """By the agents of the hosts. Every method blocks and raises LauncherError; UnreachableError where agent or daemon
-    does not answer."""
+class Hosts(ABC):
+    """By director and agents. Every method blocks and raises LauncherError; UnreachableError where who is asked, or the
+    daemon, does not answer."""
+
+    @abstractmethod
+    def call(self, name: str, method: str, *given: Any, timeout_s: float = 0.0) -> Any:
+        """What the actor's method returns. `timeout_s`: how long the method itself may take."""
+
+    def view(self) -> View:
+        found: View = self.call(DIRECTOR, "view")
+        return found
 
     def members(self) -> Sequence[Member]:
         """All hosts, by name."""
-
-    def ask(self, host: str, method: str, path: str, body: bytes = b"", timeout_s: float = TIMEOUT_S) -> Any:
-        """What the host's daemon answers on its control socket. `path` is below /v1."""
-
-    def run(self, host: str, words: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """Exit code and last output of a command on the host. It goes on when the caller is interrupted."""
+        return self.view().members.members
 
     def hold(self, host: str, *, draining: bool) -> None:
         """Begin or end sending no new requests to the host; returns when the ingress hosts know."""
+        self.call(DIRECTOR, "hold", host, draining)
+
+    def ask(self, host: str, method: str, path: str, body: bytes = b"", timeout_s: float = TIMEOUT_S) -> Any:
+        """What the host's daemon answers on its control socket. `path` is below /v1."""
+        return self.call(AGENT + host, "ask", method, path, body, timeout_s, timeout_s=timeout_s)
+
+    def run(self, host: str, words: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        """Exit code and last output of a command on the host. It goes on when the caller is interrupted."""
+        found: tuple[int, str] = self.call(AGENT + host, "run", [*words], timeout_s, timeout_s=timeout_s)
+        return found
 
     def key_stamp(self, host: str) -> str:
-        """launcher.fleet.keys.stamp_of the host's API keys file."""
+        """launcher.proxy.auth.key_version.stamp_of the host's API keys file."""
+        return str(self.call(AGENT + host, "key_stamp"))
 
     def key_file(self, host: str, text: str | None = None) -> str:
-        """launcher.fleet.keys.stored of the host's API keys file."""
-
-
-def ask_socket(socket: str, method: str, path: str, body: bytes = b"", timeout_s: float = TIMEOUT_S) -> Any:
-    """What an agent answers to `ask`."""
-    client = ControlClient(socket, exact=True)
-    return client.get(path, timeout_s) if method == "GET" else client.post(path, timeout_s, body)
+        """launcher.proxy.auth.key_version.stored of the host's API keys file."""
+        return str(self.call(AGENT + host, "key_file", text))
 
 
 def each(names: Iterable[str], work: Callable[[str], T]) -> tuple[dict[str, T], dict[str, LauncherError]]:
-    """`work` for all hosts at once: results, and why there is none, by host in the order of `names`. The threads end with
-    the process: an interrupt does not wait for hosts that hang."""
-    names = tuple(names)
-    done: dict[str, T] = {}
-    failed: dict[str, LauncherError] = {}
+    """`work` for all hosts at once: results, and why there is none, by host in the order of `names`. The pool's threads end
+    with the process: an interrupt does not wait for hosts that hang."""
 
-    def one(name: str) -> None:
+    def one(name: str) -> T | LauncherError:
         try:
-            done[name] = work(name)
+            return work(name)
         except LauncherError as error:
-            failed[name] = error
+            return error
 
-    threads = [threading.Thread(target=one, args=(name,), daemon=True, name=f"ask {name}") for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {name: done[name] for name in names if name in done}, {
-        name: failed[name] for name in names if name in failed
-    }
+    names = tuple(names)
+    with ThreadPool(len(names) or 1) as pool:
+        found = dict(zip(names, pool.map(one, names, chunksize=1), strict=True))
+    done = {name: its for name, its in found.items() if not isinstance(its, LauncherError)}
+    return done, {name: its for name, its in found.items() if isinstance(its, LauncherError)}

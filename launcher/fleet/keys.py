@@ -1,73 +1,21 @@
-"""One API keys file for all hosts. The fleet's file begins with the line `# fleet VERSION`; the highest version is the
-fleet's, whichever hosts have it, so that no host is needed to keep it."""
+"""One API keys file for all hosts."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
-
-from launcher.errors import LauncherError, RefusedError
+from launcher.errors import LauncherError
 from launcher.fleet.hosts import Hosts, each
-from launcher.proxy.auth import key_record, key_store
-
-_HEAD: Final = re.compile(r"# fleet (\d{1,15})\n")
-NONE: Final = "0 -"
-"""The stamp of a host without a keys file."""
-
-
-def stamp(text: str) -> str:
-    """Version and SHA-256 of a file; version 0: it is not the fleet's."""
-    head = _HEAD.match(text)
-    return f"{head[1] if head else 0} {hashlib.sha256(text.encode()).hexdigest()}" if text else NONE
-
-
-def version(stamp: str) -> int:
-    return int(stamp.partition(" ")[0])
-
-
-def stamped(text: str, version: int) -> str:
-    return f"# fleet {version}\n{_HEAD.sub('', text, count=1)}"
-
-
-def newest(stamps: Mapping[str, str]) -> str | None:
-    """The host whose file is the fleet's; None: no host has such a file."""
-    host = max(stamps, key=lambda host: (version(stamps[host]), stamps[host]), default=None)
-    return host if host is not None and version(stamps[host]) else None
-
-
-def stamp_of(path: str) -> str:
-    """Raises LauncherError."""
-    return stamp(key_store.text(path)) if Path(path).exists() else NONE
-
-
-def stored(path: str, text: str | None = None) -> str:
-    """The file at `path`, after `text` has replaced it. Raises LauncherError; RefusedError if the file there is newer."""
-    if text is None:
-        return key_store.text(path) if Path(path).exists() else ""
-    key_record.parse(text, "the fleet's API keys")
-
-    def change(old: str) -> str:
-        if old != text and version(stamp(old)) >= version(stamp(text)):
-            raise RefusedError(
-                "cannot store API keys: they were changed meanwhile", "start the command again"
-            )
-        return text
-
-    return key_store.rewrite(path, change)
+from launcher.proxy.auth import key_version
 
 
 def spread(hosts: Hosts) -> dict[str, LauncherError]:
     """Hand the fleet's file to the hosts that lack it, such as one that was away. Returns the hosts that have it not."""
     stamps, failed = each([member.host for member in hosts.members()], hosts.key_stamp)
-    source = newest(stamps)
+    source = key_version.newest(stamps)
     behind = [host for host in stamps if source is not None and stamps[host] != stamps[source]]
     if source is None or not behind:
         return failed
-    text, number = hosts.key_file(source), version(stamps[source])
-    if any(version(stamps[host]) == number for host in behind):
+    text, number = hosts.key_file(source), key_version.version(stamps[source])
+    if any(key_version.version(stamps[host]) == number for host in behind):
         # Changed on both sides of a partition: one of the two is taken everywhere.
-        text, behind = stamped(text, number + 1), list(stamps)
+        text, behind = key_version.stamped(text, number + 1), list(stamps)
     return failed | each(behind, lambda host: hosts.key_file(host, text))[1]

@@ -1,4 +1,5 @@
-"""The hosts of a fleet. The list is made by one director and kept by every ingress host: it outlives Ray."""
+"""The hosts of a fleet, and what is known of them. The list is made by one director and kept by every ingress host: it
+outlives Ray."""
 
 from __future__ import annotations
 
@@ -29,8 +30,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """host:port of its daemon's TCP listener."""
     state: MemberState = MemberState.READY
-    node: str = ""
-    """Ray's id of the node that its agent runs on."""
 
 
 class MemberList(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +42,45 @@ class MemberList(msgspec.Struct, frozen=True, kw_only=True):
 
     def newer_than(self, other: MemberList) -> bool:
         return (self.epoch, self.version) > (other.epoch, other.version)
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A live Ray node with the resource `numa_host`."""
+
+    id: str
+    host: str
+    """`ray start --node-name`, by default its address."""
+    address: str
+    names: frozenset[str]
+    """All that [ingress] hosts may call it: name, address, the system's host name."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says, or why there is none."""
+
+    node: str = ""
+    """Ray's id of its node; empty: the agent did not answer."""
+    spec: str = ""
+    """Version and configuration that it was made with."""
+    address: str = ""
+    """host:port of the daemon; empty while `problem` says why there is none."""
+    absent: bool = False
+    """No daemon answers on the host."""
+    problem: str = ""
+    remedy: str = ""
+    kept: MemberList | None = None
+    """The list in the file of an ingress host; None on other hosts."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What the director knows."""
+
+    spec: str
+    members: MemberList
+    reports: dict[str, Report]
+    heard: dict[str, float]
+    """When each host's agent last answered, or this director first heard of it; seconds since 1970."""
+    error: str
 
 
 def read_members(path: Path) -> MemberList:

@@ -1,9 +1,10 @@
-"""What API keys spent of their budgets on the other hosts of a fleet, as the control socket is told. Pure."""
+"""What API keys spent of their budgets on the other hosts of a fleet: sums, and what the control socket is told. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Protocol
 
 import msgspec
 
@@ -63,6 +64,27 @@ def amounts(report: Report, held: Mapping[str, Held]) -> tuple[dict[str, int], l
         else:
             found[said.key] = _amount(said, is_money=budget.is_money)
     return found, ignored
+
+
+def sums(known: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Report]:
+    """For each host what the keys spent on the others. `known`: `budgets` of GET /v1/budgets by host."""
+    own: dict[str, dict[tuple[str, str, str], Decimal]] = {}
+    total: dict[tuple[str, str, str], Decimal] = {}
+    for host, states in known.items():
+        here = own[host] = {}
+        for state in states:
+            if (spent := state.get("spent_here")) is not None:
+                name = state["key"], state["budget"], state["begins"]
+                here[name] = Decimal(spent)
+                total[name] = total.get(name, Decimal(0)) + here[name]
+    return {
+        host: Report(tuple(_spent(name, spent - here.get(name, 0)) for name, spent in sorted(total.items())))
+        for host, here in own.items()
+    }
+
+
+def _spent(name: tuple[str, str, str], amount: Decimal) -> SpentElsewhere:
+    return SpentElsewhere(*name, int(amount) if "tokens" in name[1] else f"{amount:f}")
 
 
 def _amount(said: SpentElsewhere, *, is_money: bool) -> int:

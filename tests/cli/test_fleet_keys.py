@@ -13,7 +13,7 @@ from local_hosts import LocalHosts
 from launcher.errors import LauncherError
 from launcher.fleet import keys
 from launcher.fleet.config import FleetConfig, Ingress
-from launcher.proxy.auth import key_record, key_store
+from launcher.proxy.auth import key_record, key_store, key_version
 
 NAMES = ("h1", "h2", "h3")
 CONFIG = FleetConfig(ingress=Ingress(hosts=("10.0.0.1",)))
@@ -62,7 +62,7 @@ def test_changes_reach_all_hosts(hosts: LocalHosts, capsys: pytest.CaptureFixtur
     found = {record["name"]: record for record in json.loads(capsys.readouterr().out)}
     assert found["ann"]["budget"] == "5M-tokens/day"
     assert found["bob"]["revoked"]
-    assert keys.version(hosts.key_stamp("h3")) == 4
+    assert key_version.version(hosts.key_stamp("h3")) == 4
 
 
 def test_what_remains_of_a_budget_is_that_of_all_hosts(

@@ -14,8 +14,7 @@ import pytest
 from launcher.cli.fleet_status import Screen, gather, lines, stragglers, well
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Ingress
-from launcher.fleet.director import Report, View
-from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, write_members
+from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, Report, View, write_members
 from launcher.ingress.loads import HostLoad, InstanceLoad
 
 

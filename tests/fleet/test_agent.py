@@ -14,8 +14,7 @@ from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError
 from launcher.fleet.agent import OUTPUT, Agent, tcp_address
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
-from launcher.fleet.director import Node
-from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
+from launcher.fleet.members import MEMBERS, Member, MemberList, Node, read_members
 
 NODE = Node(id="n1", host="h1", address="10.0.0.1", names=frozenset({"h1", "10.0.0.1"}))
 LIST = MemberList(epoch=2, version=3, members=(Member(host="h1", address="10.0.0.1:8000"),))
@@ -99,6 +98,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "install -d" in found.remedy
 
 
+def test_a_daemon_counts_where_the_list_cannot_be_written(tmp_path: Path) -> None:
+    """The other ingress host sends requests to it."""
+    (tmp_path / "fleet").write_text("")
+    with Backstage(str(tmp_path / "c.sock"), FakeOperations(endpoint="http://0.0.0.0:8000")):
+        found = agent(tmp_path).report()
+    assert found.address == "10.0.0.1:8000"
+    assert found.problem.startswith("cannot write ")
+
+
 def test_a_host_without_a_daemon_is_reported(tmp_path: Path) -> None:
     found = agent(tmp_path).report()
     assert (found.absent, found.address, found.node) == (True, "", "n1")
@@ -148,7 +156,7 @@ def test_a_command_gives_its_code_and_the_end_of_its_output(tmp_path: Path) -> N
     assert (code, text) == (0, "x" * OUTPUT)
     with pytest.raises(LauncherError, match="cannot run 'no-such-program'"):
         agent(tmp_path).run(["no-such-program"], 60)
-    with pytest.raises(LauncherError, match="cannot wait longer for 'sleep'"):
+    with pytest.raises(LauncherError, match=r"cannot run .sleep.: no end within 0\.05 s"):
         agent(tmp_path).run(["sleep", "60"], 0.05)
 
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from launcher.control.client import UnreachableError
-from launcher.fleet.budgets import INTERVAL_S, elsewhere, exchange
+from launcher.fleet.budgets import INTERVAL_S, exchange
 from launcher.fleet.members import Member
 from launcher.usage.budget_rules import Rules
 from launcher.usage.budgets import Budgets, NoSums, Past, Reservation
+from launcher.usage.elsewhere import SpentElsewhere, sums
 from launcher.usage.entry import Entry
 from launcher.usage.spending import Spent
 
@@ -28,28 +29,28 @@ def state(key: str, spent: int | str | None, budget: str = BUDGET, begins: str =
 
 def test_what_the_other_hosts_spent() -> None:
     known = {"h1": [state("ann", 10), state("bob", 1)], "h2": [state("ann", 200)], "h3": [state("ann", 3000)]}
-    found = elsewhere(known)
-    assert found["h1"][0] == {"key": "ann", "budget": BUDGET, "begins": BEGINS, "amount": 3200}
-    assert [(each["key"], each["amount"]) for each in found["h1"]] == [("ann", 3200), ("bob", 0)]
-    assert [(each["key"], each["amount"]) for each in found["h2"]] == [("ann", 3010), ("bob", 1)]
+    found = {host: report.spent for host, report in sums(known).items()}
+    assert found["h1"][0] == SpentElsewhere("ann", BUDGET, BEGINS, 3200)
+    assert [(each.key, each.amount) for each in found["h1"]] == [("ann", 3200), ("bob", 0)]
+    assert [(each.key, each.amount) for each in found["h2"]] == [("ann", 3010), ("bob", 1)]
 
 
 def test_money_is_summed_exactly() -> None:
     budget = "50-usd/week"
     known = {f"h{number}": [state("ann", "0.000000000001", budget)] for number in range(1, 5)}
-    assert elsewhere(known)["h1"][0]["amount"] == "0.000000000003"
+    assert sums(known)["h1"].spent[0].amount == "0.000000000003"
 
 
 @pytest.mark.parametrize(
     "other", [state("ann", 5, begins="2026-10-01T00:00:00+00:00"), state("ann", 5, budget="7-tokens/day")]
 )
 def test_other_periods_and_budgets_are_sums_of_their_own(other: dict[str, Any]) -> None:
-    found = elsewhere({"h1": [], "h2": [state("ann", 1)], "h3": [other]})["h1"]
-    assert sorted(each["amount"] for each in found) == [1, 5]
+    found = sums({"h1": [], "h2": [state("ann", 1)], "h3": [other]})["h1"].spent
+    assert sorted(each.amount for each in found) == [1, 5]
 
 
 def test_what_a_host_does_not_know_counts_nothing() -> None:
-    assert elsewhere({"h1": [], "h2": [state("ann", None)]})["h1"] == []
+    assert sums({"h1": [], "h2": [state("ann", None)]})["h1"].spent == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,7 +64,7 @@ def test_a_key_exceeds_its_budget_by_at_most_one_interval(seed: int) -> None:
     for tick in range(5_000):
         if tick % round(10 * INTERVAL_S) == phase:
             known = {host: [state("ann", own[host])] for host in hosts}
-            told = {host: sum(each["amount"] for each in elsewhere(known)[host]) for host in hosts}
+            told = {host: sum(each.amount for each in sums(known)[host].spent) for host in hosts}
             most, since_exchange = max(most, since_exchange), 0
         for host in hosts:
             if own[host] + told[host] < limit:

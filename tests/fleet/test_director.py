@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from launcher.errors import LauncherError, NotFoundError, RefusedError
-from launcher.fleet.director import LOST_S, Director, Node, Report, next_list
-from launcher.fleet.members import Member, MemberList, MemberState
+from launcher.fleet.director import LOST_S, Director, next_list
+from launcher.fleet.members import Member, MemberList, MemberState, Node, Report
 
 READY, DRAINING, LOST = MemberState.READY, MemberState.DRAINING, MemberState.LOST
 
 
-def member(host: str, state: MemberState = READY, node: str = "n") -> Member:
-    return Member(host=host, address=f"{host}:1", state=state, node=node)
+def member(host: str, state: MemberState = READY) -> Member:
+    return Member(host=host, address=f"{host}:1", state=state)
 
 
 def listed(*members: Member, epoch: int = 5, version: int = 1) -> MemberList:
@@ -62,9 +62,10 @@ def test_a_host_keeps_its_address_while_its_daemon_is_away() -> None:
     assert next_list(listed(member("a")), {"a": report("a", address="")}, set()) == listed(member("a"))
 
 
-def test_a_new_address_and_a_new_node_are_a_new_version() -> None:
+def test_a_new_address_is_a_new_version_and_a_new_node_is_none() -> None:
     found = next_list(listed(member("a")), {"a": Report(node="n2", address="other:1")}, set())
-    assert found == listed(Member(host="a", address="other:1", node="n2"), version=2)
+    assert found == listed(Member(host="a", address="other:1"), version=2)
+    assert next_list(found, {"a": Report(node="n3", address="other:1")}, set()) is found
 
 
 def test_a_new_director_takes_the_hosts_of_an_ingress_hosts_file() -> None:
@@ -109,21 +110,15 @@ class FakeCluster:
     def nodes(self) -> Sequence[Node]:
         return [Node(id="n", host=host, address=host, names=frozenset({host})) for host in self.hosts]
 
-    def reports(self, nodes: Sequence[Node]) -> Mapping[str, Report]:
-        return {
-            node.host: report(node.host, kept=self.files.get(node.host))
-            if self.hosts[node.host]
-            else Report()
-            for node in nodes
-        }
+    def report(self, node: Node) -> Report:
+        return report(node.host, kept=self.files.get(node.host)) if self.hosts[node.host] else Report()
 
-    def keep(self, hosts: Iterable[str], members: MemberList) -> Mapping[str, str]:
-        wanted = set(hosts)
-        for host in wanted - self.unwritable:
-            self.written += 1
-            if members.newer_than(self.files[host]):
-                self.files[host] = members
-        return dict.fromkeys(wanted & self.unwritable, "disk full")
+    def keep(self, host: str, members: MemberList) -> None:
+        if host in self.unwritable:
+            raise LauncherError("disk full", "free space")
+        self.written += 1
+        if members.newer_than(self.files[host]):
+            self.files[host] = members
 
 
 class Clock:
@@ -231,5 +226,5 @@ def test_of_two_directors_the_newer_ones_list_stays() -> None:
     clock.now += 10
     new = started(cluster, clock)
     new.hold("b", True)
-    cluster.keep(["a"], old.view().members)
+    cluster.keep("a", old.view().members)
     assert cluster.files["a"] == new.view().members

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
-from fake_operations import Backstage, FakeOperations
 
-from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError
-from launcher.fleet.hosts import ask_socket, each
+from launcher.fleet.hosts import each
 
 
 def test_results_and_errors_by_host_in_order() -> None:
@@ -30,10 +31,21 @@ def test_all_are_asked_at_once() -> None:
     assert not failed
 
 
-def test_an_agent_answers_what_its_daemon_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = str(tmp_path_factory.mktemp("s") / "c.sock")
-    with Backstage(path, FakeOperations()):
-        assert ask_socket(path, "GET", "/status")["ready"] == 2
-        assert ask_socket(path, "POST", "/slots/1/verify", b"{}")["verified"]["ok"]
-    with pytest.raises(UnreachableError):
-        ask_socket(path, "GET", "/status")
+def test_an_error_that_is_a_fault_of_ours_is_raised() -> None:
+    """No host is left out in silence."""
+    with pytest.raises(ZeroDivisionError):
+        each(["a", "b"], lambda host: 1 // (host == "a"))
+
+
+def test_an_interrupt_does_not_wait_for_hosts_that_hang() -> None:
+    code = (
+        "import os, signal, threading, time\n"
+        "from launcher.fleet.hosts import each\n"
+        "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "each(['a', 'b'], lambda host: time.sleep(600))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in {1, -signal.SIGINT}
+    assert "KeyboardInterrupt" in done.stderr

@@ -9,7 +9,7 @@ from local_hosts import LocalHosts
 
 from launcher.errors import LauncherError, RefusedError
 from launcher.fleet import keys
-from launcher.proxy.auth import key_record, key_store
+from launcher.proxy.auth import key_record, key_store, key_version
 
 HOSTS = dict.fromkeys(("h1", "h2", "h3"), "")
 
@@ -40,42 +40,42 @@ def names(text: str) -> list[str]:
 
 def test_a_file_is_stored_and_a_daemon_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    assert keys.stamp_of(str(path)) == keys.NONE
-    text = keys.stamped(record("ann"), 1)
-    assert keys.stored(str(path), text) == text == path.read_text()
+    assert key_version.stamp_of(str(path)) == key_version.NONE
+    text = key_version.stamped(record("ann"), 1)
+    assert key_version.stored(str(path), text) == text == path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in key_store.read(str(path))] == ["ann"]
-    assert keys.version(keys.stamp_of(str(path))) == 1
+    assert key_version.version(key_version.stamp_of(str(path))) == 1
 
 
 def test_a_changed_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(record("ann"))
     path.chmod(0o640)
-    keys.stored(str(path), keys.stamped(record("bob"), 1))
+    key_version.stored(str(path), key_version.stamped(record("bob"), 1))
     assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_damaged_file_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    keys.stored(str(path), keys.stamped(record("ann"), 1))
+    key_version.stored(str(path), key_version.stamped(record("ann"), 1))
     with pytest.raises(LauncherError):
-        keys.stored(str(path), keys.stamped("no record", 2))
+        key_version.stored(str(path), key_version.stamped("no record", 2))
     assert names(path.read_text()) == ["ann"]
 
 
 def test_of_two_changes_at_once_the_second_is_refused(tmp_path: Path) -> None:
     """Whatever the hashes of the two are."""
     path = str(tmp_path / "keys")
-    keys.stored(path, keys.stamped(record("ann"), 1))
+    key_version.stored(path, key_version.stamped(record("ann"), 1))
     for name in ("bob", "cal", "dan", "eve"):
         with pytest.raises(RefusedError):
-            keys.stored(path, keys.stamped(record(name), 1))
-    keys.stored(path, keys.stamped(record("ann"), 1))  # the same again
+            key_version.stored(path, key_version.stamped(record(name), 1))
+    key_version.stored(path, key_version.stamped(record("ann"), 1))  # the same again
 
 
 def test_a_host_that_was_away_gets_the_file(hosts: LocalHosts) -> None:
-    hosts.key_file("h1", keys.stamped(record("ann"), 1))
+    hosts.key_file("h1", key_version.stamped(record("ann"), 1))
     hosts.away = {"h3"}
     assert list(keys.spread(hosts)) == ["h3"]
     hosts.away = set()
@@ -86,22 +86,22 @@ def test_a_host_that_was_away_gets_the_file(hosts: LocalHosts) -> None:
 
 def test_a_host_with_an_older_file_does_not_bring_a_revoked_key_back(hosts: LocalHosts) -> None:
     for name in HOSTS:
-        hosts.key_file(name, keys.stamped(record("ann") + record("bob"), 1))
+        hosts.key_file(name, key_version.stamped(record("ann") + record("bob"), 1))
     hosts.away = {"h3"}
     for name in ("h1", "h2"):
-        hosts.key_file(name, keys.stamped(record("ann"), 2))
+        hosts.key_file(name, key_version.stamped(record("ann"), 2))
     hosts.away = set()
     assert not keys.spread(hosts)
     assert [names(text) for text in texts(hosts)] == [["ann"]] * 3
 
 
 def test_changes_on_both_sides_of_a_partition_end_in_one_file(hosts: LocalHosts) -> None:
-    hosts.key_file("h1", keys.stamped(record("ann"), 3))
-    hosts.key_file("h2", keys.stamped(record("bob"), 3))
+    hosts.key_file("h1", key_version.stamped(record("ann"), 3))
+    hosts.key_file("h2", key_version.stamped(record("bob"), 3))
     assert not keys.spread(hosts)
     assert len(set(texts(hosts))) == 1
     assert names(texts(hosts)[0]) in (["ann"], ["bob"])
-    assert keys.version(hosts.key_stamp("h3")) == 4
+    assert key_version.version(hosts.key_stamp("h3")) == 4
 
 
 def test_files_that_are_not_the_fleets_stay(hosts: LocalHosts, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_files_that_are_not_the_fleets_stay(hosts: LocalHosts, tmp_path: Path) -
 
 
 def test_a_local_change_is_replaced_by_the_fleets_file(hosts: LocalHosts, tmp_path: Path) -> None:
-    keys_of_fleet = keys.stamped(record("ann"), 5)
+    keys_of_fleet = key_version.stamped(record("ann"), 5)
     for name in HOSTS:
         hosts.key_file(name, keys_of_fleet)
     key_store.update(str(tmp_path / "h2.keys"), lambda _: ())

@@ -13,7 +13,7 @@ from launcher.fleet.members import Member, MemberList, MemberState, read_members
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "members.json"
     assert read_members(path) == MemberList()
-    one = Member(host="a", address="10.0.0.1:8000", state=MemberState.DRAINING, node="f00")
+    one = Member(host="a", address="10.0.0.1:8000", state=MemberState.DRAINING)
     members = MemberList(epoch=7, version=3, members=(one,))
     write_members(path, members)
     assert read_members(path) == members
