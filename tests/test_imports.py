@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "fleet": {
         "config.explain", "config.load", "control.client", "control.messages", "host.replace_file", "proxy.auth",
-        "usage.elsewhere", *LEAVES,
+        "ingress.status", "usage.elsewhere", *LEAVES,
     },
     # Of the daemon's code the ingress takes the balancer and how a request's body is read; of the fleet its lists.
     "ingress": {
@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "control.client", "control.messages", "config.schema", "config.load", "errors", "money", "sizes", "text_table",
         "printable", "redaction", "verdict",
     },
-    "cli.dashboard": {"cli", "dashboard", "errors", "fleet.config"},
+    "cli.dashboard": {"cli", "dashboard", "errors", "fleet.config", "ingress.status"},
     **{f"cli.{part}": {"cli", "fleet", "ingress", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
     **{
         f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}

@@ -9,7 +9,8 @@ from typing import Final
 
 from launcher.cli import options
 from launcher.errors import LauncherError
-from launcher.fleet.config import DEFAULT_CONFIG, endpoints, load_fleet, status_socket
+from launcher.fleet.config import DEFAULT_CONFIG, load_fleet
+from launcher.ingress.status import endpoints, status_socket
 
 DEFAULT: Final = "127.0.0.1:8430"
 # So that a wrong --socket is seen at once.

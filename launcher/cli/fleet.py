@@ -21,9 +21,9 @@ import psutil
 from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
-from launcher.fleet.agent import ingress_status
-from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, endpoints, load_fleet
+from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
 from launcher.fleet.hosts import AGENT, DIRECTOR, each
+from launcher.ingress.status import endpoints, read_status
 from launcher.printable import printable_lines
 from launcher.text_table import counted
 
@@ -231,7 +231,7 @@ def _started(hosts: RayHosts, host: str, words: tuple[str, ...]) -> str:
 
 def status(config: FleetConfig, *, as_json: bool) -> int:
     """A head that hangs or just begins may leave ray.init without an answer: then the list is this host's file."""
-    pickers = [ingress_status(Path(config.state))]
+    pickers = [read_status(config)]
     asked: list[tuple[View, list[dict[str, Any]]]] = []
     failed: list[LauncherError] = []
 

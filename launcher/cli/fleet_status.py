@@ -14,10 +14,11 @@ import msgspec
 
 from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
-from launcher.fleet.config import FleetConfig, endpoints
+from launcher.fleet.config import FleetConfig
 from launcher.fleet.hosts import each
 from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
 from launcher.ingress.loads import HostLoad
+from launcher.ingress.status import endpoints
 from launcher.text_table import table
 from launcher.verdict import Host, Level, Problem, Verdict, judge_fleet
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from launcher.control.client import ControlClient, UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import MEMBERS, MemberList, Node, Report, read_members, write_members
+from launcher.ingress.status import read_status
 from launcher.proxy.auth import key_version
 
 REPORT_S: Final = 1.5
@@ -43,16 +42,6 @@ def tcp_address(endpoint: str, own: str, *, tls: bool) -> str:
             "set [hosts] ca of fleet.toml if the daemons have certificates, and remove it if they have none",
         )
     return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
-
-
-def ingress_status(folder: Path) -> dict[str, Any]:
-    """What the ingress process on this host knows; {} without one."""
-    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(REPORT_S)
-        connection.connect(str(folder / "ingress.sock"))
-        with connection.makefile("rb") as answer:
-            return dict(json.load(answer))
-    return {}
 
 
 class Agent:
@@ -133,7 +122,7 @@ class Agent:
         return client.get(path, timeout_s) if method == "GET" else client.post(path, timeout_s, body)
 
     def ingress(self) -> dict[str, Any]:
-        return ingress_status(self._members.parent)
+        return read_status(self._config)
 
     def key_stamp(self) -> str:
         return key_version.stamp_of(self._config.hosts.keys)

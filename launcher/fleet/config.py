@@ -13,7 +13,6 @@ from launcher.errors import LauncherError
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
 DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
-INGRESS_SOCKET: Final = "ingress.sock"
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]+$", examples=["10.0.0.1"])]
 Listen = Annotated[str, msgspec.Meta(pattern=r"^\S*:\d{1,5}$", examples=["0.0.0.0:8000"])]
@@ -74,24 +73,6 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder on each host for the member list and HAProxy's files."""
     ingress: Ingress
     hosts: Hosts = Hosts()
-
-
-def status_socket(config: FleetConfig) -> Path:
-    """Where the ingress of this host shows its status: one JSON object to who connects. The folder of the member list is
-    closed to the group that may read it."""
-    shared = config.ingress.read_group is not None
-    return (
-        Path(config.hosts.control).with_name(INGRESS_SOCKET)
-        if shared
-        else Path(config.state) / INGRESS_SOCKET
-    )
-
-
-def endpoints(config: FleetConfig) -> tuple[str, ...]:
-    """What clients ask, one address per ingress host."""
-    scheme = "https" if config.ingress.tls_cert else "http"
-    port = config.ingress.listen.rpartition(":")[2]
-    return tuple(f"{scheme}://{host}:{port}" for host in config.ingress.hosts)
 
 
 def load_fleet(path: Path) -> FleetConfig:

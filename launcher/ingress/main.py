@@ -19,12 +19,13 @@ import msgspec
 
 from launcher.background import Background
 from launcher.errors import LauncherError, reason
-from launcher.fleet.config import INGRESS_SOCKET, FleetConfig, status_socket
+from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
 from launcher.ingress import haproxy
 from launcher.ingress.decisions import Decisions
 from launcher.ingress.loads import Loads
 from launcher.ingress.spop import serve
+from launcher.ingress.status import SOCKET, status_socket
 
 TURN_S: Final = 1.0  # between two looks at the member list and at HAProxy's servers
 START_S: Final = 30.0  # longest start of HAProxy
@@ -76,7 +77,7 @@ class Ingress:
                 transport, _ = await loop.create_datagram_endpoint(lambda: self._decisions, local_addr=ends)
                 stack.callback(transport.close)
                 opened += 1
-            for status in {self._folder / INGRESS_SOCKET, status_socket(self._config)}:
+            for status in {self._folder / SOCKET, status_socket(self._config)}:
                 status.unlink(missing_ok=True)
                 await stack.enter_async_context(await asyncio.start_unix_server(self._show, status))
             if ingress.read_group is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.cli import build_parser
 from launcher.errors import LauncherError
-from launcher.fleet.config import endpoints, load_fleet, status_socket
+from launcher.fleet.config import load_fleet
 
 
 def written(folder: Path, text: str) -> Path:
@@ -58,20 +58,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str, remedy: str
     assert str(path) in error.value.message
     assert why in error.value.message
     assert remedy in error.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("", "/s/ingress.sock"),
-        ("read_group = 'g'\n", "/run/numa-launcher/ingress.sock"),
-        ("read_group = 'g'\n[hosts]\ncontrol = '/c/x.sock'\n", "/c/ingress.sock"),
-    ],
-)
-def test_where_the_ingress_shows_its_status(tmp_path: Path, text: str, where: str) -> None:
-    config = load_fleet(written(tmp_path, f"state = '/s'\n[ingress]\nhosts = ['a', 'b']\n{text}"))
-    assert str(status_socket(config)) == where
-    assert endpoints(config) == ("http://a:8000", "http://b:8000")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
