@@ -2,9 +2,9 @@
 
     scripts/fleet-drill [--rows NAME,...] [--clients N] [--seed N] [--json FILE] [--keep DIR]
 
-Four hosts as namespaces of this machine, each with a real daemon; two of them with HAProxy. Needs root, haproxy and
-iproute2. One line per failure; exit status 1 if a bound is broken: an answer is whole, or left by its client, or ends in an
-honest error; a planned action fails no request.
+Four hosts as namespaces of this machine, each with a real daemon; two of them with HAProxy, two with real vLLM. Needs
+root, haproxy, iproute2 and vLLM. One line per failure; exit status 1 if a bound is broken: an answer is whole, or left by
+its client, or ends in an honest error; a planned action fails no request.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Drill:
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.args = args
-        self.fleet = Fleet(folder, args.token_s, with_ray=not args.without_ray)
-        self.load = Load(self.fleet.addresses(), args.clients, args.seed)
+        self.fleet = Fleet(
+            folder, args.token_s, with_ray=not args.without_ray, with_vllm=not args.without_vllm
+        )
 
     async def run(self, names: list[str]) -> list[dict[str, Any]]:
         began = time.monotonic()
@@ -44,6 +45,8 @@ class Drill:
         print(
             f"fleet of {len(self.fleet.hosts)} hosts started in {time.monotonic() - began:.1f} s", flush=True
         )
+        spoke = await asyncio.to_thread(self.fleet.learn)
+        self.load = Load(self.fleet.addresses(), self.args.clients, self.args.seed, self.args.token_s, spoke)
         told: list[dict[str, Any]] = []
         calm = Row("nothing fails", time.monotonic())
         async with asyncio.TaskGroup() as group:
@@ -84,6 +87,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--without-ray", action="store_true", help="leave out the failures of Ray")
+    parser.add_argument("--without-vllm", action="store_true", help="stand-ins on all hosts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to FILE")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and state in DIR")
     return parser.parse_args(argv)
@@ -109,7 +113,8 @@ def main() -> int:
     failed = sum(row[end] for row in planned for end in (End.CUT, End.TOLD, End.FAILED))
     dishonest = sum(row[End.DISHONEST] for row in told)
     total = sum(row["requests"] for row in told)
-    print(f"{total} requests; planned actions: {failed} failed; dishonest: {dishonest}")
+    real = sum(row["real"] for row in told)
+    print(f"{total} requests, {real} to vLLM; planned actions: {failed} failed; dishonest: {dishonest}")
     if args.json is not None:
         args.json.write_text(json.dumps(told, indent=1))
     return 1 if any(row["broken"] for row in told) else 0

@@ -1,20 +1,24 @@
-"""The programs of a fleet on the hosts: daemons with engines of tests/chaos, ingresses, Ray."""
+"""The programs of a fleet on the hosts: daemons with engines of tests/chaos or real vLLM, ingresses, Ray."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from fleet_hosts import real_engine
 from fleet_hosts.hosts import Host, make_network
 from launcher.control.client import ControlClient
 from launcher.errors import LauncherError
@@ -28,17 +32,18 @@ MAX_NUM_SEQS: Final = 8
 DAEMON_PORT: Final = 8001
 INGRESS_PORT: Final = 8000
 FIRST_S: Final = 0.15  # an engine's time to the first token
-SOON_S: Final = 60.0
-WELL_S: Final = 90.0
+# Generous: a real vLLM starts in 20 s, in minutes where other programs keep the cores busy.
+SOON_S: Final = 300.0
+WELL_S: Final = 180.0
 ENVIRON: Final = {
     "PYTHONPATH": f"{TESTS}:{TESTS.parent}", "PYTHONUNBUFFERED": "1",
     # The daemon's ledger is on the host's own disk.
     "STATE_DIRECTORY": "/run/disk/state",
     # Ray's head remembers nodes and actors over its restart.
-    "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": "/run/disk/gcs",
+    "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": "/run/disk/gcs", "RAY_AUTH_MODE": "token",
 }  # fmt: skip
 
-DAEMON = """
+STAND_INS = """
 [[models]]
 name = "chaos"
 path = "chaos"
@@ -50,11 +55,34 @@ kind = "command"
 command = {command}
 [engine.env]
 PYTHONPATH = "{path}"
+"""
+# vLLM 0.32 ends in SIGILL with bfloat16 without compilation, on CPUs with AMX. One core: two that wait for each other on a
+# busy machine take much longer.
+VLLM = """
+[[models]]
+name = "chaos"
+path = "{model}"
+dtype = "float32"
+max_model_len = 512
+max_num_seqs = {max_num_seqs}
+[layout]
+instances_per_socket = 1
+reserve_cores = 0
+cpus = "{cpu}"
+[engine]
+command = ["{vllm}"]
+args = ["--enforce-eager", "--middleware", "fleet_hosts.engine_header.EngineHeader"]
+cache_dir = "{cache}"
+[engine.env]
+PYTHONPATH = "{path}"
+FLEET_HOST = "{host}"
+"""
+DAEMON = """
 [proxy]
 trusted_proxies = ["10.77.0.1/32", "10.77.0.2/32"]
 first_token_timeout_s = 20
 idle_timeout_s = 20
-park_timeout_s = 30
+park_timeout_s = 120
 access_log = "errors"
 [control]
 socket = "/run/c.sock"
@@ -75,6 +103,7 @@ state = "/run/disk/fleet"
 [ingress]
 hosts = ["10.77.0.1", "10.77.0.2"]
 listen = "0.0.0.0:8000"
+{start_ingress}
 [hosts]
 most = 8
 control = "/run/c.sock"
@@ -97,21 +126,33 @@ def eventually(check: Callable[[], Any], what: str, within_s: float = SOON_S) ->
 
 
 class Fleet:
-    """Four hosts. `folder`: for logs and the hosts' disks; its path must be short, sockets are in it."""
+    """The first two hosts have an ingress, the first Ray's head, the last two real vLLM."""
 
-    def __init__(self, folder: Path, token_s: float, *, with_ray: bool) -> None:
+    def __init__(
+        self, folder: Path, token_s: float, *, with_ray: bool = True, with_vllm: bool = True, hosts: int = HOSTS,
+        start: Sequence[str] | None = None, start_ingress: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        """`folder`: for logs and the hosts' disks; its path must be short, sockets are in it. `start`, `start_ingress`: what
+        `fleet up` runs where a daemon or an ingress is missing."""
         self.folder = folder
         self.token_s = token_s
         self.with_ray = with_ray
+        self.model = folder / "tiny"
+        # Ray of all hosts, and those who ask it, find the token there.
+        self.environ = ENVIRON | {"HOME": str(folder / "home")}
+        (folder / "home" / ".ray").mkdir(parents=True)
+        (folder / "home" / ".ray" / "auth_token").write_text(secrets.token_hex(32))
         self.config = folder / "fleet.toml"
         self.config.write_text(
             FLEET.format(
                 upgrade=json.dumps(self.restart_command("daemon")),
-                start=json.dumps(self.restart_command("daemon")),
+                start=json.dumps(start or self.restart_command("daemon")),
+                start_ingress=f"start = {json.dumps(start_ingress)}" if start_ingress else "",
             )
         )
         make_network()
-        self.hosts = [Host(number, folder) for number in range(1, HOSTS + 1)]
+        self.hosts = [Host(number, folder) for number in range(1, hosts + 1)]
+        self.real = self.hosts[INGRESSES:] if with_vllm else []
 
     @property
     def ingresses(self) -> list[Host]:
@@ -123,11 +164,11 @@ class Fleet:
 
     def start(self) -> None:
         """Everything on all hosts; returns when all instances are ready."""
-        for host in self.hosts:
+        if self.real:
+            real_engine.make_model(self.model)
+        for host in reversed(self.hosts):
             host.power_on()
             self.start_daemon(host)
-        for host in self.hosts:
-            self.wait_ready(host)
         if self.with_ray:
             self.start_ray(self.hosts[0])
             eventually(lambda: self.listens(RAY_PORT), "Ray's head listens")
@@ -136,9 +177,17 @@ class Fleet:
             eventually(lambda: all(map(self.has_ray, self.hosts)), f"{HOSTS} nodes of Ray")
         for host in self.ingresses:
             self.start_ingress(host)
+        for host in self.hosts:
+            self.wait_ready(host)
         if self.with_ray:
             print(self.cli("up"), end="", flush=True)
         self.wait_known()
+
+    def learn(self) -> real_engine.Spoke:
+        """What vLLM answers; empty without it."""
+        if not self.real:
+            return {}
+        return asyncio.run(real_engine.learn(f"{self.real[0].address}:{DAEMON_PORT}"))
 
     @staticmethod
     def has_ray(host: Host) -> bool:
@@ -153,13 +202,22 @@ class Fleet:
             return True
         return False
 
-    def cli(self, *words: str, host: Host | None = None) -> str:
-        """What `numa-launcher fleet WORDS` prints on a host, the first one unless told. Raises RuntimeError."""
+    def cli(self, *words: str) -> str:
+        """What `numa-launcher fleet WORDS` prints on the first host. Raises RuntimeError where it fails."""
+        code, said = self.run(self.hosts[0], *words)
+        if code:
+            raise RuntimeError(f"fleet {' '.join(words)}: {said}")
+        return said
+
+    def run(self, host: Host, *words: str) -> tuple[int, str]:
+        """Exit code and output of `numa-launcher fleet WORDS` on a host."""
         verb, *rest = words
-        return (host or self.hosts[0]).do(
-            "env", *(f"{name}={value}" for name, value in ENVIRON.items()),
-            sys.executable, "-m", "launcher", "fleet", verb, "-c", str(self.config), *rest,
-        )  # fmt: skip
+        environ = (f"{name}={value}" for name, value in self.environ.items())
+        line = (sys.executable, "-m", "launcher", "fleet", verb, "-c", str(self.config), *rest)
+        done = subprocess.run(
+            host.inside("env", *environ, *line), check=False, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
 
     def try_status(self) -> str:
         """What `fleet status` prints, well or not."""
@@ -179,16 +237,17 @@ class Fleet:
             except RuntimeError as error:
                 last = str(error)
                 return False
-            return last.startswith(f"OK {HOSTS}/{HOSTS} hosts serving")
+            count = len(self.hosts)
+            return last.startswith(f"OK {count}/{count} hosts serving")
 
         try:
             eventually(well, "fleet status is well", WELL_S)
         except RuntimeError as error:
             raise RuntimeError(f"{error}: {last}") from None
 
-    def members(self, host: Host) -> list[str]:
-        """The hosts of its member list."""
-        return [member.host for member in read_members(host.folder / STATE / "members.json").members]
+    def members(self, host: Host) -> MemberList:
+        """The list that its ingress follows."""
+        return read_members(host.folder / STATE / "members.json")
 
     def picker(self, host: Host) -> list[psutil.Process]:
         return host.processes_of("-m launcher fleet ingress")
@@ -261,25 +320,36 @@ class Fleet:
         """Starts a service of the host, as systemd would."""
         more = ["--listen", listen] if listen else []
         host.start(
-            name, [sys.executable, "-m", "fleet_hosts.unit", *more, "run", name, "--", *command], ENVIRON
+            name, [sys.executable, "-m", "fleet_hosts.unit", *more, "run", name, "--", *command], self.environ
         )
 
+    def instances(self, host: Host) -> int:
+        return 1 if host in self.real else INSTANCES
+
     def start_daemon(self, host: Host) -> None:
+        config = host.folder / "daemon.toml"
+        config.write_text((self._vllm(host) if host in self.real else self._stand_ins(host)) + DAEMON)
+        self.unit(
+            host, "daemon", sys.executable, "-m", "launcher", "serve", "-c", str(config),
+            listen=f"{host.address}:{DAEMON_PORT}",
+        )  # fmt: skip
+
+    def _vllm(self, host: Host) -> str:
+        cpus = sorted(os.sched_getaffinity(0))
+        return VLLM.format(
+            model=self.model, max_num_seqs=MAX_NUM_SEQS, cpu=cpus[host.number % len(cpus)], vllm=real_engine.vllm(),
+            cache=host.folder / "cache", path=f"{TESTS}:{TESTS.parent}", host=host.name,
+        )  # fmt: skip
+
+    def _stand_ins(self, host: Host) -> str:
         engine = [
             sys.executable, "-m", "chaos.engine", "--uds", "{uds}", "--model", "{name}", "--tag", f"{host.name}-",
             "--log", str(host.folder / "faults.jsonl"), "--seed", host.name, "--faults", "0", "--token-s", str(self.token_s),
             "--first-s", str(FIRST_S),
         ]  # fmt: skip
-        config = host.folder / "daemon.toml"
-        config.write_text(
-            DAEMON.format(
-                command=json.dumps(engine), path=TESTS, max_num_seqs=MAX_NUM_SEQS, instances=INSTANCES
-            )
+        return STAND_INS.format(
+            command=json.dumps(engine), path=TESTS, max_num_seqs=MAX_NUM_SEQS, instances=INSTANCES
         )
-        self.unit(
-            host, "daemon", sys.executable, "-m", "launcher", "serve", "-c", str(config),
-            listen=f"{host.address}:{DAEMON_PORT}",
-        )  # fmt: skip
 
     def start_ingress(self, host: Host) -> None:
         if not self.with_ray:
@@ -296,11 +366,13 @@ class Fleet:
     def wait_ready(self, host: Host) -> dict[str, Any]:
         """The host's status once all its instances are ready."""
 
+        wanted = self.instances(host)
+
         def ready() -> dict[str, Any] | None:
             status = self.status(host)
-            return status if status.get("ready") == INSTANCES else None
+            return status if status.get("ready") == wanted else None
 
-        found: dict[str, Any] = eventually(ready, f"{INSTANCES} instances of {host.name} are ready")
+        found: dict[str, Any] = eventually(ready, f"{wanted} instances of {host.name} are ready")
         return found
 
     def status(self, host: Host) -> dict[str, Any]:
@@ -353,11 +425,17 @@ class Fleet:
         eventually(known, "both ingresses send to all hosts")
 
     def engines(self, host: Host) -> Iterator[psutil.Process]:
-        yield from (
-            one
-            for one in host.processes_of("-m chaos.engine --uds")
-            if "shim.py" not in " ".join(one.cmdline())
-        )
+        """The main process of each instance."""
+        words = "vllm serve" if host in self.real else "-m chaos.engine --uds"
+        yield from (one for one in host.processes_of(words) if "shim.py" not in " ".join(one.cmdline()))
+
+    def asked(self, ingress: Host) -> int:
+        """How often its picker was asked so far; 0 where there is none."""
+        with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(1)
+            sock.connect(str(ingress.folder / STATE / "ingress.sock"))
+            return int(json.loads(b"".join(iter(lambda: sock.recv(65536), b"")))["asked"])
+        return 0
 
     def slow(self, engines: Iterable[psutil.Process]) -> None:
         """Ten times as slow, or as fast again (tests/chaos/engine.py)."""

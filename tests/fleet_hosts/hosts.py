@@ -1,12 +1,13 @@
 """Hosts made of namespaces: network, processes, mounts and name of their own, on one bridge.
 
-All of it lives in the namespaces of the calling process (`scripts/fleet-drill` runs it in new ones): when that process is
-killed, the kernel ends every process of every host and removes the network.
+All of it lives in the network namespace of the calling process (`scripts/fleet-drill` runs it in a new one, a test within
+`own_network`): when that process is killed, the kernel ends every process of every host and removes the network.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -25,6 +26,9 @@ CLIENT_ADDRESS: Final = f"{NETWORK}.254"
 NOBODY: Final = "02:00:00:00:00:ff"
 STARTED_WITHIN_S: Final = 20.0
 UNSHARE: Final = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
     "unshare",
     "--net",
     "--uts",
@@ -42,6 +46,19 @@ def command(*words: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{shlex.join(words)} exited with {done.returncode}: {done.stderr or done.stdout}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def own_network() -> Iterator[None]:
+    """Within it this thread, and what it starts, have a network namespace of their own. Raises OSError unless root."""
+    libc, new_network = ctypes.CDLL(None, use_errno=True), 0x40000000  # CLONE_NEWNET of sched.h
+    with Path("/proc/thread-self/ns/net").open() as before:
+        if libc.unshare(new_network):
+            raise OSError(ctypes.get_errno(), "cannot make a network namespace")
+        try:
+            yield
+        finally:
+            libc.setns(before.fileno(), 0)
 
 
 def make_network() -> None:
@@ -99,10 +116,17 @@ class Host:
         self.do("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.do("ip", "link", "set", "eth0", "up")
 
+    def unplug(self) -> None:
+        """No packet comes or goes."""
+        command("ip", "link", "set", self._port, "down")
+
+    def plug(self) -> None:
+        command("ip", "link", "set", self._port, "up")
+
     def power_off(self) -> None:
         """The link goes down first: nobody is told that the host's connections have ended."""
         assert self._init is not None
-        command("ip", "link", "set", self._port, "down")
+        self.unplug()
         self.powered_off_at = time.monotonic()
         os.kill(self._pid, signal.SIGKILL)  # process 1: the kernel kills all others of the host
         self._init.wait(STARTED_WITHIN_S)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fleet_hosts.fleet import DAEMON_PORT, INGRESS_PORT, Fleet, eventually
 from fleet_hosts.hosts import Host, join, part
@@ -16,6 +16,8 @@ from fleet_hosts.verdict import Row
 
 # No new request goes to a host later than this after its last health answer.
 KNOWN_WITHIN_S: Final = 1.0
+# What clients need to give up an ingress without power (TCP_LIMITS of fleet_hosts.load), and to notice it.
+CLIENTS_KNOW_S: Final = 5.0
 # Long enough for every HAProxy to have noticed, and for streams to show whether they live.
 DARK_S: Final = 6.0
 # Ray declares a node dead after 3 s + 5 x 3 s without an answer (health_check_* in ray_config_def.h).
@@ -74,8 +76,36 @@ async def power(stage: Stage) -> None:
     await asyncio.to_thread(fleet.start_host, host)
     await asyncio.to_thread(fleet.wait_known)
     if fleet.with_ray:
-        # Until then Ray has two nodes of this name, and the director may choose the one that is gone.
-        await asyncio.sleep(max(0.0, row.begun + PARTED_S - time.monotonic()))
+        await asyncio.to_thread(fleet.wait_well)
+    row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
+
+
+async def ingress(stage: Stage) -> None:
+    """The power of a host with everything goes: the picker that decides, HAProxy, a daemon, Ray's head."""
+    fleet, row = stage.fleet, stage.row
+    host, other = fleet.ingresses
+    before = fleet.asked(other)
+    await asyncio.to_thread(host.power_off)
+    row.begun = host.powered_off_at
+    row.victims = frozenset({host.name, f"{host.address}:{INGRESS_PORT}"})
+    row.fails_until = row.begun + CLIENTS_KNOW_S
+    await asyncio.to_thread(eventually, lambda: fleet.asked(other) > before, "the other picker decides")
+    took = time.monotonic() - row.begun
+    row.found.append(f"the other picker decides after {took:.1f} s")
+    stage.expect(took <= DARK_S, f"the other picker decided after {took:.1f} s")
+    await asyncio.sleep(max(0.0, row.begun + 2 * DARK_S - time.monotonic()))
+    through = [
+        one for one in stage.load.outcomes
+        if one.begun > row.begun + KNOWN_WITHIN_S and one.ingress == f"{other.address}:{INGRESS_PORT}"
+    ]  # fmt: skip
+    harmed = [one.detail for one in through if one.end not in {End.WHOLE, End.LEFT}]
+    row.found.append(f"{len(through)} new requests by the other ingress, {len(harmed)} harmed")
+    stage.expect(bool(through) and not harmed, f"new requests by the other ingress: {harmed}")
+    row.found.append(f"slowest first token {slowest(stage, row.begun):.2f} s")
+    await asyncio.to_thread(host.power_on)
+    await asyncio.to_thread(fleet.start_host, host)
+    await asyncio.to_thread(fleet.wait_known)
+    if fleet.with_ray:
         await asyncio.to_thread(fleet.wait_well)
     row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
 
@@ -91,17 +121,20 @@ async def restart(stage: Stage) -> None:
 
 
 async def instance(stage: Stage) -> None:
-    """An instance is killed."""
-    host = stage.fleet.hosts[2]
-    victim = next(stage.fleet.engines(host))
-    generations = [slot["generation"] for slot in stage.fleet.status(host)["slots"]]
-    stage.fleet.kill(victim)
+    """An instance of two is killed on one host; on another one the only one, which is vLLM."""
+    fleet, row = stage.fleet, stage.row
+    hosts = fleet.hosts[1:3]
+    before = [_generations(fleet.status(host)) for host in hosts]
+    for host in hosts:
+        stage.expect(fleet.kill(*list(fleet.engines(host))[:1]) == 1, f"no instance on {host.name}")
     await asyncio.sleep(1)
-    status = await asyncio.to_thread(stage.fleet.wait_ready, host)
-    stage.expect(
-        sum(slot["generation"] for slot in status["slots"]) == sum(generations) + 1,
-        "no instance was replaced",
-    )
+    after = [_generations(await asyncio.to_thread(fleet.wait_ready, host)) for host in hosts]
+    row.found.append(f"all are ready again after {time.monotonic() - row.begun:.1f} s")
+    stage.expect(after == [count + 1 for count in before], "no instance was replaced")
+
+
+def _generations(status: dict[str, Any]) -> int:
+    return sum(int(slot["generation"]) for slot in status["slots"])
 
 
 async def haproxy(stage: Stage) -> None:
@@ -122,7 +155,7 @@ async def haproxy(stage: Stage) -> None:
 async def slow(stage: Stage) -> None:
     """All engines of a host take ten times as long."""
     fleet, row = stage.fleet, stage.row
-    host = fleet.hosts[2]
+    host = fleet.hosts[1]
     engines = list(fleet.engines(host))
     fleet.slow(engines)
     row.begun = time.monotonic()
@@ -188,14 +221,15 @@ async def head(stage: Stage) -> None:
     """Everything of Ray on the head's host is killed, and comes back after a while."""
     fleet, row = stage.fleet, stage.row
     host = fleet.hosts[0]
-    lists = [fleet.members(one) for one in fleet.ingresses]
+    lists = [fleet.members(one).members for one in fleet.ingresses]
     with fleet.stopped(host, "ray"):
         everything = fleet.unit_of(host, "ray").children(recursive=True)
         stage.expect(fleet.kill(*everything) > 2, "there was no Ray")
         await asyncio.sleep(8)
         status = await asyncio.to_thread(fleet.try_status)
         stage.expect("Ray:" in status and "Ray: answers" not in status, f"status without Ray: {status}")
-        stage.expect(lists == [fleet.members(one) for one in fleet.ingresses], "the member lists changed")
+        now = [fleet.members(one).members for one in fleet.ingresses]
+        stage.expect(lists == now, f"the member lists changed: {lists} {now}")
     back = time.monotonic()
     await asyncio.to_thread(fleet.wait_well)
     row.found.append(f"fleet status is well {time.monotonic() - back:.1f} s after its return")
@@ -261,6 +295,7 @@ ROWS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
     "slow": slow,
     "partition": partition,
     "power": power,
+    "ingress": ingress,
     "upgrade": upgrade,
 }
 OF_RAY: Final = frozenset({"agent", "director", "head", "upgrade"})

@@ -13,7 +13,7 @@ from integration.conftest import eventually
 from fleet_hosts.hosts import BRIDGE
 
 DRILL = Path(__file__).resolve().parents[2] / "scripts" / "fleet-drill"
-NOTHING = ("--without-ray", "--rows", "", "--clients", "8")
+NOTHING = ("--without-ray", "--without-vllm", "--rows", "", "--clients", "8")
 
 
 def start() -> subprocess.Popen[str]:

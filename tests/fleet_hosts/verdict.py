@@ -44,6 +44,7 @@ class Row:
             "name": self.name,
             "seconds": round(self.ended - self.begun, 1),
             "requests": len(mine),
+            "real": sum(one.real for one in mine),
             **counts(mine),
             "last_cut_after_s": round(max(late), 2) if late else None,
             "found": self.found,
@@ -68,4 +69,5 @@ def line(row: dict[str, object]) -> str:
     assert isinstance(broken, list)
     told = "".join(f"; {one}" for one in found)
     verdict = "ok" if not broken else "BROKEN: " + "; ".join(broken[:4])
-    return f"{row['name']:<28} {row['seconds']:>5} s  {row['requests']:>5} requests: {ends}{cut}{told}  [{verdict}]"
+    asked = f"{row['requests']:>5} requests ({row['real']} vLLM)"
+    return f"{row['name']:<14} {row['seconds']:>5} s  {asked}: {ends}{cut}{told}  [{verdict}]"
