@@ -94,15 +94,20 @@ class FleetReading(Reading):
         super().__init__(question, result)
         self._asked, self._got, self._spoke = question, result, spoke
         self.engine = ""
-        """The host that vLLM answers on; empty with a stand-in."""
+        """The host that vLLM answers on; empty with a stand-in, and where a comment of the daemon came first."""
+
+    @property
+    def real(self) -> bool:
+        """Whether vLLM answers: it names its answers after the requests, stand-ins do not."""
+        return bool(self.engine) or self.ident.endswith(f"-{self._asked.name}")
 
     @property
     def host(self) -> str:
-        """Whose engine answered; empty before the first byte."""
-        return self.engine or self.ident.rpartition("-")[0].rpartition("-")[2]
+        """Whose engine answered; empty before the first byte, and where it is not known."""
+        return self.engine or ("" if self.real else self.ident.rpartition("-")[0].rpartition("-")[2])
 
     def _compare(self, text: str, finish: str | None, usage: dict[str, int] | None) -> tuple[str, str]:
-        if not self.engine:
+        if not self.real:
             return super()._compare(text, finish, usage)
         body = self._asked.body
         spoken, tokens = self._spoke[self._asked.path, asks(body)], body["max_tokens"]
@@ -192,7 +197,7 @@ class Client:
         first = result.arrivals[0] - result.begun if result.arrivals else None
         return Outcome(
             result.begun, time.monotonic(), end_of(result), asked, reading.host,
-            f"{question.name}: {result.status} {result.outcome} {result.detail}", first, bool(reading.engine),
+            f"{question.name}: {result.status} {result.outcome} {result.detail}", first, reading.real,
         )  # fmt: skip
 
     async def _ask(self, question: Question, result: Result, reading: FleetReading) -> str:

@@ -52,6 +52,16 @@ def test_an_answer_of_vllm_is_what_it_said_when_it_was_alone(events: tuple[bytes
     assert judged.host == "host3"
 
 
+def test_without_its_header_vllm_is_known_by_the_id() -> None:
+    judged = reading(3)
+    judged.engine = ""
+    judged.take(event("abc", "length"))
+    judged.take(b"data: [DONE]\n\n")
+    assert judged.verdict()[0] == "exact"
+    assert judged.real
+    assert judged.host == ""
+
+
 def test_a_token_that_came_with_another_one_is_judged_by_its_neighbours() -> None:
     found = Spoken(5, {0: "", 1: "a", 3: "abc"})
     assert found.fits("ab", 2)
