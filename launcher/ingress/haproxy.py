@@ -26,7 +26,7 @@ _HERE: Final = Path(__file__)
 COMMAND_S: Final = 5.0  # longest wait for an answer of the runtime API
 MAP: Final = "hosts.map"
 _ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
-_NAME: Final = re.compile(r"\w[\w.-]*")
+_NAME: Final = re.compile(r"\w[\w.:-]*")
 _BATCH: Final = 100  # commands in a line, which has room for tune.bufsize bytes
 _MAINT, _DRAIN = 0x23, 0x18  # in srv_admin_state; HAProxy's management guide, "show servers state"
 _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
@@ -107,24 +107,21 @@ class Server:
         return self.key and self.key.removeprefix("-")
 
 
-def changes(servers: Mapping[str, Server], wanted: Mapping[str, tuple[str, bool]]) -> list[str]:
-    """Commands that bring `servers` (by name) nearer to `wanted`: host -> address, and whether it gets new requests.
+def changes(servers: Mapping[str, Server], wanted: Mapping[str, tuple[str | None, bool]]) -> list[str]:
+    """Commands that bring `servers` (by name) nearer to `wanted`: host -> address, and whether it gets new requests. Without
+    an address it keeps the one that it has. Hosts for which no server is free are left out.
 
-    A server whose host is not wanted is drained, and free when its last stream has ended. Raises LauncherError when
-    there are too few servers.
+    A server whose host is not wanted is drained, and free when its last stream has ended.
     """
     names = {server.host: name for name, server in servers.items()}
     free = (name for name, server in servers.items() if server.unused and not server.key)
     commands: list[str] = []
     for host, (address, is_open) in wanted.items():
-        name = names.get(host) or next(free, None)
-        if name is None or not _NAME.fullmatch(host):
-            raise LauncherError(
-                f"cannot add host {host}: its name is no host name, or all {len(servers)} servers of HAProxy are in use",
-                "raise [hosts] most in fleet.toml and restart HAProxy",
-            )
+        name = names.get(host) or (next(free, None) if address else None)
+        if name is None:
+            continue
         server = servers[name]
-        if server.address != address:
+        if address and server.address != address:
             commands.append("set server hosts/{} addr {} port {}".format(name, *address.split()))
         if server.unused or server.draining == is_open:
             commands.append(f"set server hosts/{name} state {'ready' if is_open else 'drain'}")
@@ -158,11 +155,11 @@ class Servers:
     async def apply(self, members: Sequence[Member]) -> None:
         """Sets them to the list; does nothing where they are. Raises LauncherError.
 
-        A host whose name has no address now is left out, as if it were not a member.
+        A host whose address has no IP address now keeps the one that it had.
         """
         wanted = {}
         for member in members:
-            with contextlib.suppress(OSError):
+            if _NAME.fullmatch(member.host):
                 wanted[member.host] = (
                     await _resolved(member.address),
                     member.state is not MemberState.DRAINING,
@@ -170,11 +167,24 @@ class Servers:
         answer = ""
         # A host that leaves takes three turns: drained, freed, nothing left to do.
         for _ in range(4):
-            if not (commands := changes(await self.read(), wanted)):
-                return
+            servers = await self.read()
+            if not (commands := changes(servers, wanted)):
+                return self._check(members, servers)
             for begin in range(0, len(commands), _BATCH):
                 answer = await self._ask("; ".join(commands[begin : begin + _BATCH]))
         raise LauncherError(f"cannot set the servers of HAProxy: {answer.strip()}", "restart HAProxy")
+
+    def _check(self, members: Sequence[Member], servers: Mapping[str, Server]) -> None:
+        """Raises LauncherError where a host is not served; the others are."""
+        known = {server.host for server in servers.values()}
+        for host in (member.host for member in members if member.host not in known):
+            why, remedy = "its address is unknown", "see its listeners: [proxy] listen of its daemon"
+            if not _NAME.fullmatch(host):
+                why, remedy = "its name is no host name", "give it another one: ray start --node-name"
+            elif not any(server.unused and not server.key for server in servers.values()):
+                why = f"all {len(servers)} servers of HAProxy are in use"
+                remedy = "raise [hosts] most in fleet.toml and restart HAProxy"
+            raise LauncherError(f"cannot add host {host!r}: {why}", remedy)
 
     async def read(self) -> dict[str, Server]:
         """By name, as they are now. Raises LauncherError."""
@@ -214,10 +224,12 @@ class Servers:
             ) from None
 
 
-async def _resolved(address: str) -> str:
+async def _resolved(address: str) -> str | None:
     name, _, port = address.rpartition(":")
     host = name.strip("[]")
     with contextlib.suppress(ValueError):
-        return f"{ipaddress.ip_address(host)} {port}"
-    found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return f"{found[0][4][0]} {port}"
+        return f"{ipaddress.ip_address(host)} {int(port)}"
+    with contextlib.suppress(OSError, ValueError):
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        return f"{found[0][4][0]} {port}"
+    return None
