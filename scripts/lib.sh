@@ -113,6 +113,16 @@ has_python|python3|python3.11
 has_venv|python3-venv|python3.11
 has_headers|python3-dev|python3.11-devel
 '
+# A host of a fleet needs the first, three hosts on one machine all.
+readonly FLEET_NEEDS='
+has_haproxy|haproxy|haproxy
+'
+readonly FLEET_TRIAL_NEEDS='
+has_haproxy|haproxy|haproxy
+has_ip|iproute2|iproute
+has_command unshare|util-linux|util-linux
+'
+
 # Only the tests need these.
 readonly TEST_NEEDS='
 has_command lstopo-no-graphics|hwloc-nox|hwloc

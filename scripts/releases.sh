@@ -17,7 +17,7 @@ readonly releases=$prefix/releases
 readonly OLD_LAYOUT=old-layout
 
 readonly UNITS=(numa-launcher.service numa-launcher.socket numa-launcher-control.socket numa-launcher.slice
-  numa-launcher-dashboard.service)
+  numa-launcher-dashboard.service numa-launcher-ray.service numa-launcher-ingress.service)
 # Files of a release besides its environment, as FILE-OF-THE-CHECKOUT:WHERE.
 readonly FILES=(
   "systemd/numa-launcher.service:$units/numa-launcher.service"
@@ -25,6 +25,8 @@ readonly FILES=(
   "systemd/numa-launcher-control.socket:$units/numa-launcher-control.socket"
   "systemd/numa-launcher.slice:$units/numa-launcher.slice"
   "systemd/numa-launcher-dashboard.service:$units/numa-launcher-dashboard.service"
+  "systemd/numa-launcher-ray.service:$units/numa-launcher-ray.service"
+  "systemd/numa-launcher-ingress.service:$units/numa-launcher-ingress.service"
   "systemd/sysusers.conf:$lib/sysusers.d/numa-launcher.conf"
   "systemd/tmpfiles.conf:$lib/tmpfiles.d/numa-launcher.conf"
   "configs/shell/numa-launcher.1:$share/man/man1/numa-launcher.1"

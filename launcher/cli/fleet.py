@@ -11,7 +11,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +97,8 @@ def connected(config: FleetConfig) -> RayHosts:
         if error.name != "ray":
             raise
         raise LauncherError(
-            "cannot use fleet: ray is not installed", "pip install 'numa-launcher[fleet]'"
+            "cannot use fleet: ray is not installed",
+            "run scripts/install --fleet, or pip install 'numa-launcher[fleet]'",
         ) from None
     host, _, port = config.ray.rpartition(":")
     if host and port.isdigit():
@@ -158,6 +160,7 @@ def up(config: FleetConfig) -> int:
             _say(f"  {report.remedy}")
         else:
             _say(f"{node.host}: attached to its daemon at {report.address}{started}")
+            _say_untrusted(hosts, config, node.host)
     well = _with_ingress(hosts, config, nodes) and well
     view = hosts.view()
     _say(
@@ -196,6 +199,28 @@ def _with_daemon(hosts: RayHosts, config: FleetConfig, node: Node, report: Repor
         return msgspec.structs.replace(report, remedy=failed), ""
     found = _waited(lambda: hosts.view().reports, lambda found: not found[node.host].absent, START_S)
     return found[node.host], f", which was started: {' '.join(config.hosts.start)}"
+
+
+def untrusted(config: FleetConfig, trusted: Iterable[str]) -> list[str]:
+    """Ingress hosts of which a daemon with these [proxy] trusted_proxies takes no choice of an instance."""
+    networks = [ip_network(entry) for entry in trusted if entry != "unix"]
+    found = []
+    for host in config.ingress.hosts:
+        with contextlib.suppress(ValueError):  # a name
+            address = ip_address(host)
+            if not any(address in network for network in networks):
+                found.append(host)
+    return found
+
+
+def _say_untrusted(hosts: RayHosts, config: FleetConfig, host: str) -> None:
+    with contextlib.suppress(LauncherError):  # it is attached all the same
+        ignored = untrusted(config, hosts.ask(host, "GET", "/config")["proxy"]["trusted_proxies"])
+        if ignored:
+            _say(f"  it ignores the instances that the ingress at {' and '.join(ignored)} chooses")
+            _say(
+                f"  set [proxy] trusted_proxies = {json.dumps(config.ingress.hosts)} in its configuration, and restart it"
+            )
 
 
 def _with_ingress(hosts: RayHosts, config: FleetConfig, nodes: list[Node]) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from launcher.cli.fleet import untrusted
+from launcher.fleet.config import FleetConfig, Ingress
 
 WITHOUT_RAY = (
     "import sys; sys.modules['ray'] = None; from launcher.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -31,13 +33,28 @@ def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path, action: st
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "cannot use fleet: ray is not installed",
-        "pip install 'numa-launcher[fleet]'",
+        "run scripts/install --fleet, or pip install 'numa-launcher[fleet]'",
     ]
 
 
 def test_without_a_configuration_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "up", "-c", str(tmp_path / "none.toml")]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("trusted", "ignored"),
+    [
+        ([], ["10.0.0.1", "10.0.0.2"]),
+        (["unix", "10.0.0.1"], ["10.0.0.2"]),
+        (["10.0.0.0/8"], []),
+        (["fd00::/8", "10.0.0.0/31"], ["10.0.0.2"]),
+    ],
+)
+def test_ingress_hosts_that_a_daemon_does_not_trust(trusted: list[str], ignored: list[str]) -> None:
+    config = FleetConfig(ingress=Ingress(hosts=("10.0.0.1", "10.0.0.2")))
+    assert untrusted(config, trusted) == ignored
+    assert untrusted(FleetConfig(ingress=Ingress(hosts=("a-name",))), trusted) == []
 
 
 @pytest.mark.parametrize("action", ["up", "down", "status"])

@@ -66,15 +66,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_example_and_the_units_name_what_is_there() -> None:
-    folder = Path(__file__).parents[2] / "configs" / "fleet"
+    root = Path(__file__).parents[2]
+    folder, units = root / "configs" / "fleet", root / "systemd"
     assert load_fleet(folder / "fleet.toml").ingress.hosts == ("10.0.0.1", "10.0.0.2")
-    ingress = (folder / "numa-launcher-ingress.service").read_text()
+    ingress = (units / "numa-launcher-ingress.service").read_text()
     words = next(line for line in ingress.splitlines() if line.startswith("ExecStart=")).split()[2:]
     assert build_parser("fleet").parse(words).action == "ingress"
     assert "KillMode=process" in ingress  # HAProxy goes on
     started = load_fleet(folder / "fleet.toml")
-    assert f"{started.ingress.start[-1]}.service" in {unit.name for unit in folder.iterdir()}
-    ray = (folder / "numa-launcher-ray.service").read_text()
+    assert f"{started.ingress.start[-1]}.service" in {unit.name for unit in units.iterdir()}
+    ray = (units / "numa-launcher-ray.service").read_text()
     assert set(re.findall(r"\$\{?(\w+)", ray)) | {"RAY_AUTH_MODE"} == set(
         re.findall(r"^(\w+)=", (folder / "ray.env").read_text(), flags=re.MULTILINE)
     )

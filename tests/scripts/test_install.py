@@ -15,6 +15,8 @@ UNITS = (
     "numa-launcher-control.socket",
     "numa-launcher.slice",
     "numa-launcher-dashboard.service",
+    "numa-launcher-ray.service",
+    "numa-launcher-ingress.service",
 )
 
 
@@ -32,12 +34,22 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("more", "what"), [((), "numa-launcher[vllm]"), (("--without-vllm",), "numa-launcher[command]")]
+    ("more", "what"),
+    [
+        ((), "numa-launcher[vllm]"),
+        (("--without-vllm",), "numa-launcher[command]"),
+        (("--fleet",), "numa-launcher[vllm,fleet]"),
+    ],
 )
 def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> None:
     done = run("scripts/install", "--dry-run", *more)
     assert done.returncode == 0, done.stderr
     assert f"would install {what} from {ROOT}" in done.stdout
+    assert (
+        ("haproxy" in done.stdout)
+        == ("write /etc/numa-launcher/fleet.toml" in done.stdout)
+        == bool("--fleet" in more)
+    )
     for unit in UNITS:
         assert f"/etc/systemd/system/{unit}" in done.stdout
     for file in SHELL_FILES.values():

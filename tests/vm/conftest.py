@@ -90,6 +90,12 @@ def dashboard(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return of_units("dashboard", wheel, tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def ingress(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The facts that guest/ingress.py recorded about the unit of a fleet's ingress."""
+    return of_units("ingress", wheel, tmp_path_factory)
+
+
 def of_units(
     script: str, wheel: Path, folders: pytest.TempPathFactory, *more: str, layout: str = "2s8"
 ) -> dict[str, Any]:

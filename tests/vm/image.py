@@ -32,7 +32,7 @@ NEEDS: Final = {
 
 PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "util-linux", "procps", "busybox-static"),
-    *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libsystemd0"),
+    *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libsystemd0", "haproxy"),
 )
 # Beside the project's own dependencies, for tests that run inside.
 TEST_WHEELS: Final = ("hypothesis>=6.100", "pytest>=8.3", "pytest-asyncio>=1.5", "pytest-timeout>=2.3")
@@ -54,7 +54,7 @@ MASKED: Final = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"),
     *("e2scrub_reap.service", "fstrim.timer", "systemd-timesyncd.service", "systemd-pstore.service"),
     *("systemd-binfmt.service", "proc-sys-fs-binfmt_misc.automount", "getty.target"),
-    *("modprobe@drm.service", "modprobe@dm_mod.service"),
+    *("modprobe@drm.service", "modprobe@dm_mod.service", "haproxy.service"),
 )
 BUILD_TIMEOUT_S: Final = 1200.0
 # Free space for what a test installs and logs.
