@@ -33,8 +33,9 @@ class Failures:
         if self.count > 1:
             return
         expected = isinstance(error, OSError | LauncherError | asyncio.CancelledError)
+        remedy = f" ({error.remedy})" if isinstance(error, LauncherError) else ""
         self._log.error(
-            "%s failed: %s; trying again", self.what, self.last, extra=self._fields,
+            "%s failed: %s%s; trying again", self.what, self.last, remedy, extra=self._fields,
             exc_info=None if expected else error,
         )  # fmt: skip
 

@@ -255,7 +255,7 @@ def chat(host: str) -> None:
         raise LauncherError(
             f"cannot get an answer from http://{host}:8000: {answer.status} {text[:300]}", "run this again"
         )
-    print(f"   {json.loads(text)['choices'][0]['message']['content']!r}", flush=True)
+    print(f"   user: Hello\n   tiny: {json.loads(text)['choices'][0]['message']['content']!r}", flush=True)
 
 
 def answers(host: str) -> bool:

@@ -36,6 +36,11 @@ def failing(*errors: BaseException) -> Callable[[], object]:
     return work
 
 
+async def test_a_failure_is_said_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    await attempt(failing(LauncherError("cannot find x", "install x")), Failures(log, "a look"))
+    assert caplog.messages == ["a look failed: cannot find x (install x); trying again"]
+
+
 async def test_a_row_of_failures_is_said_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures(log, "a look", slot=3)
     async with asyncio.timeout(SOON_S):

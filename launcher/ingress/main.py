@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from launcher.background import Background
+from launcher.background import Background, Running
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
@@ -44,6 +44,7 @@ class Ingress:
         self._servers = haproxy.Servers(self._folder / "admin.sock")
         self._members = MemberList()
         self._adopted = False  # HAProxy, or started
+        self._following: Running | None = None
 
     async def run(self) -> None:
         """Until cancelled. Raises LauncherError where it cannot listen."""
@@ -52,7 +53,7 @@ class Ingress:
             stack.push_async_callback(self._loads.close)
             stack.push_async_callback(background.close)
             await self._listen(stack)
-            background.start(self._follow, "members and HAProxy")
+            self._following = background.start(self._follow, "members and HAProxy")
             await asyncio.Event().wait()
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
@@ -135,6 +136,8 @@ class Ingress:
             self._decisions.turn()
             await self._start_haproxy()
             await self._servers.apply(members)
+            if self._following is not None:
+                self._following.failures.end()
             await asyncio.sleep(TURN_S)
 
     async def _start_haproxy(self) -> None:

@@ -83,6 +83,7 @@ def test_up_says_host_by_host_what_it_found(cluster: Cluster) -> None:
     assert "host3: cannot reach numa-launcher on " in said
     assert said.endswith(f"endpoint: http://{NETWORK}.1:8000 or http://{NETWORK}.2:8000\n")
     assert "not today\n" in said
+    assert "ignores" not in said  # their trusted_proxies are the ingress hosts
     assert (cluster.c.folder / "disk" / "wanted").exists()  # it ran what starts a daemon
     assert cluster.fleet.members(cluster.a) == cluster.fleet.members(cluster.b)
     assert cluster.states() == {"host1": "ready", "host2": "ready"}
