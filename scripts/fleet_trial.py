@@ -106,6 +106,7 @@ class Host:
         # Without it every user of the machine could run programs through Ray.
         of_ray = Path(f"/proc/{self.pid}/root/run/home/.ray")
         of_ray.mkdir(mode=0o700)
+        (of_ray / "auth_token").touch(mode=0o600)
         (of_ray / "auth_token").write_text(token)
         sh("ip", "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
         sh("ip", "link", "set", self.name, "master", "fleet", "up")
