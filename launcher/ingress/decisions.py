@@ -14,6 +14,7 @@ from launcher.ingress.spop import Value
 from launcher.proxy.request.beginning import read_asked
 
 LEAST_S: Final = 0.001  # to the next turn
+STRANGERS: Final = 100  # that are logged
 _LOG = logging.getLogger(__name__)
 
 
@@ -25,9 +26,20 @@ class Decisions(asyncio.DatagramProtocol):
         self.asked = 0
         self.asked_at = float("-inf")
         self.peers: frozenset[str] = frozenset()  # addresses of the ingress hosts
+        self._strangers: set[str] = set()  # that were logged
         self._clock = asyncio.get_running_loop().time
         self._held: dict[str, asyncio.Future[Choice | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def knows(self, address: str) -> bool:
+        """Whether it is one of an ingress host. Another one is logged once: HAProxy may send from an address that `[ingress]
+        hosts` does not name."""
+        if address in self.peers:
+            return True
+        if address not in self._strangers and len(self._strangers) < STRANGERS:
+            self._strangers.add(address)
+            _LOG.warning("%s is no ingress host: what it asks and tells is ignored", address)
+        return False
 
     async def handle(self, message: str, arguments: Mapping[str, Value]) -> Mapping[str, str]:
         """A message of HAProxy, as spop.Handler."""
@@ -54,7 +66,7 @@ class Decisions(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, address: tuple[Any, ...]) -> None:
         """HAProxy's log line `end ID STATUS SERVER TR TA TERMINATION`."""
         words = data.decode(errors="replace").partition("end ")[2].split()
-        if len(words) == 6 and address[0] in self.peers:
+        if len(words) == 6 and self.knows(address[0]):
             sent = words[2] != "<NOSRV>"
             self.picker.ended(words[0], _number(words[1]), words[5], self._clock(), sent=sent)
             self._decide(words[0], None)

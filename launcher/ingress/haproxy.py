@@ -25,6 +25,7 @@ from launcher.fleet.members import Member, MemberState
 _HERE: Final = Path(__file__)
 COMMAND_S: Final = 5.0  # longest wait for an answer of the runtime API
 MAP: Final = "hosts.map"
+OLDEST: Final = (2, 6)
 _ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"\w[\w.:-]*")
 _BATCH: Final = 100  # commands in a line, which has room for tune.bufsize bytes
@@ -84,9 +85,16 @@ def binary() -> str:
 
 
 def has_exporter() -> bool:
-    """Whether this host's HAProxy can serve Prometheus. Raises LauncherError."""
-    build = subprocess.run([binary(), "-vv"], capture_output=True, text=True, check=False)
-    return "prometheus-exporter" in build.stdout
+    """Whether this host's HAProxy can serve Prometheus. Raises LauncherError where it is too old."""
+    found = binary()
+    build = subprocess.run([found, "-vv"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"version (\d+)\.(\d+)\S*", build)
+    if version and (int(version[1]), int(version[2])) < OLDEST:
+        raise LauncherError(
+            f"cannot use {found}: {version[0]} is too old",
+            "install version 2.6 or later: https://haproxy.debian.net",
+        )
+    return "prometheus-exporter" in build
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,11 @@ class Loads:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def watch(self, members: Iterable[Member]) -> None:
-        """Ask these and no others."""
+        """Ask these and no others. To be called again and again: a task that failed is begun again."""
         wanted = {(member.host, member.address) for member in members}
+        for failed in [key for key, task in self._tasks.items() if task.done()]:
+            task = self._tasks.pop(failed)
+            _LOG.error("host %s: asking for its load failed", failed[0], exc_info=task.exception())
         for gone in self._tasks.keys() - wanted:
             self._tasks.pop(gone).cancel()
         for new in wanted - self._tasks.keys():

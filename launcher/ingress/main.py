@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from launcher.background import Background, Running
-from launcher.errors import LauncherError, reason
+from launcher.errors import LauncherError, TimedOutError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
 from launcher.ingress import haproxy
@@ -43,6 +43,7 @@ class Ingress:
         self._loads = Loads(self._decisions, config.hosts.ca)
         self._servers = haproxy.Servers(self._folder / "admin.sock")
         self._members = MemberList()
+        self._unread = ""  # why the member list could not be read
         self._adopted = False  # HAProxy, or started
         self._following: Running | None = None
 
@@ -58,12 +59,16 @@ class Ingress:
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         """On those addresses of the ingress hosts that are this host's, and on a socket that shows the status."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        loop, ingress, opened, tls = asyncio.get_running_loop(), self._config.ingress, 0, None
+        loop, ingress, opened = asyncio.get_running_loop(), self._config.ingress, 0
+        tls = _certificate(ingress.picker_cert) if ingress.picker_cert else None
         try:
-            if ingress.picker_cert:
-                tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-                tls.load_cert_chain(ingress.picker_cert)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LauncherError(
+                f"cannot use the folder '{self._folder}': {reason(error)}",
+                "run it as a user who may write there, or set `state` in fleet.toml to another folder",
+            ) from None
+        try:
             found = [entry for host in ingress.hosts for entry in await loop.getaddrinfo(host, None)]
             self._decisions.peers = frozenset(str(entry[4][0]) for entry in found)
             for address in self._decisions.peers:
@@ -90,17 +95,17 @@ class Ingress:
                 f"run: groupadd --system {ingress.read_group}",
             ) from None
         except OSError as error:
-            raise LauncherError(
+            raise TimedOutError(  # systemd starts it again: an address may come, a port become free
                 f"cannot listen: {reason(error)}", "stop the other ingress, or change [ingress] in fleet.toml"
             ) from None
         if not opened:
-            raise LauncherError(
+            raise TimedOutError(
                 f"cannot listen: none of {', '.join(ingress.hosts)} is an address of this host",
                 "start the ingress on the hosts that [ingress] hosts names",
             )
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if writer.get_extra_info("peername")[0] in self._decisions.peers:
+        if self._decisions.knows(writer.get_extra_info("peername")[0]):
             # asyncio of Python 3.11 logs an error for a connection's task that is cancelled, as all are at the end.
             with contextlib.suppress(asyncio.CancelledError):
                 await serve(reader, writer, self._decisions.handle)
@@ -126,9 +131,7 @@ class Ingress:
     async def _follow(self) -> None:
         """Raises LauncherError; what was set before stays."""
         while True:
-            read = await asyncio.to_thread(read_members, self._folder / MEMBERS)
-            if read.newer_than(self._members):
-                self._members = read
+            await asyncio.to_thread(self._read_members)
             members = self._members.members
             self._loads.watch(members)
             hosts = {m.host: m.state is MemberState.DRAINING for m in members}
@@ -139,6 +142,18 @@ class Ingress:
             if self._following is not None:
                 self._following.failures.end()
             await asyncio.sleep(TURN_S)
+
+    def _read_members(self) -> None:
+        """The last list stays where the file cannot be read: HAProxy is watched all the same."""
+        why = ""
+        try:
+            read = read_members(self._folder / MEMBERS)
+            self._members = max(self._members, read, key=lambda its: (its.epoch, its.version))
+        except LauncherError as error:
+            why = error.message
+        if why and why != self._unread:
+            _LOG.error("%s; the hosts stay as they were", why)
+        self._unread = why
 
     async def _start_haproxy(self) -> None:
         """Detached. One that runs keeps its configuration."""
@@ -173,3 +188,15 @@ class Ingress:
             why = said.read_text(errors="replace").strip()
             raise LauncherError(f"cannot start HAProxy: {why}", "correct [ingress] and [hosts] in fleet.toml")
         _LOG.info("HAProxy started")
+
+
+def _certificate(path: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(path)
+    except OSError as error:
+        raise LauncherError(
+            f"cannot use the certificate '{path}': {reason(error)}",
+            "correct [ingress] picker_cert in fleet.toml: a PEM file with certificate and key",
+        ) from None
+    return context

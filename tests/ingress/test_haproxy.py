@@ -628,6 +628,18 @@ def test_a_machine_without_haproxy_is_told_what_to_install(monkeypatch: pytest.M
     assert "apt-get install haproxy" in str(caught.value.remedy)
 
 
+def test_an_old_haproxy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Ubuntu 22.04."""
+    old = tmp_path / "haproxy"
+    old.write_text(
+        "#!/bin/sh\necho 'HAProxy version 2.4.24-0ubuntu0.22.04.1 2024/10/17 - https://haproxy.org/'\n"
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(LauncherError, match=r"version 2\.4\.24-\S+ is too old"):
+        haproxy.has_exporter()
+
+
 def a_server(**changed: object) -> Server:
     server = Server(key=None, address="10.0.0.1 8000", unused=False, draining=False, up=True, streams=2)
     return dataclasses.replace(server, **changed)  # type: ignore[arg-type]

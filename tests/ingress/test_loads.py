@@ -113,6 +113,26 @@ async def test_one_that_hangs_is_lost_and_delays_nobody(heard: tuple[Heard, Load
     assert found.said.count(("silent", "lost")) == 1
 
 
+async def test_after_a_fault_of_ours_a_host_is_asked_again(
+    heard: tuple[Heard, Loads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would keep its last load for ever."""
+    found, made = heard
+    faults = [KeyError("fault")]
+    report = found.report
+
+    def faulty(host: str, load: HostLoad, now: float) -> None:
+        if faults:
+            raise faults.pop()
+        report(host, load, now)
+
+    monkeypatch.setattr(found, "report", faulty)
+    async with daemon() as server, asyncio.timeout(SOON_S):
+        while ("a", "load") not in found.said:
+            made.watch([member("a", server)])
+            await asyncio.sleep(0.02)
+
+
 async def test_one_that_refuses_is_lost_at_once(heard: tuple[Heard, Loads]) -> None:
     found, made = heard
     async with daemon() as server:

@@ -93,6 +93,60 @@ async def test_a_second_ingress_on_the_same_address_is_refused(running: FleetCon
         await Ingress(running).run()
 
 
+async def test_an_unusable_folder_or_certificate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LauncherError, match=r"cannot use the folder '.*/file/i': not a directory"):
+        await Ingress(config(tmp_path / "file" / "i", "127.0.0.1")).run()
+    for name, why in (("none.pem", "no such file"), ("file", "")):
+        hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), picker_cert=str(tmp_path / name))
+        with pytest.raises(LauncherError, match=f"cannot use the certificate '.*{name}': {why}") as caught:
+            await Ingress(FleetConfig(state=str(tmp_path), ingress=hosts)).run()
+        assert "picker_cert" in caught.value.remedy
+
+
+async def test_where_it_cannot_listen_now_systemd_tries_again(running: FleetConfig, tmp_path: Path) -> None:
+    """Exit code 2 would keep it down: RestartPreventExitStatus. An address may come late at boot."""
+    for made in (running, config(tmp_path, "192.0.2.1")):
+        with pytest.raises(LauncherError) as caught:
+            await Ingress(made).run()
+        assert caught.value.exit_code == 3
+
+
+async def test_a_stranger_is_logged_once(running: FleetConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """What comes from an address that [ingress] hosts does not name is ignored, and that is said."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind(("127.0.0.9", 0))
+        for _ in range(3):
+            sender.sendto(b"end r 200 h1 1 2 --", ("127.0.0.1", running.ingress.picker_port + 1))
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", running.ingress.picker_port, local_addr=("127.0.0.9", 0)
+    )
+    async with asyncio.timeout(SOON_S):
+        assert await reader.read() == b""
+    writer.close()
+    assert caplog.text.count("127.0.0.9 is no ingress host") == 1
+
+
+async def test_haproxy_is_watched_though_the_list_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = asyncio.Event()
+
+    def start() -> bool:
+        loop.call_soon_threadsafe(started.set)
+        raise LauncherError("cannot start it here", "")
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("launcher.ingress.haproxy.has_exporter", start)
+    (tmp_path / "members.json").write_text("{")
+    task = asyncio.create_task(Ingress(config(tmp_path, "127.0.0.1")).run())
+    async with asyncio.timeout(SOON_S):
+        await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert caplog.text.count("members.json") == 1
+
+
 async def test_a_host_that_is_no_ingress_host_is_told(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match=r"none of 192\.0\.2\.1 is an address of this host"):
         await Ingress(config(tmp_path, "192.0.2.1")).run()
