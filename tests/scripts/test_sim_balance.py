@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sim-balance"
 
 
@@ -87,6 +89,7 @@ def fleet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_fleet_is_compared_with_one_host(tmp_path: Path) -> None:
     kept = tmp_path / "fleet.json"
     ways = "picker,picker+taken over in the middle,least connections,hash of the prompt"
