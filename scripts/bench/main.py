@@ -19,6 +19,7 @@ COMMANDS: Final = frozenset(
         "history",
         "polling",
         "fleet",
+        "ingress",
     }
 )
 
