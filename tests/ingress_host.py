@@ -204,9 +204,11 @@ async def until(met: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def run(site: Site) -> asyncio.subprocess.Process:
+async def run(site: Site, *members: Member) -> asyncio.subprocess.Process:
+    """`members`: known when it starts."""
     site.folder.mkdir(exist_ok=True)
-    for name, text in haproxy.files(site.config, exporter=haproxy.has_exporter()).items():
+    known = await haproxy.addresses(members)
+    for name, text in haproxy.files(site.config, exporter=haproxy.has_exporter(), members=known).items():
         (site.folder / name).write_text(text)
     log = (site.folder / "log").open("w")
     site.stack.callback(log.close)

@@ -28,6 +28,8 @@ MAP: Final = "hosts.map"
 OLDEST: Final = (2, 6)
 _ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"\w[\w.:-]*")
+_SERVERS: Final = re.compile(r"^  server(-template h|) h?\d.*\n", re.MULTILINE)
+_NOBODY: Final[Mapping[str, tuple[str | None, bool]]] = {}
 _BATCH: Final = 100  # commands in a line, which has room for tune.bufsize bytes
 _MAINT, _DRAIN = 0x23, 0x18  # in srv_admin_state; HAProxy's management guide, "show servers state"
 _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
@@ -50,9 +52,19 @@ def _error_file(status: int) -> str:
     return f"{head}Cache-Control: no-store\r\n\r\n{body}"
 
 
-def files(config: FleetConfig, *, exporter: bool) -> dict[str, str]:
-    """Names -> texts of one folder; start `haproxy -f haproxy.cfg` in it. `exporter`: this build serves Prometheus."""
+def files(
+    config: FleetConfig, *, exporter: bool, members: Mapping[str, tuple[str | None, bool]] = _NOBODY
+) -> dict[str, str]:
+    """Names -> texts of one folder; start `haproxy -f haproxy.cfg` in it. `exporter`: this build serves Prometheus.
+    `members`, as `addresses` gives them: it has requests for them from its first moment on."""
     ingress, hosts = config.ingress, config.hosts
+    known = [
+        (host, place.replace(" ", ":")) for host, (place, is_open) in members.items() if place and is_open
+    ]
+    known = known[: hosts.most]
+    servers = [f"  server h{n} {place}" for n, (_, place) in enumerate(known, 1)]
+    if len(known) < hosts.most:
+        servers.append(f"  server-template h {len(known) + 1}-{hosts.most} 127.0.0.1:1 disabled")
     names = [f"[{host}]" if ":" in host else host for host in ingress.hosts]
     ca = f" ssl verify required ca-file {shlex.quote(hosts.ca)}" if hosts.ca else ""
     asked = f":{ingress.picker_port}{ca if ingress.picker_cert else ''}"
@@ -67,14 +79,21 @@ def files(config: FleetConfig, *, exporter: bool) -> dict[str, str]:
         # A check is a TCP connection alone: TLS handshakes with 200 hosts every 300 ms would keep a core busy.
         host_tls=ca and f"{ca} no-check-ssl",
         most=hosts.most,
+        servers="\n".join(servers),
         pickers="\n".join(pickers),
         metrics_port=ingress.picker_port + 2,
         exporter="" if exporter else "# ",
     )
     spoe = _HERE.with_name("spoe.cfg").read_text()
-    return {"haproxy.cfg": text, "spoe.cfg": spoe, "hosts.map": ""} | {
+    entries = "".join(f"{host} h{n}\n" for n, (host, _) in enumerate(known, 1))
+    return {"haproxy.cfg": text, "spoe.cfg": spoe, MAP: entries} | {
         f"{status}.http": _error_file(status) for status in _ERRORS
     }
+
+
+def same_settings(one: str, other: str) -> bool:
+    """Whether two texts of haproxy.cfg are of one configuration; hosts come and go."""
+    return _SERVERS.sub("", one) == _SERVERS.sub("", other)
 
 
 def binary() -> str:
@@ -165,13 +184,7 @@ class Servers:
 
         A host whose address has no IP address now keeps the one that it had.
         """
-        wanted = {}
-        for member in members:
-            if _NAME.fullmatch(member.host):
-                wanted[member.host] = (
-                    await _resolved(member.address),
-                    member.state is not MemberState.DRAINING,
-                )
+        wanted = await addresses(members)
         answer = ""
         # A host that leaves takes three turns: drained, freed, nothing left to do.
         for _ in range(4):
@@ -230,6 +243,15 @@ class Servers:
                 f"cannot reach HAProxy at {self._socket}: {reason(error)}",
                 "start `numa-launcher fleet ingress`",
             ) from None
+
+
+async def addresses(members: Sequence[Member]) -> dict[str, tuple[str | None, bool]]:
+    """Host -> IP address and port, with a space between them, if there are any now, and whether it gets new requests."""
+    return {
+        member.host: (await _resolved(member.address), member.state is not MemberState.DRAINING)
+        for member in members
+        if _NAME.fullmatch(member.host)
+    }
 
 
 async def _resolved(address: str) -> str | None:

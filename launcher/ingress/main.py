@@ -166,10 +166,12 @@ class Ingress:
             return
         self._adopted = True
         exporter = await asyncio.to_thread(haproxy.has_exporter)
-        texts = haproxy.files(self._config, exporter=exporter)
+        # From its first moment on: clients find its port before the first `apply`.
+        members = await haproxy.addresses(self._members.members)
+        texts = haproxy.files(self._config, exporter=exporter, members=members)
         if runs:
             path = self._folder / "haproxy.cfg"
-            if not path.exists() or path.read_text() != texts[path.name]:
+            if not path.exists() or not haproxy.same_settings(path.read_text(), texts[path.name]):
                 _LOG.warning(
                     "HAProxy runs with another configuration; it takes this one when it is restarted"
                 )

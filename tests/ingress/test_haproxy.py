@@ -9,7 +9,7 @@ import re
 import ssl
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -59,8 +59,13 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 def start(stack: AsyncExitStack) -> Start:
-    async def make(*pickers: Picker | None, cert: Path | None = None, ca: Path | None = None) -> Site:
-        """The first picker at 127.0.0.1, the second at 127.0.0.2; None: nobody is there."""
+    async def make(
+        *pickers: Picker | None,
+        cert: Path | None = None,
+        ca: Path | None = None,
+        members: Sequence[Member] = (),
+    ) -> Site:
+        """The first picker at 127.0.0.1, the second at 127.0.0.2; None: nobody is there. `members`: known when it starts."""
         port, listen = free_ports(2)
         # Paths of UNIX sockets have 107 bytes: not below pytest's folders.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="an 'ingress")))
@@ -77,7 +82,7 @@ def start(stack: AsyncExitStack) -> Start:
         for number, picker in enumerate(pickers, 1):
             if picker:
                 await picker.start(f"127.0.0.{number}", port, stack)
-        await run(site)
+        await run(site, *members)
         return site
 
     return make
@@ -129,6 +134,36 @@ async def test_the_picker_chooses_host_and_slot(start: Start, a: Daemon, b: Daem
     }
     assert first == {"id": number, "status": 200}
     assert (await picker.end())[:4] == ["end", number, "200", "h2"]
+
+
+async def test_hosts_that_are_known_at_its_start_serve_at_once(start: Start, a: Daemon, b: Daemon) -> None:
+    """Clients find the port of an ingress that comes back before its list is applied."""
+    draining = Member(host="b", address=b.member.address, state=MemberState.DRAINING)
+    site = await start(always(host="a", slot="7"), members=(a.member, draining))
+    assert (await site.send()).body == b"from a"
+    assert a.asked[0].one("x-numa-slot") == "7"
+    before = await Servers(site.folder / "admin.sock").read()
+    assert {server.key for server in before.values()} == {"a", None}
+    await site.servers(a.member, draining)
+    after = await Servers(site.folder / "admin.sock").read()
+    assert after["h1"].key == before["h1"].key == "a"
+    assert "-b" in {server.key for server in after.values()}
+    assert len(after) == MOST
+
+
+def test_a_configuration_is_the_same_whichever_hosts_are_known() -> None:
+    config = FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)), hosts=Hosts(most=2))
+    found: dict[str, tuple[str | None, bool]] = {f"h{n}": (f"10.0.0.{n} 8001", True) for n in range(3)}
+    none, some, all_ = (
+        haproxy.files(config, exporter=False, members=members)["haproxy.cfg"]
+        for members in ({}, dict([*found.items()][:1]), found)
+    )
+    assert "server h2 10.0.0.1:8001\n" in all_
+    assert "server h3" not in all_
+    assert haproxy.same_settings(none, some)
+    assert haproxy.same_settings(none, all_)
+    other = FleetConfig(ingress=config.ingress, hosts=Hosts(most=3))
+    assert not haproxy.same_settings(none, haproxy.files(other, exporter=False)["haproxy.cfg"])
 
 
 async def test_a_slot_of_the_clients_own_is_removed(start: Start, a: Daemon) -> None:
