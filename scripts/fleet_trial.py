@@ -58,7 +58,9 @@ dtype = "float32"
 max_model_len = 2048
 max_num_seqs = 16
 [layout]
+cpus = "{cpus}"
 instances_per_socket = 1
+reserve_cores = 0
 [memory]
 kv_cache = "256MiB"
 [engine]
@@ -125,7 +127,7 @@ class Host:
     def start(self, log: str, *words: str) -> subprocess.Popen[bytes]:
         """Starts a program of the host and prints its command line. Its output goes to `log` in the host's folder."""
         print(f"   {self.name}$ {shlex.join(words)}", flush=True)
-        line = ("taskset", "--cpu-list", self._cpus, str(PROGRAMS / words[0]), *words[1:])
+        line = (str(PROGRAMS / words[0]), *words[1:])
         with (self.folder / log).open("wb") as out:
             # Ctrl-C reaches this process only: it ends all others.
             return subprocess.Popen(
@@ -136,7 +138,8 @@ class Host:
         config = self.folder / "config.toml"
         config.write_text(
             DAEMON.format(
-                address=self.address, model=json.dumps(str(model)), cache=json.dumps(str(self.folder / "cache")),
+                address=self.address,
+                cpus=self._cpus, model=json.dumps(str(model)), cache=json.dumps(str(self.folder / "cache")),
                 usage=json.dumps(str(self.folder / "usage.db")), ingress=json.dumps(list(map(address, INGRESS))),
             )
         )  # fmt: skip
@@ -177,15 +180,22 @@ def sh(*words: str) -> None:
 
 
 def wait(
-    check: Callable[[], bool], what: str, within_s: float, *needed: subprocess.Popen[bytes], log: str = ""
+    check: Callable[[], bool],
+    what: str,
+    within_s: float,
+    *needed: subprocess.Popen[bytes],
+    log: Path | None = None,
 ) -> None:
-    """Until `check` is true. `needed`: programs that must not end meanwhile. Raises LauncherError."""
+    """Until `check` is true. `needed`: programs that must not end meanwhile. Raises LauncherError with the end of `log`."""
     began = time.monotonic()
     while not check():
         ended = any(program.poll() is not None for program in needed)
         if ended or time.monotonic() - began > within_s:
             why = "it ended" if ended else f"not within {within_s:g} s"
-            raise LauncherError(f"cannot {what}: {why}", f"read {log}" if log else "run this again")
+            if log is not None:
+                said = "\n".join(f"  | {line}" for line in log.read_text(errors="replace").splitlines()[-8:])
+                raise LauncherError(f"cannot {what}: {why}\n{said}", f"the whole log: {log}")
+            raise LauncherError(f"cannot {what}: {why}", "run this again")
         time.sleep(POLL_S)
 
 
@@ -286,10 +296,10 @@ def play(model: Path, folder: Path, *, once: bool) -> None:
     step("Ray on each host: the first command")
     for host in hosts:
         ray = host.start_ray()
-        wait(host.has_ray, f"start Ray on {host.name}", RAY_S, ray, log=str(host.folder / "ray.log"))
+        wait(host.has_ray, f"start Ray on {host.name}", RAY_S, ray, log=host.folder / "ray.log")
     print("   waiting for vLLM on the hosts ...", flush=True)
     for host, daemon in zip(hosts, daemons, strict=True):
-        wait(host.ready, f"start {host.name}", READY_S, daemon, log=str(host.folder / "daemon.log"))
+        wait(host.ready, f"start {host.name}", READY_S, daemon, log=host.folder / "daemon.log")
     step("The fleet: the second command, on any host")
     words = ("numa-launcher", "fleet", "up", "-c", str(config))
     print(f"   {hosts[0].name}$ {shlex.join(words)}", flush=True)
@@ -302,7 +312,7 @@ def play(model: Path, folder: Path, *, once: bool) -> None:
             partial(answers, host.address),
             f"reach the hosts through the ingress of {host.name}",
             ANSWER_S,
-            log=str(host.folder / "ingress.log"),
+            log=host.folder / "ingress.log",
         )
         chat(host.address)
     print("   (the model has random weights: the text is random)")

@@ -105,7 +105,8 @@ class Ingress:
             )
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._decisions.knows(writer.get_extra_info("peername")[0]):
+        peer = writer.get_extra_info("peername")  # None: it has left already
+        if peer is not None and self._decisions.knows(peer[0]):
             # asyncio of Python 3.11 logs an error for a connection's task that is cancelled, as all are at the end.
             with contextlib.suppress(asyncio.CancelledError):
                 await serve(reader, writer, self._decisions.handle)

@@ -198,3 +198,20 @@ async def test_an_haproxy_that_runs_is_adopted(
     assert ("another configuration" in caplog.text) is not same
     assert (tmp_path / "haproxy.cfg").read_text() == (text if same else "")
     assert not (tmp_path / "haproxy.pid").exists()
+
+
+async def test_a_peer_that_left_already_has_no_name(tmp_path: Path) -> None:
+    """uvloop asks the kernel when it is asked, and then there is none."""
+
+    class Left:
+        closed = False
+
+        def get_extra_info(self, _name: str) -> None:
+            return None
+
+        def close(self) -> None:
+            self.closed = True
+
+    writer = Left()
+    await Ingress(config(tmp_path, "127.0.0.1"))._answer(asyncio.StreamReader(), writer)  # type: ignore[arg-type]
+    assert writer.closed

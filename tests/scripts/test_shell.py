@@ -33,11 +33,17 @@ def test_shellcheck() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test"])
+@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test", "sudo scripts/fleet-trial"])
 def test_help(script: str) -> None:
-    done = sh(script, "--help")
+    done = sh(script.removeprefix("sudo "), "--help")
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: {script}")
+
+
+def test_fleet_trial_refuses() -> None:
+    done = sh("scripts/fleet-trial", "--twice")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("cannot run the trial: unknown argument '--twice'\n  what to do: ")
 
 
 @pytest.mark.parametrize(
