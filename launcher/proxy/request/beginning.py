@@ -35,7 +35,8 @@ class Asked:
 
 
 def read_asked(arguments: Mapping[str, object]) -> Asked | None:
-    """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), length (of all of it).
+    """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), model (its name, where
+    it was found behind that), length (of all of it).
 
     None: it computes nothing, or its body cannot be read."""
     path, body = _text(arguments.get("path")), _bytes(arguments.get("body"))
@@ -51,13 +52,17 @@ def read_asked(arguments: Mapping[str, object]) -> Asked | None:
     length = arguments.get("length")
     missing = max(0, length - len(body)) if isinstance(length, int) else 0
     try:
-        return _of_json(id_, key, route, body, missing)
+        behind = _text(arguments.get("model")) or None
+        return _of_json(id_, key, route, body, missing=missing, behind=behind)
     except HttpError:
         return None  # the daemon refuses it
 
 
-def _of_json(id_: str, key: str | None, route: Route, body: bytes, missing: int) -> Asked:
+def _of_json(
+    id_: str, key: str | None, route: Route, body: bytes, *, missing: int, behind: str | None
+) -> Asked:
     said = JsonReader(route.prompt).so_far(body)
+    model = behind if said.model is None and missing else said.model
     prompt = read_prompt(said.prompt, said.media)
     size = prompt.size
     if not said.prompt and missing:
@@ -67,10 +72,10 @@ def _of_json(id_: str, key: str | None, route: Route, body: bytes, missing: int)
     )
     if size and not within_image:
         size += missing
-    salt = hash((bytes(said.tools), said.model))
+    salt = hash((bytes(said.tools), model))
     return Asked(
         id=id_,
-        model=said.model,
+        model=model,
         key=key,
         prompt_bytes=size + len(said.tools),
         prefix=fingerprint(prompt.text, salt) if prompt.size else (),

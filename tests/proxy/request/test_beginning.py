@@ -43,9 +43,11 @@ def test_prompts_with_the_same_beginning_share_it_though_they_are_cut() -> None:
     assert found(chat("w" * 40_000, tools=[{"type": "function"}])).prefix[0] != one.prefix[0]
 
 
-def test_a_model_behind_a_long_prompt_is_not_known() -> None:
+def test_a_model_behind_a_long_prompt_is_known_from_its_argument() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "w" * 40_000}], "model": "m"}).encode()
     assert found(body).model is None
+    assert found(body, model="m").model == "m"
+    assert found(chat("w" * 40_000), model="other").model == "m"
     whole = read_asked({"path": "/v1/chat/completions", "body": body, "length": len(body)})
     assert whole is not None
     assert whole.model == "m"
