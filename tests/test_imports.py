@@ -91,7 +91,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.dashboard": {"cli", "dashboard", "errors", "fleet.config", "ingress.status"},
     **{f"cli.{part}": {"cli", "fleet", "ingress", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
     **{
-        f"cli.fleet_{part}": {"cli", "control.messages", "fleet", "host.replace_file", "usage", "proxy.auth", *OFFLINE}
+        f"cli.fleet_{part}": {
+            "cli", "control.messages", "fleet", "host.replace_file", "ingress.loads", "usage", "proxy.auth", *OFFLINE,
+        }
         for part in ("operations", "tables", "upgrade", "keys", "bench")
     },
     "cli.serve": {"build", "daemon", "host", "cli", "errors"},

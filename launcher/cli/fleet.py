@@ -24,13 +24,14 @@ from launcher.control.client import UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
 from launcher.fleet.hosts import AGENT, DIRECTOR, each
+from launcher.fleet.members import Report
 from launcher.ingress.status import endpoints, read_status
 from launcher.printable import printable_lines
 from launcher.text_table import counted
 
 if TYPE_CHECKING:
     from launcher.fleet.cluster import RayHosts
-    from launcher.fleet.members import Node, Report, View
+    from launcher.fleet.members import Node, View
 
 HEARD_S: Final = 60.0
 """Ray starts an agent in 2 s, on a busy host in 20 s."""
@@ -38,6 +39,9 @@ START_S: Final = 60.0
 POLL_S: Final = 0.5
 RAY_S: Final = 3.0
 STATUS_S: Final = 30.0
+_AWAY: Final = Report(
+    problem="its node of Ray is away", remedy="see `ray status`, and start the command again"
+)
 _HELP: Final = {
     "up": "attach an agent to each host's daemon, and hand the list of hosts to the ingress",
     "status": "print the state of each host, of the ingress and of Ray",
@@ -103,7 +107,7 @@ def connected(config: FleetConfig) -> RayHosts:
     host, _, port = config.ray.rpartition(":")
     if host and port.isdigit():
         try:  # ray.init tries a head that is gone for a long time
-            socket.create_connection((host, int(port)), RAY_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), RAY_S).close()
         except OSError as error:
             raise UnreachableError(
                 f"cannot reach Ray's head at '{config.ray}': {reason(error)}",
@@ -134,7 +138,8 @@ def node_address() -> str | None:
 
 def _is_own(address: str) -> bool:
     """Whether it is an address of this host."""
-    with contextlib.suppress(OSError), socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.bind((address, 0))
         return bool(address)
     return False
@@ -153,7 +158,7 @@ def up(config: FleetConfig) -> int:
     reports = _heard(hosts, nodes)
     well = True
     for node in nodes:
-        report, started = _with_daemon(hosts, config, node, reports[node.host])
+        report, started = _with_daemon(hosts, config, node, reports.get(node.host, _AWAY))
         well = well and not report.problem
         if report.problem:
             _say(f"{node.host}: {report.problem}")
@@ -197,8 +202,10 @@ def _with_daemon(hosts: RayHosts, config: FleetConfig, node: Node, report: Repor
     failed = _started(hosts, node.host, config.hosts.start)
     if failed:
         return msgspec.structs.replace(report, remedy=failed), ""
-    found = _waited(lambda: hosts.view().reports, lambda found: not found[node.host].absent, START_S)
-    return found[node.host], f", which was started: {' '.join(config.hosts.start)}"
+    found = _waited(
+        lambda: hosts.view().reports, lambda found: not found.get(node.host, _AWAY).absent, START_S
+    )
+    return found.get(node.host, _AWAY), f", which was started: {' '.join(config.hosts.start)}"
 
 
 def untrusted(config: FleetConfig, trusted: Iterable[str]) -> list[str]:

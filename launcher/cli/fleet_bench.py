@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Final
 
 from launcher.errors import LauncherError, reason
+from launcher.ingress.loads import trust
 
 REQUESTS: Final = 8
 TOKENS: Final = 32
 TIMEOUT_S: Final = 120.0
 
 
-def measure(address: str, model: str, key: str | None, ca: Path | None) -> tuple[float, float]:
+def measure(address: str, model: str, key: str | None, ca: str | None) -> tuple[float, float]:
     """Medians of the seconds to the first token and per token after it. Raises LauncherError."""
     try:
         found = [_stream(address, model, key, ca, number) for number in range(REQUESTS + 1)]
@@ -31,7 +30,7 @@ def measure(address: str, model: str, key: str | None, ca: Path | None) -> tuple
     return median(first for first, _ in found[1:]), median(each for _, each in found[1:])
 
 
-def _stream(address: str, model: str, key: str | None, ca: Path | None, number: int) -> tuple[float, float]:
+def _stream(address: str, model: str, key: str | None, ca: str | None, number: int) -> tuple[float, float]:
     began = time.monotonic()
     times = [at - began for at in _tokens(address, model, key, ca, number)]
     if not times:
@@ -39,7 +38,7 @@ def _stream(address: str, model: str, key: str | None, ca: Path | None, number: 
     return times[0], (times[-1] - times[0]) / max(1, len(times) - 1)
 
 
-def _tokens(address: str, model: str, key: str | None, ca: Path | None, number: int) -> Iterator[float]:
+def _tokens(address: str, model: str, key: str | None, ca: str | None, number: int) -> Iterator[float]:
     """The times of a stream's events that bring text. Prompts differ, so that no prefix cache has them."""
     connection = _connection(address, ca)
     body = {
@@ -66,10 +65,7 @@ def _tokens(address: str, model: str, key: str | None, ca: Path | None, number: 
         connection.close()
 
 
-def _connection(address: str, ca: Path | None) -> http.client.HTTPConnection:
-    if ca is None:
+def _connection(address: str, ca: str | None) -> http.client.HTTPConnection:
+    if (context := trust(ca)) is None:
         return http.client.HTTPConnection(address, timeout=TIMEOUT_S)
-    context = ssl.create_default_context(cafile=str(ca))
-    # As the ingress does: a certificate of the fleet's own authority is enough, whatever name it has.
-    context.check_hostname = False
     return http.client.HTTPSConnection(address, timeout=TIMEOUT_S, context=context)

@@ -196,12 +196,15 @@ def _upgrade(args: argparse.Namespace, hosts: Hosts, config: FleetConfig) -> int
         raise LauncherError(f"cannot upgrade '{unknown[0]}': no such host", f"hosts are {', '.join(members)}")
     names = [host for host in members if not args.host or host in args.host]
     key = _key(args.key_file)
-    ca = Path(config.hosts.ca) if config.hosts.ca else None
+
+    def measure(host: str) -> tuple[float, float]:
+        return fleet_bench.measure(members[host].address, args.bench, key, config.hosts.ca)
+
     settings = fleet_upgrade.Settings(
         how=fleet_upgrade.RELOAD if args.reload else config.hosts.upgrade,
         file=Path(config.state) / "upgrade.json",
         drain_s=args.drain_timeout, ready_s=args.ready_timeout,
-        bench=(lambda host: fleet_bench.measure(members[host].address, args.bench, key, ca)) if args.bench else None,
+        bench=measure if args.bench else None,
     )  # fmt: skip
     if args.restart:
         settings.file.unlink(missing_ok=True)

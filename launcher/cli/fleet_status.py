@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError, reason
+from launcher.errors import reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.hosts import each
 from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
-from launcher.ingress.loads import HostLoad
+from launcher.ingress.loads import HostLoad, trust
 from launcher.ingress.status import endpoints
 from launcher.text_table import table
 from launcher.verdict import Host, Level, Problem, Verdict, judge_fleet
@@ -55,7 +55,7 @@ def gather(
     """`view`: of the director; without it, `ray` says why, and the list is this host's file. `pickers`: what the ingress
     processes say that could be asked. Raises LauncherError."""
     members = view.members if view is not None else _kept(config, ray)
-    context = _tls(config)
+    context = trust(config.hosts.ca)
     by_name = {member.host: member for member in members.members}
     loads, failed = each(by_name, lambda host: load_of(by_name[host], context))
     reports = {} if view is None else view.reports
@@ -81,15 +81,6 @@ def _kept(config: FleetConfig, ray: str) -> MemberList:
             f"run it on an ingress host ({', '.join(config.ingress.hosts)}), or start Ray",
         )
     return read_members(path)
-
-
-def _tls(config: FleetConfig) -> ssl.SSLContext | None:
-    try:
-        return ssl.create_default_context(cafile=config.hosts.ca) if config.hosts.ca else None
-    except OSError as error:
-        raise LauncherError(
-            f"cannot read '{config.hosts.ca}': {reason(error)}", "correct [hosts] ca in fleet.toml"
-        ) from None
 
 
 def load_of(member: Member, context: ssl.SSLContext | None) -> HostLoad:

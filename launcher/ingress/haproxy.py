@@ -36,7 +36,6 @@ _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
     400: ("Bad Request", "malformed request", "invalid_request_error", "invalid_request"),
     404: ("Not Found", "no such route on the ingress of a fleet", "invalid_request_error", "not_found"),
     408: ("Request Timeout", "the request took too long to arrive", "invalid_request_error", "timeout"),
-    429: ("Too Many Requests", "every host is at its limit", "rate_limit_error", "queue_full"),
     500: ("Internal Server Error", "internal error of the ingress", "api_error", "internal_error"),
     502: ("Bad Gateway", "the host failed before its response", "api_error", "upstream_error"),
     503: ("Service Unavailable", "no host can take the request", "service_unavailable", "no_host_ready"),
@@ -46,7 +45,7 @@ _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
 
 def _error_file(status: int) -> str:
     title, message, type_, code = _ERRORS[status]
-    retry = "Retry-After: 1\r\n" if status in {429, 502, 503} else ""
+    retry = "Retry-After: 1\r\n" if status in {502, 503} else ""
     body = json.dumps({"error": {"message": message, "type": type_, "param": None, "code": code}})
     head = f"HTTP/1.1 {status} {title}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{retry}"
     return f"{head}Cache-Control: no-store\r\n\r\n{body}"
@@ -261,5 +260,5 @@ async def _resolved(address: str) -> str | None:
         return f"{ipaddress.ip_address(host)} {int(port)}"
     with contextlib.suppress(OSError, ValueError):
         found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        return f"{found[0][4][0]} {port}"
+        return f"{found[0][4][0]} {int(port)}"
     return None

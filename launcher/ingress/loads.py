@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import aiohttp
 import msgspec
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, reason
 from launcher.fleet.members import Member
 
 PERIOD_S: Final = 1.0
@@ -55,20 +55,29 @@ class Listener(Protocol):
     def lost(self, host: str) -> None: ...
 
 
+def trust(ca: str | None) -> ssl.SSLContext | None:
+    """How daemons are asked over TLS. `ca`: PEM file with the authority of their certificates; None: plain HTTP. A
+    certificate of the fleet's own authority is enough, whatever name it has, as for HAProxy. Raises LauncherError."""
+    if ca is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise LauncherError(
+            f"cannot read '{ca}': {reason(error)}", "correct [hosts] ca in fleet.toml"
+        ) from None
+    context.check_hostname = False
+    return context
+
+
 class Loads:
     """One task per member, so that none waits for another. `now` is the event loop's time."""
 
     def __init__(self, listener: Listener, ca: str | None) -> None:
-        """`ca`: PEM file with the authority of the daemons' certificates; None: plain HTTP. Raises LauncherError."""
+        """`ca`: as `trust` takes it. Raises LauncherError."""
         self._listener = listener
         self._scheme = "https" if ca else "http"
-        self._tls: ssl.SSLContext | bool = True
-        try:
-            if ca:
-                self._tls = ssl.create_default_context(cafile=ca)
-                self._tls.check_hostname = False  # the fleet's own authority, whatever name; as HAProxy does
-        except OSError as error:
-            raise LauncherError(f"cannot read {ca}: {error}", "correct [hosts] ca in fleet.toml") from None
+        self._tls = trust(ca) or True
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def watch(self, members: Iterable[Member]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cloud import Certificate, make_certificate
 
 from launcher.cli.fleet_status import Screen, gather, lines, stragglers, well
 from launcher.control.client import UnreachableError
-from launcher.fleet.config import FleetConfig, Ingress
+from launcher.fleet.config import FleetConfig, Hosts, Ingress
 from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, Report, View, write_members
 from launcher.ingress.loads import HostLoad, InstanceLoad
 
@@ -107,8 +110,8 @@ def test_a_host_whose_tokens_come_late_is_named_by_the_picker_that_decides() -> 
     )
 
 
-@pytest.fixture
-def daemon() -> Iterator[str]:
+@contextlib.contextmanager
+def serving(certificate: Certificate | None = None) -> Iterator[str]:
     """The address of a server that answers /load."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -123,11 +126,42 @@ def daemon() -> Iterator[str]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate.path, certificate.key)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def daemon() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+def test_a_certificate_of_the_fleets_authority_is_enough_whatever_its_name(tmp_path: Path) -> None:
+    """As for the ingress: its name is localhost, and 127.0.0.1 is asked."""
+    certificate = make_certificate(tmp_path)
+    with serving(certificate) as address:
+        view = View(
+            spec="",
+            members=MemberList(members=(member("a", address=address),)),
+            reports={},
+            heard={},
+            error="",
+        )
+        hosts = Hosts(ca=str(certificate.path))
+        screen = gather(FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)), hosts=hosts), view, "")
+        other = tmp_path / "other"
+        other.mkdir()
+        stranger = Hosts(ca=str(make_certificate(other).path))
+        refused = gather(FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)), hosts=stranger), view, "")
+    assert screen.loads == {"a": load(True)}
+    assert "certificate" in refused.silent["a"]
 
 
 def config(folder: Path, port: str) -> FleetConfig:

@@ -189,18 +189,6 @@ async def test_a_slot_of_the_clients_own_is_removed(start: Start, a: Daemon) -> 
     assert a.asked[0].one("x-numa-slot") is None
 
 
-async def test_the_picker_may_refuse(start: Start, a: Daemon) -> None:
-    site = await start(always(refuse="1"))
-    await site.servers(a.member)
-    answer = await site.send()
-    assert (answer.status, answer.error["type"], answer.fields["retry-after"]) == (
-        429,
-        "rate_limit_error",
-        "1",
-    )
-    assert not a.asked
-
-
 async def test_a_late_choice_holds_up_no_other(start: Start, a: Daemon) -> None:
     late = asyncio.Event()
 
