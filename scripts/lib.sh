@@ -172,9 +172,10 @@ has_command() { command -v "$1" >/dev/null; }
 has_library() { ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; }
 has_module() { has_command pkg-config && pkg-config --exists "$1"; }
 has_python() { find_python >/dev/null; }
-has_venv() { ! has_python || "$(find_python)" -c 'import ensurepip, venv' 2>/dev/null; }
+# Without any Python its parts are missing, too.
+has_venv() { has_python && "$(find_python)" -c 'import ensurepip, venv' 2>/dev/null; }
 has_headers() {
-  ! has_python || "$(find_python)" -c '
+  has_python && "$(find_python)" -c '
 import pathlib, sys, sysconfig
 sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())'
 }

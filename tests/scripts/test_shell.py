@@ -40,6 +40,11 @@ def test_help(script: str) -> None:
     assert done.stdout.startswith(f"usage: {script}")
 
 
+def test_a_machine_without_python_gets_all_of_it(tmp_path: Path) -> None:
+    done = lib('find_python() { return 1; }; missing 2 "$RUN_NEEDS"', tmp_path)
+    assert {"python3", "python3-venv", "python3-dev"} <= set(done.stdout.split())
+
+
 def test_fleet_trial_refuses() -> None:
     done = sh("scripts/fleet-trial", "--twice")
     assert (done.returncode, done.stdout) == (2, "")
