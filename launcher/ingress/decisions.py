@@ -52,7 +52,7 @@ class Decisions(asyncio.DatagramProtocol):
         if (asked := read_asked(arguments)) is None:
             return {}
         choice = self.picker.offer(asked, now)
-        if choice is None and self.picker.holds(asked.id):
+        if choice is None and asked.id not in self._held and self.picker.holds(asked.id):
             self._held[asked.id] = decided = asyncio.get_running_loop().create_future()
             self.turn()
             try:

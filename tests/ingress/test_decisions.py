@@ -62,6 +62,17 @@ async def test_what_the_fleet_does_not_know_is_left_to_haproxy(decisions: Decisi
     assert await decisions.handle("first", {"id": None, "status": None}) == {}
 
 
+async def test_an_id_that_is_asked_twice_takes_nothing_from_the_first(decisions: Decisions) -> None:
+    for n in range(2):
+        await ask(decisions, f"r{n}")
+        await decisions.handle("first", {"id": f"r{n}", "status": 200})
+    held = asyncio.create_task(ask(decisions, "late"))
+    await asyncio.sleep(0.05)
+    assert await ask(decisions, "late") == {}
+    decisions.datagram_received(b"<134>x: end r1 200 h7 12 34 --\n", LOCAL)
+    assert (await held)["slot"] == "0"
+
+
 async def test_an_end_lets_a_held_request_go_there(decisions: Decisions) -> None:
     where = {f"r{n}": (await ask(decisions, f"r{n}"))["host"] for n in range(2)}
     for id_ in where:
