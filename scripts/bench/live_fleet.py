@@ -14,12 +14,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 from bench.processes import free_port
 from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressConfig
 from launcher.fleet.members import Member, MemberList, write_members
 from launcher.ingress.main import Ingress
+
+RETRY_S: Final = 0.05
 
 
 async def _serve(args: argparse.Namespace) -> None:
@@ -33,6 +36,7 @@ async def _serve(args: argparse.Namespace) -> None:
         )
         for number, port in enumerate(ports)
     ]  # fmt: skip
+    await asyncio.gather(*(_listens(port) for port in ports))
     members = tuple(Member(host=f"host{n}", address=f"127.0.0.1:{port}") for n, port in enumerate(ports))
     config = FleetConfig(
         state=str(args.folder),
@@ -54,6 +58,16 @@ async def _serve(args: argparse.Namespace) -> None:
     # The ingress leaves HAProxy running.
     with contextlib.suppress(OSError, ValueError):
         os.kill(int((args.folder / "haproxy.pid").read_text()), signal.SIGTERM)
+
+
+async def _listens(port: int) -> None:
+    """Returns when it does: the ingress asks a silent host again after a second, and sends it nothing until then."""
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return
+        await asyncio.sleep(RETRY_S)
 
 
 def _ports() -> int:
