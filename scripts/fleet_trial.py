@@ -84,6 +84,7 @@ listen = "0.0.0.0:8000"               # clients connect to these
 most = 8
 """
 RAY: Final = (
+    "--node-manager-port=6380", "--object-manager-port=6381", "--min-worker-port=6400", "--max-worker-port=6499",
     "--num-cpus=0", '--resources={"numa_host": 1}', "--object-store-memory=80000000", "--include-log-monitor=false",
     "--disable-usage-stats", "--temp-dir=/run/ray",
 )  # fmt: skip
