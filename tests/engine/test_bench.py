@@ -1,4 +1,6 @@
-"""`bench` on real vLLM: its figures are those of `vllm bench serve` run by hand, and every way to use it works."""
+"""`bench` on real vLLM: its figures are those of `vllm bench serve` run by hand, and every way to use it works.
+
+CI reads its figures in under_load/test_bench_figures.py."""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from launcher.bench.target import Target
 from launcher.bench.vllm_driver import VllmDriver
 from launcher.intervals import quantile_ratio
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 
 PAIRS = 4
 # Well below what the instances can do: at its limit, a run differs from the next by more than the tolerance. vLLM
@@ -75,11 +77,11 @@ def by_hand(daemon: DaemonProcess, vllm: str, model: Path, folder: Path, seed: i
     return found
 
 
-@pytest.mark.release
 def test_bench_agrees_with_vllm_bench_serve_by_hand(
     daemon: DaemonProcess, vllm: str, model: Path, tmp_path: Path
 ) -> None:
-    """Within 3 % in tokens/s and 5 % in TTFT p50. That both read the same driver's file alike is tested below, exactly.
+    """Within 3 % in tokens/s and 5 % in TTFT p50. That both read the same driver's file alike is tested in
+    under_load, exactly.
 
     The pairs alternate in order, so that a slow change of the machine falls on both. A median TTFT of so few requests
     is uncertain by more than 5 %: its interval must reach the tolerance, and be narrow enough to show a fault."""
@@ -112,41 +114,6 @@ def test_bench_agrees_with_vllm_bench_serve_by_hand(
     assert ttft.high / ttft.low <= 1.6
 
 
-def test_figures_are_those_of_the_load_generator_and_of_the_endpoint(
-    daemon: DaemonProcess, tmp_path: Path
-) -> None:
-    """No probe request; the spread over the instances is that of the measured requests alone."""
-    done = bench(
-        daemon, tmp_path, "--concurrency", "1,4", "--requests", "16", "--slo", "ttft_p99=60s", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    result = stored(tmp_path)
-    assert json.loads(done.stdout)["id"] == result.id
-    assert [point.concurrency for point in result.points] == [1, 4]
-    for point in result.points:
-        file = json.loads((tmp_path / "bench" / point.driver_file).read_text())
-        assert point.output_tokens_per_s == file["output_throughput"]
-        assert point.total_tokens_per_s == file["total_token_throughput"]
-        assert point.requests_per_s == point.goodput_per_s == file["request_throughput"]
-        for name, key in (("ttft_s", "ttft"), ("tpot_s", "tpot"), ("itl_s", "itl"), ("e2e_s", "e2el")):
-            its = getattr(point, name)
-            assert (its.mean, its.p50, its.p95, its.p99) == tuple(
-                file[f"{part}_{key}_ms"] / 1000 for part in ("mean", "p50", "p95", "p99")
-            )
-        assert point.output_tokens == 16 * 128
-        assert point.requests_by_instance is not None
-        assert sum(point.requests_by_instance.values()) == 16
-        assert point.kv_use_max is not None
-        assert point.prefix_hit_share is not None
-    assert min(result.points[1].requests_by_instance.values()) > 0, "four at once: both instances take part"
-    assert result.cores == 2
-    assert result.software is not None
-    assert result.software.vllm
-    assert result.plan is not None
-    assert "<svg" in (result.picture_svg or "")
-
-
-@pytest.mark.release
 def test_repeats_are_not_answered_by_the_prefix_cache(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Prompts longer than a KV block; --keep-cache sends them again."""
     words = ("--workload", "rag", "--requests", "6", "--concurrency", "2", "--repeats", "2")
@@ -160,7 +127,6 @@ def test_repeats_are_not_answered_by_the_prefix_cache(daemon: DaemonProcess, tmp
     assert second.prefix_hit_share < 0.2 < again.prefix_hit_share
 
 
-@pytest.mark.release
 def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Path) -> None:
     done = bench(daemon, tmp_path, "--workload", "chat", "--requests", "32", "--concurrency", "4")
     assert done.returncode == 0, done.stderr
@@ -170,7 +136,6 @@ def test_conversations_share_their_prefixes(daemon: DaemonProcess, tmp_path: Pat
     assert point.prefix_hit_share > 0.3
 
 
-@pytest.mark.release
 def test_a_search_of_a_rate_ends(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Four requests never break the limit: the search says so instead of doubling for ever."""
     done = bench(daemon, tmp_path, "--sweep", "--slo", "e2e_p99=60s", "--requests", "4")
@@ -179,7 +144,6 @@ def test_a_search_of_a_rate_ends(daemon: DaemonProcess, tmp_path: Path) -> None:
     assert 1 < len(stored(tmp_path).points) <= 12
 
 
-@pytest.mark.release
 def test_ctrl_c_on_a_terminal_prints_and_stores_what_was_measured(
     daemon: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -222,7 +186,6 @@ def _read_until(terminal: int, words: str) -> str:
     return text
 
 
-@pytest.mark.release
 def test_an_endpoint_that_dies_meanwhile_is_an_honest_end(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Last: the daemon is stopped."""
     process = subprocess.Popen(

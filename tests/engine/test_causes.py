@@ -1,4 +1,6 @@
-"""Real vLLM is made to fail in many ways; each failure gets its cause. Most fail within ten seconds."""
+"""Real vLLM is made to fail in many ways; each failure gets its cause. Most fail within ten seconds.
+
+CI starts some of them; tests/instances/test_causes.py has the recorded logs of all."""
 
 from __future__ import annotations
 
@@ -158,20 +160,24 @@ async def test_bad_argument(stage: Stage) -> None:
     assert "unrecognized arguments: --blok-size 32" in cause.evidence[-1]
 
 
+@pytest.mark.release
 async def test_model_not_found(stage: Stage) -> None:
     assert (await death_of(stage.serve(model="/srv/models/none"))).name == "model-not-found"
 
 
+@pytest.mark.release
 async def test_gated_model_needs_token(stage: Stage, hub: str) -> None:
     env = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
     assert (await death_of(stage.serve(model="acme/gated", env=env))).name == "gated-model-needs-token"
 
 
+@pytest.mark.release
 async def test_unsupported_version(stage: Stage) -> None:
     folder = stage.variant(model_type="llama9", architectures=["Llama9ForCausalLM"])
     assert (await death_of(stage.serve(model=str(folder)))).name == "unsupported-version"
 
 
+@pytest.mark.release
 async def test_port_in_use(stage: Stage) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -181,6 +187,7 @@ async def test_port_in_use(stage: Stage) -> None:
     assert cause.name == "port-or-socket-in-use"
 
 
+@pytest.mark.release
 async def test_model_damaged(stage: Stage) -> None:
     folder = stage.variant()
     for file in folder.glob("*.safetensors"):
@@ -195,6 +202,7 @@ async def test_kv_too_large(stage: Stage) -> None:
     assert "(900.0 GiB)" in cause.evidence[0]
 
 
+@pytest.mark.release
 async def test_kv_too_small(stage: Stage) -> None:
     assert (await death_of(stage.serve("--kv-cache-memory-bytes", "100000"))).name == "kv-too-small"
 

@@ -1,6 +1,6 @@
 """Real vLLM: placement, responses, restarts under load, crashes, and a clean stop.
 
-The tests run in the order they stand in: they share one daemon, and the last two end it.
+The tests run in the order they stand in: they share one daemon, and the last but one ends it.
 """
 
 from __future__ import annotations
@@ -224,15 +224,14 @@ def test_a_client_that_leaves_ends_its_request(daemon: DaemonProcess) -> None:
     eventually(idle, what="the engine to stop generating")
 
 
-def test_restart_of_both_slots_under_load_fails_no_request(daemon: DaemonProcess) -> None:
+def test_a_restart_under_load_fails_no_request(daemon: DaemonProcess) -> None:
     with Load(daemon.url, "tiny", workers=8, max_tokens=24, pause_s=PAUSE_S) as load:
         more(load, 20)
-        for slot in ("0", "1"):
-            done = daemon.cli("restart", slot, timeout=READY_S)
-            assert done.returncode == 0, done.stderr
-            more(load, 20)
+        done = daemon.cli("restart", "0", timeout=READY_S)
+        assert done.returncode == 0, done.stderr
+        more(load, 20)
     assert load.tally.failures == []
-    assert [slot["generation"] for slot in daemon.status()["slots"]] == [2, 2]
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [2, 1]
 
 
 def sockets_of(daemon: DaemonProcess, slot: int) -> set[str]:
@@ -276,6 +275,7 @@ def test_sigkill_of_the_daemon_leaves_no_vllm(daemon: DaemonProcess) -> None:
     daemon.nothing_left()
 
 
+@pytest.mark.release
 def test_ctrl_c_during_the_load_ends_all(start_vllm: Callable[[], DaemonProcess]) -> None:
     daemon = start_vllm()
     eventually(

@@ -68,7 +68,7 @@ def direct(daemon: DaemonProcess, slot: int, talker: Path) -> Iterator[Endpoint]
         loop.close()
 
 
-@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+@pytest.mark.parametrize("backend", [pytest.param("openai", marks=pytest.mark.release), "openai-chat"])
 def test_vllm_bench_serve(
     daemon: DaemonProcess, endpoint: Endpoint, vllm: str, tmp_path: Path, backend: str
 ) -> None:

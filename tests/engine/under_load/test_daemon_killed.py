@@ -1,4 +1,6 @@
-"""SIGKILL of the daemon and an immediate restart: its child instances end, and the new daemon starts its own."""
+"""SIGKILL of the daemon and an immediate restart: its child instances end, and the new daemon starts its own.
+
+In CI test_real_vllm.py kills a daemon over real vLLM, and tests/integration starts another one after it."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from engine.conftest import READY_S
 from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(3600)]
 
 
 def test_a_new_daemon_starts_new_instances_and_no_old_process_is_left(
