@@ -272,7 +272,7 @@ def test_old_releases_are_removed_when_unused(host: Host) -> None:
     assert host.releases() == ["3.0", "4.0"], "the current one, and the one to go back to"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_rollback_to_the_former_layout(host: Host) -> None:
     """One environment changed in place, with a unit that names it."""
     old = host.prefix / "venv"

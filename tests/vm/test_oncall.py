@@ -15,8 +15,9 @@ import pytest
 SLOTS = {"0", "1", "2", "3"}
 # One client can have one stream open.
 CLIENTS = 6
-RESTARTS = ("systemctl-restart", "upgrade", "rollback")
-PLANNED = ("restart-0", "restart-3", *RESTARTS, "reload-bad", "reload-good", "cpu-offline", "cpu-online")
+# Each of them is a `systemctl restart`, too.
+RESTARTS = ("upgrade", "rollback")
+PLANNED = ("restart-0", *RESTARTS, "reload-bad", "reload-good", "cpu-offline", "cpu-online")
 DAEMON_BREAKS = ("kill-daemon", "freeze-daemon")
 INSTANCE_ENDS = {"kill-instance": "0", "oom-instance": "1", "stop-instance": "2"}
 Facts = dict[str, Any]

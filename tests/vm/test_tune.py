@@ -1,4 +1,7 @@
-"""`tune --stop-service` in a virtual host with systemd: killed, terminated, resumed; guest/tune.py records the facts."""
+"""`tune --stop-service` in a virtual host with systemd: killed, terminated, resumed; guest/tune.py records the facts.
+
+In CI tests/integration kills and resumes tune, and tests/tuning/test_service.py has the commands to systemd.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 
 Facts = dict[str, Any]
+pytestmark = pytest.mark.release
 STOPPED = {
     "numa-launcher.socket": "inactive",
     "numa-launcher-control.socket": "inactive",

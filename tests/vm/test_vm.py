@@ -19,6 +19,7 @@ exit 7
 """
 
 
+@pytest.mark.release
 def test_a_host_runs_a_script_and_returns_its_exit_code(tmp_path: Path) -> None:
     script, given = tmp_path / "say", tmp_path / "given"
     script.write_text(SCRIPT)

@@ -81,10 +81,10 @@ LAYOUTS: Final = {
     "2s8": Layout(2, 2, 2, (True,) * 2, _rows(2, 10, 32, 1)),
     # Two sockets of two nodes.
     "nps2": Layout(2, 2, 2, (True,) * 4, _rows(4, 12, 32, 2), node_mib=512),
-    # Two EPYC at NPS4.
-    "nps4": Layout(2, 4, 4, (True,) * 8, _rows(8, 12, 32, 4), node_mib=320),
+    # Two EPYC at NPS4, with two cores in each L3 domain.
+    "nps4": Layout(2, 4, 2, (True,) * 8, _rows(8, 12, 32, 4), node_mib=320),
     # Node 2 is memory on a CXL device: no cpus.
-    "cxl": Layout(2, 2, 4, (True, True, False), ((10, 32, 50), (32, 10, 60), (50, 60, 10)), node_mib=512),
+    "cxl": Layout(2, 2, 2, (True, True, False), ((10, 32, 50), (32, 10, 60), (50, 60, 10)), node_mib=512),
 }
 
 

@@ -99,7 +99,13 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("form", list(UNFIT))
+@pytest.mark.parametrize(
+    "form",
+    [
+        "openai-chat",
+        *(pytest.param(form, marks=pytest.mark.release) for form in UNFIT if form != "openai-chat"),
+    ],
+)
 def test_llm_comply_finds_nothing_more_than_without_the_proxy(
     daemon: DaemonProcess, endpoint: Endpoint, talker: Path, tmp_path: Path, form: str
 ) -> None:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from notes import COMMAND_S, SOCKET, ask, facts, note, request, sh, until
+from notes import COMMAND_S, SOCKET, ask, facts, note, request, sh, status, until
 from units import UNIT, install_package, install_units
 
 READY_S = 600.0
@@ -56,22 +56,6 @@ def look_at_machine() -> None:
     note("plan", ask("numa-launcher", "plan", "--json"))
     note("doctor", ask("numa-launcher", "doctor", "--json"))
     note("remember", sh(sys.executable, "remember.py"))
-
-
-def status() -> dict[str, Any]:
-    """The daemon's status, without starting another interpreter."""
-    done = ask(
-        sys.executable,
-        "-c",
-        f"""
-import http.client, socket
-class Unix(http.client.HTTPConnection):
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect({SOCKET!r})
-to = Unix("localhost"); to.request("GET", "/v1/status"); print(to.getresponse().read().decode())
-""",
-    )
-    return done if done["status"] == 0 else {}
 
 
 def pid_of(slot: int) -> str:

@@ -212,20 +212,8 @@ def secrets() -> None:
     })  # fmt: skip
 
 
-def planned() -> None:
-    for slot in (SLOTS[0], SLOTS[-1]):  # one of each socket
-        step(
-            f"restart-{slot}",
-            lambda slot=slot: sh("numa-launcher", "restart", str(slot), timeout=READY_S),  # type: ignore[misc]
-        )
-    began = time.time()
-    step("systemctl-restart", lambda: sh("systemctl", "restart", UNIT, timeout=READY_S))
-    # Log lines that instances printed before this daemon started, with their time.
-    old = sh("numa-launcher", "logs", "0", "--since", "1h", "--json")
-    lines = [json.loads(line) for line in old["out"].splitlines()]
-    ago = int(time.time() - began)
-    recent = sh("numa-launcher", "logs", "0", "--since", f"{ago}s")
-    note("logs", {"began": began, "old": old, "lines": lines, "recent": recent})
+def restart() -> None:
+    step("restart-0", lambda: sh("numa-launcher", "restart", "0", timeout=READY_S))
 
 
 def upgrade() -> None:
@@ -238,15 +226,21 @@ def upgrade() -> None:
 
         return act
 
-    for name, how in (
-        ("upgrade", ("--without-vllm", "--wheels", "/root/wheels")),
-        ("rollback", ("--rollback",)),
-    ):
-        step(name, to(*how))
-        runs = Path(f"/proc/{last[1]['daemon']}/cmdline").read_bytes().split(b"\0")[0].decode()
-        note(
-            f"{name}-release", {"current": str(Path("/opt/numa-launcher/current").resolve()), "daemon": runs}
-        )
+    def runs(name: str) -> None:
+        words = Path(f"/proc/{last[1]['daemon']}/cmdline").read_bytes().split(b"\0")
+        current = str(Path("/opt/numa-launcher/current").resolve())
+        note(f"{name}-release", {"current": current, "daemon": words[0].decode()})
+
+    began = time.time()
+    step("upgrade", to("--without-vllm", "--wheels", "/root/wheels"))
+    runs("upgrade")
+    # Log lines that instances printed before this daemon started, with their time.
+    old = sh("numa-launcher", "logs", "0", "--since", "1h", "--json")
+    lines = [json.loads(line) for line in old["out"].splitlines()]
+    recent = sh("numa-launcher", "logs", "0", "--since", f"{int(time.time() - began)}s")
+    note("logs", {"old": old, "lines": lines, "recent": recent})
+    step("rollback", to("--rollback"))
+    runs("rollback")
 
 
 def reload() -> None:
@@ -362,7 +356,7 @@ if __name__ == "__main__":
     try:
         until(lambda: LOAD.exists() and served(0), READY_S)
         last = time.time(), processes()
-        for act in (planned, upgrade, reload, unplanned, offline, bundle, end):
+        for act in (restart, upgrade, reload, unplanned, offline, bundle, end):
             act()
     finally:
         load.terminate()
