@@ -19,14 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_phase_is_measured() -> None:
-    done = run("--hosts", "2", "--instances", "1", "--requests", "30", "--rate", "40", "--seconds", "1")
+    done = run("--hosts", "2", "--instances", "1", "--requests", "30", "--rate", "200", "--seconds", "2")
     assert done.returncode == 0, done.stderr
     rows = re.findall(
         r"^\| (\w.*?) \| ([\d.]+)% \| (\d+) \| ([\d.]+)% \| (\d+) \|$", done.stdout, re.MULTILINE
     )
     assert [row[0].partition("(")[0].strip() for row in rows] == [
         "nobody asks",
-        "40 requests a second",
+        "200 requests a second",
         "30 streams in hand",
         "30 come at once and wait",
     ]
