@@ -132,6 +132,7 @@ async def test_the_picker_chooses_host_and_slot(start: Start, a: Daemon, b: Daem
         "body": shown,
         "length": length,
         "model": None,
+        "stream": None,
     }
     assert first == {"id": number, "status": 200}
     assert (await picker.end())[:4] == ["end", number, "200", "h2"]
@@ -168,7 +169,7 @@ def test_a_configuration_is_the_same_whichever_hosts_are_known() -> None:
 
 
 @pytest.mark.parametrize(("size", "known"), [(0, True), (40_000, True), (60_000, True), (100_000, False)])
-async def test_the_model_is_found_behind_a_prompt_that_fits_the_buffer(
+async def test_model_and_stream_are_found_behind_a_prompt_that_fits_the_buffer(
     start: Start, a: Daemon, size: int, known: bool
 ) -> None:
     """OpenAI's own client writes the messages first."""
@@ -179,7 +180,8 @@ async def test_the_model_is_found_behind_a_prompt_that_fits_the_buffer(
     body = json.dumps({"messages": messages, "model": 'm"1', "stream": True}).encode()
     assert (await site.send(body)).status == 200
     assert a.asked[0].body == body
-    assert picker.seen[0][1]["model"] == ('m"1' if known else None)
+    asked = picker.seen[0][1]
+    assert (asked["model"], asked["stream"]) == (('m"1', True) if known else (None, None))
 
 
 async def test_a_slot_of_the_clients_own_is_removed(start: Start, a: Daemon) -> None:

@@ -19,6 +19,8 @@ _FORM_MODEL: Final = re.compile(
     rb'form-data;[^\r\n]*name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,1000})\r\n'
 )
 
+_NOTHING: Final = (None, False)  # behind a body that is whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -35,8 +37,8 @@ class Asked:
 
 
 def read_asked(arguments: Mapping[str, object]) -> Asked | None:
-    """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), model (its name, where
-    it was found behind that), length (of all of it).
+    """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), model and stream (its
+    fields, where they were found behind that), length (of all of it).
 
     None: it computes nothing, or its body cannot be read."""
     path, body = _text(arguments.get("path")), _bytes(arguments.get("body"))
@@ -51,18 +53,19 @@ def read_asked(arguments: Mapping[str, object]) -> Asked | None:
         return Asked(id=id_, key=key, model=named[1].decode(errors="replace") if named else None)
     length = arguments.get("length")
     missing = max(0, length - len(body)) if isinstance(length, int) else 0
+    behind = (_text(arguments.get("model")) or None, arguments.get("stream") is True) if missing else _NOTHING
     try:
-        behind = _text(arguments.get("model")) or None
         return _of_json(id_, key, route, body, missing=missing, behind=behind)
     except HttpError:
         return None  # the daemon refuses it
 
 
 def _of_json(
-    id_: str, key: str | None, route: Route, body: bytes, *, missing: int, behind: str | None
+    id_: str, key: str | None, route: Route, body: bytes, *, missing: int, behind: tuple[str | None, bool]
 ) -> Asked:
+    """`behind`: model and stream, as found in the `missing` bytes behind `body`."""
     said = JsonReader(route.prompt).so_far(body)
-    model = behind if said.model is None and missing else said.model
+    model = behind[0] if said.model is None else said.model
     prompt = read_prompt(said.prompt, said.media)
     size = prompt.size
     if not said.prompt and missing:
@@ -79,7 +82,7 @@ def _of_json(
         key=key,
         prompt_bytes=size + len(said.tools),
         prefix=fingerprint(prompt.text, salt) if prompt.size else (),
-        stream=said.stream and route.streams,
+        stream=(said.stream or behind[1]) and route.streams,
         max_tokens=said.max_tokens,
         choices=said.n,
     )

@@ -43,10 +43,13 @@ def test_prompts_with_the_same_beginning_share_it_though_they_are_cut() -> None:
     assert found(chat("w" * 40_000, tools=[{"type": "function"}])).prefix[0] != one.prefix[0]
 
 
-def test_a_model_behind_a_long_prompt_is_known_from_its_argument() -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "w" * 40_000}], "model": "m"}).encode()
-    assert found(body).model is None
-    assert found(body, model="m").model == "m"
+def test_what_is_behind_a_long_prompt_is_known_from_its_arguments() -> None:
+    messages = [{"role": "user", "content": "w" * 40_000}]
+    body = json.dumps({"messages": messages, "model": "m", "stream": True}).encode()
+    assert (found(body).model, found(body).stream) == (None, False)
+    asked = found(body, model="m", stream=True)
+    assert (asked.model, asked.stream) == ("m", True)
+    assert not found(body, model="m", stream=False).stream
     assert found(chat("w" * 40_000), model="other").model == "m"
     whole = read_asked({"path": "/v1/chat/completions", "body": body, "length": len(body)})
     assert whole is not None
