@@ -261,6 +261,9 @@ class Fleet:
             yield
         finally:
             holder.resume()
+            # nsenter, its parent, stops with it, and would never take note of its end: the host could not go off.
+            for parent in holder.parents()[:1]:
+                parent.resume()
 
     @staticmethod
     def unit_of(host: Host, name: str) -> psutil.Process:
@@ -377,9 +380,7 @@ class Fleet:
 
     def status(self, host: Host) -> dict[str, Any]:
         """`status` of the host's daemon; {} while it does not answer."""
-        main = [
-            one for one in host.processes_of("-m launcher serve") if "unit" not in " ".join(one.cmdline())
-        ]
+        main = host.processes_of("-m launcher serve")
         if not main:
             return {}
         try:
@@ -427,7 +428,10 @@ class Fleet:
     def engines(self, host: Host) -> Iterator[psutil.Process]:
         """The main process of each instance."""
         words = "vllm serve" if host in self.real else "-m chaos.engine --uds"
-        yield from (one for one in host.processes_of(words) if "shim.py" not in " ".join(one.cmdline()))
+        for one in host.processes_of(words):
+            with contextlib.suppress(psutil.Error):
+                if "shim.py" not in " ".join(one.cmdline()):
+                    yield one
 
     def asked(self, ingress: Host) -> int:
         """How often its picker was asked so far; 0 where there is none."""
