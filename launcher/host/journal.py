@@ -44,7 +44,12 @@ def message_of(record: logging.LogRecord) -> str:
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """The event's own fields: what the caller gave as `extra`; texts as in `message_of`, a tuple is one of texts."""
-    return {name: _shown(value) for name, value in record.__dict__.items() if name not in _STANDARD}
+    return {name: _shown(value) for name, value in record.__dict__.items() if _is_own(name)}
+
+
+def _is_own(name: str) -> bool:
+    """Libraries may give every record of the process fields, such as ray's `_ray_timestamp_ns`."""
+    return name not in _STANDARD and not name.startswith("_")
 
 
 def _shown(value: object) -> object:
@@ -100,7 +105,7 @@ class FieldsHandler(journal.JournalHandler):  # type: ignore[misc]
 
 def _texts(fields: Mapping[str, object]) -> dict[str, object]:
     """A record's own fields, a tuple of texts as one."""
-    own = {name: value for name, value in fields.items() if name not in _STANDARD}
+    own = {name: value for name, value in fields.items() if _is_own(name)}
     return {
         name: "; ".join(map(str, value)) if type(value) is tuple else value for name, value in own.items()
     }

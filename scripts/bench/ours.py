@@ -57,7 +57,7 @@ async def _serve(args: argparse.Namespace) -> None:
         accounting=accounting,
     )
     if accounts is not None:
-        await accounts.start(server.occupancy)
+        await accounts.start(server.readings.occupancy)
     await server.start()
     for slot, upstream in enumerate(args.upstreams):
         server.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)

@@ -152,6 +152,16 @@ def test_only_extra_is_a_field() -> None:
     assert journal.fields_of(record) == {"slot": 1}
 
 
+def test_what_a_library_adds_to_every_record_is_no_field() -> None:
+    """Ray does, in a process that imports it."""
+    record = logging.makeLogRecord({"msg": "m", "args": (), "slot": 1, "_of_a_library": 5})
+    assert journal.fields_of(record) == {"slot": 1}
+    fake = FakeJournal()
+    logger(fake).error("m", extra={"slot": 1, "_of_a_library": 5})
+    assert "NUMA_LAUNCHER_SLOT" in fake.entries[0]
+    assert not [name for name in fake.entries[0] if "LIBRARY" in name]
+
+
 def test_lines_of_evidence_are_a_list_and_one_field_of_the_journal() -> None:
     record = logging.makeLogRecord({"msg": "m", "args": (), "evidence": ("a\x1b[2J", "b")})
     assert journal.fields_of(record) == {"evidence": ["a\\x1b[2J", "b"]}
