@@ -84,6 +84,7 @@ class Host:
         (self.folder / "disk").mkdir(parents=True)
         self._port = f"port{number}"
         self._init: subprocess.Popen[bytes] | None = None
+        self._programs: list[subprocess.Popen[bytes]] = []
         self._pid = 0
         self.powered_off_at = 0.0
 
@@ -129,8 +130,9 @@ class Host:
         self.unplug()
         self.powered_off_at = time.monotonic()
         os.kill(self._pid, signal.SIGKILL)  # process 1: the kernel kills all others of the host
-        self._init.wait(STARTED_WITHIN_S)
-        self._init = None
+        for process in (self._init, *self._programs):
+            process.wait(STARTED_WITHIN_S)
+        self._init, self._programs = None, []
         with contextlib.suppress(RuntimeError):  # gone with the host's network
             command("ip", "link", "del", self._port)
 
@@ -142,17 +144,14 @@ class Host:
         """Runs a command on the host to its end; its output. Raises RuntimeError."""
         return command(*self.inside(*words))
 
-    def start(self, log: str, words: Sequence[str], environ: Mapping[str, str]) -> Program:
-        """Starts a program on the host."""
+    def start(self, log: str, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Starts a program on the host; it ends with the host at the latest."""
         with (self.folder / f"{log}.log").open("ab") as out:
-            process = subprocess.Popen(
-                self.inside(*words),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=os.environ | environ,
-            )
-        return Program(process)
+            self._programs.append(
+                subprocess.Popen(
+                    self.inside(*words), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | environ
+                )
+            )  # fmt: skip
 
     def processes(self) -> Iterator[psutil.Process]:
         """All processes of the host but its first."""
@@ -178,21 +177,6 @@ class Host:
                 ):
                     found[process.pid] = process
         return list(found.values())
-
-
-class Program:
-    """A program that runs on a host."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def wait(self, within_s: float) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired."""
-        return self._process.wait(within_s)
 
 
 def part(one: Host, other: Host) -> None:

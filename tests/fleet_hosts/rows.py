@@ -276,6 +276,19 @@ async def upgrade(stage: Stage) -> None:
     await asyncio.to_thread(fleet.wait_known)
 
 
+async def down(stage: Stage) -> None:
+    """`fleet up` once more changes nothing; `fleet down` removes agents and director, and requests go on."""
+    fleet, row = stage.fleet, stage.row
+    before = fleet.members(fleet.hosts[0]).members
+    await asyncio.to_thread(fleet.cli, "up")
+    stage.expect(fleet.members(fleet.hosts[0]).members == before, "fleet up changed the list")
+    said = await asyncio.to_thread(fleet.cli, "down")
+    stage.expect(f"{len(fleet.hosts) + 1} actors removed" in said, said)
+    row.found.append(said.splitlines()[0])
+    await asyncio.sleep(DARK_S)
+    stage.expect(fleet.members(fleet.hosts[0]).members == before, "fleet down changed the list")
+
+
 def slowest(stage: Stage, since: float) -> float:
     """Seconds to the first event of the slowest stream that began since then."""
     return max(
@@ -297,6 +310,7 @@ ROWS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
     "power": power,
     "ingress": ingress,
     "upgrade": upgrade,
+    "down": down,
 }
-OF_RAY: Final = frozenset({"agent", "director", "head", "upgrade"})
-PLANNED: Final = frozenset({"restart", "upgrade"})
+OF_RAY: Final = frozenset({"agent", "director", "head", "upgrade", "down"})
+PLANNED: Final = frozenset({"restart", "upgrade", "down"})

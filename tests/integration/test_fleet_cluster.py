@@ -1,6 +1,6 @@
 """A fleet of three hosts: real Ray nodes and real daemons, each host a network namespace. Needs root.
 
-In CI the lane fleet kills agents, directors and heads, and cuts hosts off.
+In CI the lane fleet runs the verbs, kills agents, directors and heads, and cuts hosts off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleet_hosts.hosts import NETWORK, Host, own_network
 from integration.conftest import eventually
 
 # Two directors, a new head, Ray's own time-outs.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.release, pytest.mark.timeout(900)]
 LONG_S = 240.0
 # Starts nothing: the test starts the daemon, as systemd does on a real host.
 START = ("sh", "-c", "touch /run/disk/wanted; echo not today; exit 1")
@@ -89,8 +89,14 @@ def test_up_says_host_by_host_what_it_found(cluster: Cluster) -> None:
     assert cluster.states() == {"host1": "ready", "host2": "ready"}
 
 
-def test_a_host_joins_when_its_daemon_is_there(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def _third_daemon(cluster: Cluster) -> None:
+    """It outlives its first test."""
     cluster.fleet.start_daemon(cluster.c)
+
+
+@pytest.mark.usefixtures("_third_daemon")
+def test_a_host_joins_when_its_daemon_is_there(cluster: Cluster) -> None:
     eventually(lambda: cluster.states() == dict.fromkeys(("host1", "host2", "host3"), "ready"))
     eventually(lambda: cluster.cli("up")[0] == 0)
     eventually(lambda: cluster.cli("status")[0] == 0)
@@ -103,7 +109,6 @@ def test_up_again_changes_nothing(cluster: Cluster) -> None:
     assert (cluster.fleet.members(cluster.b), cluster.actors()) == before
 
 
-@pytest.mark.release
 def test_a_killed_agent_is_replaced_and_nothing_else_changes(cluster: Cluster) -> None:
     before = cluster.fleet.members(cluster.b)
     cluster.kill("ray::Agent", cluster.c)
@@ -112,7 +117,6 @@ def test_a_killed_agent_is_replaced_and_nothing_else_changes(cluster: Cluster) -
     assert cluster.fleet.members(cluster.b) == before
 
 
-@pytest.mark.release
 def test_a_killed_director_is_replaced_by_one_with_a_newer_list(cluster: Cluster) -> None:
     before, agents = cluster.fleet.members(cluster.b), cluster.pids("ray::Agent", cluster.c)
     cluster.kill("ray::DirectorActor")
@@ -121,7 +125,6 @@ def test_a_killed_director_is_replaced_by_one_with_a_newer_list(cluster: Cluster
     assert cluster.pids("ray::Agent", cluster.c) == agents
 
 
-@pytest.mark.release
 def test_a_host_that_is_cut_off_is_lost_and_comes_back_by_itself(cluster: Cluster) -> None:
     daemon = cluster.pids("launcher serve", cluster.c)
     cluster.c.unplug()
@@ -132,7 +135,6 @@ def test_a_host_that_is_cut_off_is_lost_and_comes_back_by_itself(cluster: Cluste
     assert len(cluster.pids("ray::Agent", cluster.c)) == 1
 
 
-@pytest.mark.release
 def test_without_rays_head_the_hosts_are_known_and_a_new_head_takes_over(cluster: Cluster) -> None:
     before, agents = cluster.fleet.members(cluster.b), cluster.pids("ray::Agent", cluster.c)
     with cluster.fleet.stopped(cluster.a, "ray"):
