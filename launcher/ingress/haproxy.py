@@ -75,7 +75,7 @@ def files(
         ),
         errors="\n".join(f"  errorfile {status} {status}.http" for status in _ERRORS),
         listen=ingress.listen + tls,
-        # A check is a TCP connection alone: TLS handshakes with 200 hosts every 300 ms would keep a core busy.
+        # A check is a TCP connection alone: TLS handshakes with 200 hosts four times a second would keep a core busy.
         host_tls=ca and f"{ca} no-check-ssl",
         most=hosts.most,
         servers="\n".join(servers),

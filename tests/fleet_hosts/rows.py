@@ -112,25 +112,32 @@ async def ingress(stage: Stage) -> None:
 
 async def restart(stage: Stage) -> None:
     """A daemon is restarted as `systemctl restart numa-launcher` does it: clients wait in the socket of the service."""
-    host = stage.fleet.hosts[2]
-    before = stage.fleet.daemon(host)
-    await asyncio.to_thread(host.do, *stage.fleet.restart_command("daemon"))
-    await asyncio.to_thread(stage.fleet.wait_ready, host)
-    stage.expect(stage.fleet.daemon(host).pid != before.pid, "the daemon was not restarted")
-    await asyncio.to_thread(stage.fleet.wait_known)
+    fleet = stage.fleet
+    host = fleet.hosts[2]
+    before = fleet.daemon(host)
+    await asyncio.to_thread(host.do, *fleet.restart_command("daemon"))
+    for each in fleet.hosts:  # another one's vLLM may still load since the last row
+        await asyncio.to_thread(fleet.wait_ready, each)
+    stage.expect(fleet.daemon(host).pid != before.pid, "the daemon was not restarted")
+    await asyncio.to_thread(fleet.wait_known)
 
 
 async def instance(stage: Stage) -> None:
-    """An instance of two is killed on one host; on another one the only one, which is vLLM."""
+    """An instance of two is killed on one host; on another one the only one, which is vLLM and loads on in the next row."""
     fleet, row = stage.fleet, stage.row
-    hosts = fleet.hosts[1:3]
+    hosts = fleet.hosts[1], fleet.hosts[3]
     before = [_generations(fleet.status(host)) for host in hosts]
     for host in hosts:
         stage.expect(fleet.kill(*list(fleet.engines(host))[:1]) == 1, f"no instance on {host.name}")
     await asyncio.sleep(1)
-    after = [_generations(await asyncio.to_thread(fleet.wait_ready, host)) for host in hosts]
-    row.found.append(f"all are ready again after {time.monotonic() - row.begun:.1f} s")
-    stage.expect(after == [count + 1 for count in before], "no instance was replaced")
+    for host, count in zip(hosts, before, strict=True):
+        await asyncio.to_thread(
+            eventually,
+            lambda host=host, count=count: _generations(fleet.status(host)) == count + 1,
+            f"a new instance on {host.name}",
+        )
+    await asyncio.to_thread(fleet.wait_ready, hosts[0])
+    row.found.append(f"{hosts[0].name} is whole again after {time.monotonic() - row.begun:.1f} s")
 
 
 def _generations(status: dict[str, Any]) -> int:
