@@ -61,6 +61,17 @@ def sent(fleet: Fleet) -> Counter[str]:
     return found
 
 
+def _come_back(stage: Stage, host: Host) -> None:
+    """The host's power is there again."""
+    fleet, row = stage.fleet, stage.row
+    host.power_on()
+    fleet.start_host(host)
+    fleet.wait_known()
+    if fleet.with_ray:
+        fleet.wait_well()
+    row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
+
+
 async def power(stage: Stage) -> None:
     """The power of a host goes, and comes back."""
     fleet, row = stage.fleet, stage.row
@@ -72,12 +83,7 @@ async def power(stage: Stage) -> None:
     last = await last_new_request(stage, host, row.begun, DARK_S)
     row.found.append(f"last new request to it after {last:.2f} s")
     stage.expect(last <= KNOWN_WITHIN_S, f"a new request went to it after {last:.2f} s")
-    await asyncio.to_thread(host.power_on)
-    await asyncio.to_thread(fleet.start_host, host)
-    await asyncio.to_thread(fleet.wait_known)
-    if fleet.with_ray:
-        await asyncio.to_thread(fleet.wait_well)
-    row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
+    await asyncio.to_thread(_come_back, stage, host)
 
 
 async def ingress(stage: Stage) -> None:
@@ -102,12 +108,7 @@ async def ingress(stage: Stage) -> None:
     row.found.append(f"{len(through)} new requests by the other ingress, {len(harmed)} harmed")
     stage.expect(bool(through) and not harmed, f"new requests by the other ingress: {harmed}")
     row.found.append(f"slowest first token {slowest(stage, row.begun):.2f} s")
-    await asyncio.to_thread(host.power_on)
-    await asyncio.to_thread(fleet.start_host, host)
-    await asyncio.to_thread(fleet.wait_known)
-    if fleet.with_ray:
-        await asyncio.to_thread(fleet.wait_well)
-    row.found.append(f"all is as before {time.monotonic() - row.begun:.1f} s after")
+    await asyncio.to_thread(_come_back, stage, host)
 
 
 async def restart(stage: Stage) -> None:
