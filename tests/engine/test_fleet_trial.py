@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from integration.conftest import eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 # A run that hangs ends here.
 TRIAL_S = 900
