@@ -85,7 +85,8 @@ class IngressProcess:
 
     @property
     def haproxy(self) -> int:
-        return int((self.folder / "haproxy.pid").read_text())
+        """Its process; 0 while it makes its file."""
+        return int((self.folder / "haproxy.pid").read_text() or 0)
 
     def chosen(self) -> dict[str, Where]:
         """The same as `Fleet.served`, as the picker chose."""
@@ -338,7 +339,7 @@ async def haproxy_dies_and_its_ends_are_never_told(fleet: Fleet) -> None:
     async with load(fleet.url, 12) as tally:
         await asyncio.sleep(1.0)
         os.kill(haproxy, signal.SIGKILL)
-        await asyncio.to_thread(eventually, lambda: fleet.ingress.haproxy != haproxy)
+        await asyncio.to_thread(eventually, lambda: fleet.ingress.haproxy not in {0, haproxy})
         await asyncio.to_thread(fleet.ingress.wait_open, 3)
         tally.failed.clear()
         await asyncio.sleep(3.0)
