@@ -1,4 +1,4 @@
-"""Where an instance listens: a UNIX socket, or a loopback port for engines that have no other way."""
+"""Where an instance listens: a UNIX socket, or a loopback port for engines that have no other way; hosts in URLs."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ class TcpAddress:
 
 
 Address = UnixAddress | TcpAddress
+
+
+def in_url(host: str) -> str:
+    """A name or an IP address as it stands before a port: IPv6 in brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]" if ":" in host else host

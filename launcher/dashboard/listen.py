@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.address import Address, TcpAddress, UnixAddress, in_url
 from launcher.errors import LauncherError, reason
 
 DEFAULT: Final = "127.0.0.1:8430"
@@ -118,7 +118,7 @@ def link(sock: socket.socket, token: str | None, view: str = "") -> str:
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://{_in_url(host)}:{port}/#token={token}{f'&view={view}' * bool(view)}"
+    return f"http://{in_url(host)}:{port}/#token={token}{f'&view={view}' * bool(view)}"
 
 
 def from_elsewhere(sock: socket.socket) -> str:
@@ -127,8 +127,4 @@ def from_elsewhere(sock: socket.socket) -> str:
         port = DEFAULT.rpartition(":")[2]
         return f"on your machine: ssh -L {port}:{sock.getsockname()} HOST, and open http://localhost:{port}/"
     host, port = sock.getsockname()[:2]
-    return f"from another machine: ssh -L {port}:{_in_url(host)}:{port} HOST, and open the same link there"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"from another machine: ssh -L {port}:{in_url(host)}:{port} HOST, and open the same link there"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from launcher.address import in_url
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
@@ -41,7 +42,7 @@ def tcp_address(endpoint: str, own: str, *, tls: bool) -> str:
             f"cannot use the daemon's listener '{endpoint}': it is {with_or_without} TLS",
             "set [hosts] ca of fleet.toml if the daemons have certificates, and remove it if they have none",
         )
-    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+    return f"{in_url(host)}:{url.port}"
 
 
 class Agent:

@@ -167,7 +167,7 @@ class RayCluster(RayHosts):
         self._made[node.host] = (node.id, time.monotonic())
         ray.remote(concurrency_groups={_FIRST: 1})(Agent).options(
             name=AGENT + node.host, namespace=self._namespace, get_if_exists=True, lifetime="detached",
-            num_cpus=0, resources={RESOURCE: 0.6},  # a second one has no room
+            num_cpus=0, resources={RESOURCE: 0.6},  # two exceed what a node has
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             max_restarts=-1, max_concurrency=8,
         ).remote(self._config, self._spec, node)  # fmt: skip

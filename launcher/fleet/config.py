@@ -48,7 +48,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The daemons behind the ingress."""
 
     most: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
-    """Hosts that there may ever be: HAProxy makes room for them when it starts."""
+    """Hosts that there may ever be: HAProxy gets a server for each when it starts."""
     control: str = "/run/numa-launcher/control.sock"
     """The daemon's control socket on each host."""
     keys: str = "/etc/numa-launcher/api-keys"

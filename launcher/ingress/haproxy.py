@@ -18,6 +18,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
+from launcher.address import in_url
 from launcher.errors import LauncherError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import Member, MemberState
@@ -30,7 +31,7 @@ _ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"\w[\w.:-]*")
 _SERVERS: Final = re.compile(r"^  server(-template h|) h?\d.*\n", re.MULTILINE)
 _NOBODY: Final[Mapping[str, tuple[str | None, bool]]] = {}
-_BATCH: Final = 100  # commands in a line, which has room for tune.bufsize bytes
+_BATCH: Final = 100  # commands in a line, which must fit in tune.bufsize
 _MAINT, _DRAIN = 0x23, 0x18  # in srv_admin_state; HAProxy's management guide, "show servers state"
 _ERRORS: Final[Mapping[int, tuple[str, str, str, str]]] = {
     400: ("Bad Request", "malformed request", "invalid_request_error", "invalid_request"),
@@ -64,7 +65,7 @@ def files(
     servers = [f"  server h{n} {place}" for n, (_, place) in enumerate(known, 1)]
     if len(known) < hosts.most:
         servers.append(f"  server-template h {len(known) + 1}-{hosts.most} 127.0.0.1:1 disabled")
-    names = [f"[{host}]" if ":" in host else host for host in ingress.hosts]
+    names = [in_url(host) for host in ingress.hosts]
     ca = f" ssl verify required ca-file {shlex.quote(hosts.ca)}" if hosts.ca else ""
     asked = f":{ingress.picker_port}{ca if ingress.picker_cert else ''}"
     pickers = [f"  server p{n} {host}{asked}{' backup' * (n > 1)}" for n, host in enumerate(names, 1)]

@@ -99,7 +99,7 @@ class Picker:
             host = self._hosts.setdefault(name, Host(name))
             host.draining = draining
             self._open(host)
-        self._names = {name: model for host in self._hosts.values() for name, model in host.names.items()}
+        self._gather_names()
 
     def report(self, name: str, load: HostLoad, now: float) -> None:
         """What a host says of itself: its instances, and their requests, of which some may not be the fleet's."""
@@ -122,8 +122,11 @@ class Picker:
         names = {name: i.model for i in load.instances for name in _names(load, i.model)}
         if names != host.names:
             host.names = names
-            self._names = {name: model for each in self._hosts.values() for name, model in each.names.items()}
+            self._gather_names()
         self._open(host)
+
+    def _gather_names(self) -> None:
+        self._names = {name: model for host in self._hosts.values() for name, model in host.names.items()}
 
     def lost(self, name: str) -> None:
         """It does not answer: no new requests. What it has cached is still believed when it answers again."""

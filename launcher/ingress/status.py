@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.address import in_url
 from launcher.fleet.config import FleetConfig
 
 SOCKET: Final = "ingress.sock"
@@ -34,5 +35,4 @@ def endpoints(config: FleetConfig) -> tuple[str, ...]:
     """What clients ask, one address per ingress host."""
     scheme = "https" if config.ingress.tls_cert else "http"
     port = config.ingress.listen.rpartition(":")[2]
-    names = [f"[{host}]" if ":" in host else host for host in config.ingress.hosts]
-    return tuple(f"{scheme}://{name}:{port}" for name in names)
+    return tuple(f"{scheme}://{in_url(host)}:{port}" for host in config.ingress.hosts)

@@ -82,8 +82,8 @@ class UsageReport:
     currency: str
     """Currency of the amounts."""
     lost: int
-    """Requests of this time, of whatever key or model, that are missing: the ledger could not be written, and there was no
-    room for them in memory."""
+    """Requests of this time, of whatever key or model, that are missing: the ledger could not be written, and the memory for
+    them was full."""
     rows: tuple[UsageRow, ...]
     """Days and hours in order, others by tokens, the most first."""
     total: UsageRow

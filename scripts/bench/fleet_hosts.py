@@ -2,7 +2,7 @@
 
     python -m bench.fleet_hosts HOSTS INSTANCES
 
-Prints the ports as JSON. From SIGUSR1 on no instance has room, and streams do not begin.
+Prints the ports as JSON. From SIGUSR1 on every instance is at its limit, and streams do not begin.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Host:
     """One daemon."""
 
     def __init__(self, instances: int) -> None:
-        self.room = asyncio.Event()
-        self.room.set()
+        self.capacity = asyncio.Event()
+        self.capacity.set()
         self._count = instances
         self._running = 0
 
     def load(self) -> bytes:
         """As a daemon's `GET /load`."""
-        each = -(-self._running // self._count) if self.room.is_set() else LIMIT
+        each = -(-self._running // self._count) if self.capacity.is_set() else LIMIT
         sums = {
             "running": each * self._count, "waiting": 0, "concurrency_limit": LIMIT * self._count,
             "ready": self._count, "kv_usage": 0.25, "predicted_ttft_s": 0.312,
@@ -72,7 +72,7 @@ class Host:
     async def _stream(self, writer: asyncio.StreamWriter, *, short: bool) -> None:
         self._running += 1
         try:
-            await self.room.wait()
+            await self.capacity.wait()
             writer.write(BEGIN)
             if short:
                 writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(EVENT), EVENT))
@@ -90,7 +90,7 @@ async def _serve(hosts: int, instances: int) -> None:
 
     def fill() -> None:
         for host in found:
-            host.room.clear()
+            host.capacity.clear()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, fill)
     print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)

@@ -4,8 +4,8 @@ usage: scripts/bench-ingress [--hosts N] [--instances N] [--requests N] [--rate 
 
 The real ingress with so many hosts, which bench.fleet_hosts stands in for: one process, a port of 127.0.0.1 for each.
 Phases: nobody asks; so many short requests a second; so many streams in hand; so many requests that come at once while no
-instance has room (the picker holds each for a second at most, then it waits at its host). CPU time is a share of one core,
-memory is PSS: shared pages are divided among those who share them.
+instance can start one (the picker holds each for a second at most, then it waits at its host). CPU time is a share of one
+core, memory is PSS: shared pages are divided among those who share them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ async def run_phases(
         for each in asked:
             each.cancel()
     await asyncio.sleep(3.0)
-    hosts.popen.send_signal(signal.SIGUSR1)  # no instance has room from now on
+    hosts.popen.send_signal(signal.SIGUSR1)  # every instance is at its limit from now on
     await asyncio.sleep(2.0)
     async with asyncio.TaskGroup() as group:
         measuring = group.create_task(ingress.measure(3.0))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.dashboard.listen import _in_url, bind, link, parse
+from launcher.address import Address, TcpAddress, UnixAddress, in_url
+from launcher.dashboard.listen import bind, link, parse
 from launcher.errors import LauncherError
 
 
@@ -86,4 +86,4 @@ def test_the_token_is_in_the_fragment() -> None:
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 def test_addresses_in_a_link(host: str, shown: str) -> None:
     """Not bound: a container may have no IPv6."""
-    assert _in_url(host) == shown
+    assert in_url(host) == shown

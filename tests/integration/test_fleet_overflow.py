@@ -1,4 +1,4 @@
-"""A host of a fleet that is overloaded: new requests go to its siblings, and to an API endpoint only where none has room."""
+"""A host of a fleet that is overloaded: new requests go to its siblings, and to an API endpoint only if all are full."""
 
 from __future__ import annotations
 

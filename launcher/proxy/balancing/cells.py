@@ -52,7 +52,7 @@ class Cells:
         return iter(self._cells)
 
     def place(self, instances: int) -> Cell:
-        """For a host with so many instances: the cell with the fewest, a new one if that has no room for them."""
+        """For a host with so many instances: the cell with the fewest, a new one if that would have too many."""
         cell = min(self._cells, key=Cell.instances)
         has = cell.instances()
         if has and has + instances > MOST_INSTANCES:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from launcher.address import in_url
 from launcher.config.schema import Proxy
 from launcher.errors import LauncherError, reason
 from launcher.proxy.downstream.handshakes import Handshakes
@@ -67,7 +68,7 @@ def endpoint(sock: socket.socket, *, tls: bool = False) -> str:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     scheme = "https" if tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{in_url(host)}:{port}"
 
 
 def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
