@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from synthetic import Machine  # noqa: E402
+from support.synthetic import Machine  # noqa: E402
 
+from launcher.base.text import GIB  # noqa: E402
 from launcher.config.schema import Config, Layout, Model, Strategy  # noqa: E402
-from launcher.planning.planner import make_plan  # noqa: E402
-from launcher.planning.profile import ModelProfile  # noqa: E402
-from launcher.sizes import GIB  # noqa: E402
-from launcher.topology import snapshot, sysfs  # noqa: E402
+from launcher.machine import snapshot, sysfs  # noqa: E402
+from launcher.models.profile import ModelProfile  # noqa: E402
+from launcher.plan.planner import make_plan  # noqa: E402
 
 READ_S = 0.100
 PLAN_S = 0.200

@@ -119,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     package: Path = args.folder / "launcher"
     # By its path, because `import launcher` could import another copy.
-    spec = importlib.util.spec_from_file_location("launcher_build", package / "build.py")
+    spec = importlib.util.spec_from_file_location("launcher_build", package / "base" / "build.py")
     if spec is None or spec.loader is None:
         fail(f"there is no {package / 'build.py'}", "name the folder that holds launcher/")
     build = importlib.util.module_from_spec(spec)

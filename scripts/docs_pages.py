@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.instances.backoff import SHORTAGE_DELAY_S
 from launcher.instances.causes import RULES, Retry
+from launcher.instances.lifecycle import SHORTAGE_DELAY_S
 from launcher.instances.lifecycle import TRANSITIONS as SLOT_TRANSITIONS
-from launcher.instances.probe_settings import UNWATCHED_S
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
-from launcher.instances.slot_state import State
+from launcher.instances.slot_state import UNWATCHED_S, State
 from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER
 from launcher.proxy.request import decisions, lifecycle
 
@@ -78,27 +77,20 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def import_map() -> str:
     """The table of tests/test_imports.py, with the first sentence of each package's docstring."""
-    tests = _tests_of_imports()
-    allowed: dict[str, set[str]] = tests["MAY_IMPORT"]
-    leaves: set[str] = tests["LEAVES"]
-    # Entries with the same rules share a row.
-    shared: dict[str, list[str]] = {}
+    allowed: dict[str, set[str]] = _tests_of_imports()["MAY_IMPORT"]
+    # Modules of a package with the same rules share a row.
+    shared: dict[tuple[str, str], list[str]] = {}
     for name, may in allowed.items():
-        if name not in leaves:
-            shared.setdefault(_named(may, leaves), []).append(name)
-    rows = [(_quoted(leaves), "values", "nothing")]
-    for imports, names in sorted(shared.items(), key=lambda item: item[1][0].partition(".")[0]):
-        rows.append((_quoted(names), _about(names[0]) if len(names) == 1 else "", imports or "nothing"))
+        shared.setdefault((name.partition(".")[0] if "." in name else name, _quoted(may)), []).append(name)
+    rows = [
+        (_quoted(names), _about(names[0]) if len(names) == 1 else "", imports or "nothing")
+        for (_, imports), names in sorted(shared.items(), key=lambda item: item[1][0])
+    ]
     return table(("package or module", "what it is", "may import"), rows)
 
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-def _named(may: set[str], leaves: set[str]) -> str:
-    values = leaves - {"address"}
-    return f"{_quoted(may - leaves)}, values".lstrip(", ") if may >= values else _quoted(may)
 
 
 def _about(name: str) -> str:

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 
 NETWORK: Final = "10.79.0"
 MACHINE: Final = f"{NETWORK}.254"

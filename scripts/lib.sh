@@ -238,7 +238,7 @@ install_packages() {
 }
 
 # ---------------------------------------------------------------- Prometheus
-# Where the tests look for prometheus and promtool beside PATH (tests/prometheus.py).
+# Where the tests look for prometheus and promtool beside PATH (tests/support/prometheus.py).
 prometheus_folder() { echo "${NUMA_LAUNCHER_TEST_PROMETHEUS:-${XDG_CACHE_HOME:-$HOME/.cache}/numa-launcher-tests/prometheus}"; }
 
 has_prometheus() {
@@ -274,13 +274,20 @@ unpack_package() {
 update_lists() { if ((EUID == 0)); then apt-get update; else sudo -n apt-get update; fi; }
 
 # ---------------------------------------------------------------- Python environment
+# packaged: the files that a wheel of the checkout is made from, ended by NUL. Not what Python and compiling leave there.
+packaged() {
+  local file
+  for file in pyproject.toml README.md LICENSE; do [[ ! -f $root/$file ]] || printf '%s\0' "$file"; done
+  (cd "$root" && find launcher -name __pycache__ -prune -o -type f ! -name '*.so' ! -name compiled.sha256 -print0 | sort -z)
+}
+
 # fingerprint EXTRA: a hash of everything an installation depends on; a change triggers a new installation.
 fingerprint() {
   local base
   base=$("$python" -c 'import sys; print(sys.version)' 2>/dev/null) || base=none
   { printf '%s\n%s\n%s\n' "$1" "$root" "$base"; cat "$root/pyproject.toml" "$root/scripts/lib.sh" "$root/scripts/torch_cpu.py"
-    # A copy is installed again when a source changes; an editable installation follows the sources.
-    [[ $editable == yes ]] || find "$root/launcher" -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum
+    # A copy is installed again when a packaged file changes; an editable installation follows the sources.
+    [[ $editable == yes ]] || (cd "$root" && { packaged; find scripts -name 'compile*' -type f -print0; } | xargs -0 sha256sum)
   } | sha256sum | cut -d ' ' -f 1
 }
 
@@ -322,15 +329,20 @@ install_launcher() {
     pins=(--constraint "$state/torch.txt")
     [[ ! -s $state/index.txt ]] || more=(--extra-index-url "$(<"$state/index.txt")")
   fi
+  local from=$root status=0
   if [[ $editable == yes ]]; then
     source=(--editable)
   else
-    rm -rf "$root/build" # setuptools would copy modules from it that are no more
+    # setuptools builds in the folder that it is given: in a user's checkout it would leave root's files, and would copy
+    # modules of an earlier build that are no more. Beside the environment, whose folder goes when this is interrupted.
+    from=$(mktemp -d "${venv%/*}/source.XXXXXX")
+    packaged | (cd "$root" && xargs -0 cp --parents -t "$from")
   fi
-  source+=("${root}[$extras]")
+  source+=("${from}[$extras]")
   quietly "$log" "numa-launcher[$extras], minutes on the first run" \
-    "$python" -m pip install "${pins[@]}" "${more[@]}" "${source[@]}" ||
-    pip_failed "$log" "cannot install numa-launcher[$extras]"
+    "$python" -m pip install "${pins[@]}" "${more[@]}" "${source[@]}" || status=$?
+  [[ $editable == yes ]] || rm -rf "$from"
+  ((status == 0)) || pip_failed "$log" "cannot install numa-launcher[$extras]"
   if [[ ,$extras, == *,vllm,* ]]; then
     check_no_cuda
     # Prints what it changes.

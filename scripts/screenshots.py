@@ -25,8 +25,8 @@ from browser.conftest import COMMANDS  # noqa: E402  found beside this script
 from browser.dashboard_process import DashboardProcess  # noqa: E402
 from browser.planted import MISPLACED, REQUEST, PlantedMachine  # noqa: E402
 from browser.planted_fleet import PlantedIngress, planted  # noqa: E402
-from fake_operations import Backstage  # noqa: E402
-from ledger_file import LedgerFile  # noqa: E402
+from support.fake_operations import Backstage  # noqa: E402
+from support.ledger_file import LedgerFile  # noqa: E402
 
 VIEWS: Final = {
     "overview": "#/",

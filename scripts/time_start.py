@@ -18,9 +18,9 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from launcher.base.errors import LauncherError  # noqa: E402
 from launcher.control.client import ControlClient  # noqa: E402
 from launcher.engines import tiny_model  # noqa: E402
-from launcher.errors import LauncherError  # noqa: E402
 
 READY_S: Final = 1800.0
 BUDGET: Final = 1.3

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import hypothesis
 import psutil
@@ -36,12 +38,12 @@ LEAVE_S = 60.0
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a child process; those of wider fixtures, and what they start, were there before."""
     here = psutil.Process()
-    before = set(here.children(recursive=True))
+    before = set(_descendants(here))
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_no_task_left")
     yield
     deadline = time.monotonic() + LEAVE_S
-    while left := [child for child in here.children(recursive=True) if _is_new(child, before)]:
+    while left := [child for child in _descendants(here) if _is_new(child, before)]:
         if time.monotonic() > deadline:
             for child in left:
                 child.kill()
@@ -55,6 +57,15 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+def _descendants(here: psutil.Process) -> list[psutil.Process]:
+    """psutil looks at every process of the machine, twice a test: only where the kernel tells of a child."""
+    told = list(Path("/proc/self/task").glob("*/children"))  # none without CONFIG_PROC_CHILDREN
+    with contextlib.suppress(FileNotFoundError):  # a thread ended
+        if told and not any(path.read_bytes() for path in told):
+            return []
+    return here.children(recursive=True)
 
 
 def _is_new(child: psutil.Process, before: set[psutil.Process]) -> bool:

@@ -7,21 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.source_tree import anchors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
 PATH = re.compile(r"`((?:launcher|tests|scripts|docs|configs|systemd)/[\w./-]+)`")
-
-
-def anchors(page: Path) -> set[str]:
-    """Of headings, as GitHub makes them, and of `<a id>`."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    found = set(re.findall(r'<a id="([^"]+)">', text))
-    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
-    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -54,7 +45,10 @@ def test_each_error_is_made_in_the_file_that_the_table_names() -> None:
     assert len(rows) > 15
     for status, _, _, where in rows:
         files = re.findall(r"`([a-z0-9_/]+\.py)`", where)
-        sources = "".join((ROOT / "launcher" / "proxy" / file).read_text(encoding="utf-8") for file in files)
+        sources = "".join(
+            (ROOT / file if file.startswith("launcher/") else ROOT / "launcher" / "proxy" / file).read_text()
+            for file in files
+        )
         for code in re.findall(r"`([a-z_]+)`", status):
             assert code in sources, f"{code} is not in {files}"
 
@@ -88,7 +82,9 @@ def test_modules_of_the_architecture_exist() -> None:
 
 
 def test_amds_figures_are_the_published_ones() -> None:
-    published = tomllib.loads((ROOT / "launcher" / "bench" / "published.toml").read_text(encoding="utf-8"))
+    published = tomllib.loads(
+        (ROOT / "launcher" / "measure" / "bench" / "published.toml").read_text(encoding="utf-8")
+    )
     several, one = (
         {row["model"]: row["total_tokens_per_s"] for row in source["results"]}
         for source in published["sources"][:2]

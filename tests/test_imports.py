@@ -3,156 +3,99 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
-LEAVES = {"cpuset", "address", "sizes", "errors", "text_table", "printable", "redaction", "money"}
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
-    "cli", "control.client", "config", "daemon.deployment", "daemon.measured", "doctor", "planning", "plan", "topology",
-    "engines.environment", "verdict", *LEAVES,
+    "base", "cli", "config", "control", "daemon.deployment", "daemon.measured", "doctor", "engines.base", "machine", "plan",
 }  # fmt: skip
 # A package or module, and what it may import of ours: a package's name stands for all of it. A package may always
-# import itself, except where an entry below names one of its parts.
+# import itself.
 MAY_IMPORT: dict[str, set[str]] = {
-    **{leaf: set() for leaf in LEAVES},
-    "plan": {"config.schema", "topology.model", *LEAVES},
-    "background": {"errors"},
-    # What the proxy keeps of a request is read by the control socket and by tracing.
-    "timeline": {"usage.entry"},
-    "budget": {"money"},
-    "build": set(),
-    "intervals": set(),
-    "verdict": set(),
-    "config": {"cpuset", "sizes", "errors", "money", "redaction"},
-    "config.schema": {"config.values", "config.proxy_schema", "config.telemetry_schema", "config.usage_schema"},
-    "config.values": set(),
-    "topology": {"cpuset", "sizes", "errors", "text_table"},
-    "planning": {
-        "plan", "topology.model", "config.schema", "engines.base", "engines.arguments", *(LEAVES - {"address"}),
-    },
-    "engines": {"plan", "config.schema", "topology.model", *LEAVES},
-    "engines.sampling_defaults": {"config.schema", "engines.arguments", "errors", "planning.model_profile"},
-    "instances": {
-        "plan", "engines", "config.schema", "host", "background", "telemetry.engine_pages",
-        "telemetry.vllm_metrics", *LEAVES,
-    },
-    "usage": {"config.schema", "config.usage_schema", "budget", "intervals", "host.replace_file", "telemetry", *LEAVES},
+    "base": set(),
+    "machine": {"base"},
+    "config": {"base"},
+    "models": {"base"},
+    "telemetry": {"base"},
+    "plan": {"base", "config.engine_arguments", "config.schema", "machine.topology", "models"},
+    "engines": {"base", "config.engine_arguments", "config.schema", "models", "plan.plan"},
+    "instances": {"base", "config.schema", "engines", "machine", "plan.plan", "telemetry.engine_metrics"},
+    "accounts": {"base", "config.schema", "config.usage_schema"},
+    "keys": {"base", "accounts.budgets", "accounts.spending"},
+    "balancing": {"base.address", "config.schema"},
     "proxy": {
-        "config.schema", "telemetry", "address", "background", "errors", "printable", "budget", "money", "timeline", "usage",
+        "base", "accounts.budgets", "accounts.entry", "accounts.spending", "accounts.timeline", "balancing",
+        "config.schema", "keys", "telemetry",
     },
-    "control": {"errors", "printable", "redaction"},
-    # The dashboard is a client of the control socket and of the ingress' status: it knows nothing of the daemon's parts,
-    # and nothing of the fleet's.
-    "dashboard": {"address", "control.client", "control.messages", "errors", "printable", "verdict"},
-    "history": {"background", "errors"},
-    "tracing": {"errors", "printable", "redaction", "timeline", "usage.entry"},
-    "telemetry": {"address", "errors"},
-    "host": {"cpuset", "errors", "printable", "background"},
-    "host.hardware": {"topology.model"},
-    # The command line gives tuning its plans: tuning never imports daemon or planning.
-    "bench": {
-        "config.schema", "control.client", "host.child", "host.hardware", "host.replace_file", "host.state_folder",
-        "intervals", "telemetry", *LEAVES,
-    },
-    "tuning": {"bench", "config.schema", "control.client", "host", "intervals", "plan", "topology.model", *LEAVES},
-    "doctor": {
-        "build", "config", "topology", "plan", "planning", "engines", "host", "tuning.best_file", *LEAVES,
-    },
-    "rollout": {
-        "daemon.deployment", "config.schema", "engines", "instances", "plan", "redaction", "cpuset", "errors",
-    },
-    "fleet": {
-        "config.explain", "config.load", "control.client", "control.messages", "host.replace_file", "proxy.auth",
-        "ingress.status", "usage.elsewhere", *LEAVES,
-    },
-    # Of the daemon's code the ingress takes the balancer and how a request's body is read; of the fleet its lists.
-    "ingress": {
-        "background", "config.schema", "fleet.config", "fleet.members", "proxy.balancing", "proxy.openai",
-        "proxy.request", *LEAVES,
-    },
+    "control": {"base"},
+    # The composition root knows all that a daemon is made of; of `measure` it reads results.
     "daemon": {
-        "background", "build", "config.schema", "config.shown", "control", "engines", "host", "instances", "plan",
-        "planning", "proxy", "rollout", "telemetry", "topology", "bench.figures", "bench.result", "tuning", "usage",
-        "budget", "history", "tracing", "timeline", *LEAVES,
+        "accounts", "base", "config", "control", "engines", "instances", "machine", "models", "plan", "proxy", "telemetry",
+        "measure.bench.figures", "measure.bench.result", "measure.tune.identity", "measure.tune.remembered",
     },
     "daemon.deployment": {
-        "config.schema", "engines", "host", "plan", "planning", "topology", "tuning.remembered", "usage.spans", *LEAVES,
+        "accounts.report_values", "base", "config", "engines", "machine", "measure.tune.remembered", "models", "plan",
     },
+    # The command line gives `tune` its plans: `measure` knows neither planner nor daemon.
+    "measure": {
+        "base", "config.engine_arguments", "config.schema", "control.client", "machine.hardware", "machine.topology",
+        "telemetry",
+    },
+    "doctor": {"base", "config", "engines", "machine", "measure.tune.remembered"},
+    # Clients of a daemon's control socket. The ingress takes the balancer, and how a request's body is read.
+    "fleet": {
+        "base", "accounts.spending", "balancing", "config", "control.client", "keys.key_file", "proxy.request.beginning",
+    },
+    "dashboard": {"base", "control"},
     # Verbs talk through control.client, except the offline ones and serve.
-    "cli": {
-        "control.client", "control.messages", "config.schema", "config.load", "errors", "money", "sizes", "text_table",
-        "printable", "redaction", "verdict",
-    },
-    "cli.dashboard": {"cli", "dashboard", "errors", "fleet.config", "ingress.status"},
-    **{f"cli.{part}": {"cli", "fleet", "ingress", "host.journal", *OFFLINE} for part in ("fleet", "fleet_status")},
-    **{
-        f"cli.fleet_{part}": {
-            "cli", "control.messages", "fleet", "host.replace_file", "ingress.loads", "usage", "proxy.auth", *OFFLINE,
-        }
-        for part in ("operations", "tables", "upgrade", "keys", "bench")
-    },
-    "cli.serve": {"build", "daemon", "host", "cli", "errors"},
+    "cli": {"base", "config", "control"},
+    "cli.serve": {"base", "cli", "daemon"},
+    "cli.dashboard": {"base", "cli", "config", "dashboard", "fleet"},
     **{
         f"cli.{verb}": OFFLINE
-        for verb in (
-            "options", "machine", "topology", "plan", "doctor", "quickstart", "bundle", "bundle_parts", "top_frame",
-        )
-    },
-    "cli.top": OFFLINE | {"host.cpu_busy"},
-    "cli.bench": {"bench", "host.state_folder", *OFFLINE},
-    "cli.bench_target": {"bench", "engines.probe_stack", *OFFLINE},
-    **{
-        f"cli.{part}": OFFLINE | {"bench", "tuning", "host.state_folder", "daemon.measured"}
-        for part in ("tune", "tune_plan", "tune_apply")
-    },
-    "cli.key": {
-        "budget", "cli", "config.load", "errors", "money", "proxy.auth.key_record", "proxy.auth.key_store", "text_table",
-    },
-    "cli.key_budgets": {
-        "budget", "cli", "config.load", "config.schema", "control.client", "errors", "usage",
-    },
-    "cli.ledger": {"config.schema", "host.state_folder", "usage.schema"},
-    **{
-        f"cli.{verb}": {"usage", "money", "budget", "host.state_folder", "bench.result", *OFFLINE}
-        for verb in ("usage", "usage_table", "cost", "audit")
+        for verb in ("bundle", "doctor", "options", "plan", "quickstart", "top", "top_frame", "topology")
     },
     **{
-        f"cli.{part}": {"bench", "usage", "money", "host.state_folder", *OFFLINE}
-        for part in ("cost", "cost_estimate", "cost_slo", "cost_text")
+        f"cli.fleet{part}": OFFLINE | {"accounts", "fleet", "keys"}
+        for part in ("", "_bench", "_keys", "_operations", "_status", "_upgrade")
+    },
+    **{f"cli.{verb}": OFFLINE | {"engines.probe_stack", "measure"} for verb in ("bench", "bench_target")},
+    **{f"cli.{part}": OFFLINE | {"measure"} for part in ("tune", "tune_plan")},
+    **{f"cli.{verb}": {"accounts", "base", "cli", "config", "control", "keys"} for verb in ("key", "key_budgets")},
+    **{
+        f"cli.{verb}": OFFLINE | {"accounts", "measure.bench"}
+        for verb in ("audit", "cost", "cost_estimate", "cost_text", "usage", "usage_table")
     },
     "__main__": {"cli"},
 }  # fmt: skip
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "verdict", "dashboard.changes", "dashboard.fleet_frame", "dashboard.frame", "dashboard.security",
-    "rollout.diff", "plan", "timeline", "cpuset", "sizes", "errors", "address", "text_table", "printable", "redaction",
-    "tuning.model", "tuning.layout", "tuning.search", "tuning.stages", "tuning.score", "tuning.fit", "tuning.eta",
-    "tuning.allowance", "tuning.record", "tuning.rounds", "tuning.verdict",
-    "intervals", "bench.compare", "bench.figures", "bench.setting", "bench.report", "bench.report_charts",
-    "bench.report_published", "bench.report_tables", "bench.charts", "bench.axes", "bench.markup",
-    "config.schema", "config.proxy_schema", "config.values", "topology.model", "money", "budget",
-    "usage.audit_chain",
-    "usage.budget_rules", "usage.budgets", "usage.entry",
-    "usage.columns", "usage.latency", "usage.spending", "usage.spans", "usage.question", "usage.figures",
-    "instances.lifecycle", "instances.backoff", "instances.diagnosis", "instances.unit", "instances.ports",
-    "instances.verify", "daemon.machine_status", "host.smbios", "tuning.fingerprint", "tuning.remembered",
-    "proxy.sse.tracker", "proxy.sse.fast_path", "proxy.errors", "proxy.routes", "proxy.dispatch.occupancy",
-    *(f"proxy.{package}.{name.stem}" for package in ("http1", "balancing", "openai", "continuation")
-      for name in (ROOT / "proxy" / package).glob("[a-z]*.py")),
-    "proxy.auth.key_record", "proxy.auth.rate_limits", "proxy.downstream.cors",
-    *(f"proxy.request.{name.stem}" for name in (ROOT / "proxy" / "request").glob("[a-z]*.py")),
-    *(f"history.{name.stem}" for name in (ROOT / "history").glob("[a-z]*.py") if name.stem not in {"file", "recorder"}),
-    "control.messages", "telemetry.merge", "telemetry.vllm_metrics", "telemetry.rolling_quantiles",
-    "doctor.report", "doctor.facts", "doctor.rules", "doctor.rules_host", "doctor.rules_software",
-    "doctor.compatibility",
-    *(f"planning.{name.stem}" for name in (ROOT / "planning").glob("[a-z]*.py")
-      if name.stem not in {"model_profile", "model_files"}),
+    "accounts.audit_chain", "accounts.budgets", "accounts.sums", "accounts.entry", "accounts.latency",
+    "accounts.report_values", "accounts.spending", "accounts.timeline",
+    "base.address", "base.api_errors", "base.cpuset", "base.errors", "base.intervals", "base.money", "base.redaction",
+    "base.text", "config.proxy_schema", "config.schema", "config.values",
+    "control.messages", "control.verdict",
+    "dashboard.changes",
+    "doctor.checks", "doctor.facts", "doctor.rows",
+    "instances.diagnosis", "instances.lifecycle", "instances.ports", "instances.unit", "instances.verify",
+    "keys.key_record", "keys.rate_limits",
+    "machine.topology",
+    *(f"measure.bench.{name}" for name in ("charts", "compare", "figures", "page", "page_parts", "setting")),
+    *(f"measure.tune.{name}" for name in (
+        "identity", "layout", "model", "search", "search_record")),
+    "proxy.dispatch.traffic", "proxy.downstream.origin", "proxy.routes", "proxy.sse.fast_path", "proxy.sse.tracker",
+    *(f"{package}.{name.stem}" for package in ("balancing", "models", "plan")
+      for name in (ROOT / package).glob("[a-z]*.py") if name.stem not in {"reader", "weight_files"}),
+    *(f"proxy.{package}.{name.stem}" for package in ("http1", "openai", "continuation", "request")
+      for name in (ROOT / "proxy" / package).glob("[a-z]*.py") if name.stem != "template_probe"),
+    "telemetry.engine_metrics", "telemetry.history", "telemetry.history_columns", "telemetry.merge",
+    "telemetry.quantiles",
 }  # fmt: skip
 EFFECTS = {"asyncio", "os", "subprocess", "socket", "time", "random"}
 
@@ -184,8 +127,9 @@ def imported(path: Path, *, typing_too: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def ours(path: Path) -> set[str]:
-    """Our modules that a file imports: `from launcher.host import journal` is host.journal."""
+@cache
+def ours(path: Path) -> frozenset[str]:
+    """Our modules that a file imports: `from launcher.base import errors` is base.errors."""
     found = set()
     for name in imported(path):
         if not name.startswith("launcher."):
@@ -195,14 +139,14 @@ def ours(path: Path) -> set[str]:
             parts.pop()  # the last words are a name inside the module
         if parts:
             found.add(".".join(parts))
-    return found
+    return frozenset(found)
 
 
 # Modules that import one another in a circle today. This list only shrinks.
 IN_A_CIRCLE: set[str] = set()
 
 
-def reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
+def reachable(start: str, graph: Mapping[str, AbstractSet[str]]) -> set[str]:
     """Every module that `start` imports, directly or through others."""
     found: set[str] = set()
     waiting = [start]
@@ -241,18 +185,27 @@ def inside(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"", "__init__"}))
-def test_imports_keep_to_the_table(module: str) -> None:
-    entry = entry_of(module)
-    allowed = MAY_IMPORT[entry]
-    itself = module.split(".", maxsplit=1)[0] if entry.split(".")[0] != "cli" else "cli"
-    strays = {
-        other
-        for other in ours(MODULES[module])
-        if not any(inside(other, package) for package in allowed)
-        and not (inside(other, itself) and entry != "config.schema" and other != "cli.serve")
-    }
-    assert not strays, f"launcher.{module} (entry '{entry}') may not import {', '.join(sorted(strays))}"
+def test_imports_keep_to_the_table() -> None:
+    strays = {}
+    for module in MODULES.keys() - {"", "__init__"}:
+        allowed = MAY_IMPORT[entry_of(module)] | {module.split(".", maxsplit=1)[0]}
+        found = {
+            other for other in ours(MODULES[module]) if not any(inside(other, package) for package in allowed)
+        }
+        if found:
+            strays[module] = sorted(found)
+    assert not strays, "module: what it may not import"
+
+
+def test_no_circles_between_packages() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        package = module.split(".")[0]
+        graph.setdefault(package, set()).update(
+            other.split(".")[0] for other in ours(path) if not inside(other, package)
+        )
+    circular = {package for package in graph if package in reachable(package, graph)}
+    assert not circular, {package: sorted(graph[package] & circular) for package in sorted(circular)}
 
 
 def test_instances_and_proxy_know_nothing_of_each_other() -> None:
@@ -282,10 +235,13 @@ def pure() -> list[str]:
     return sorted(PURE | set(said))
 
 
-@pytest.mark.parametrize("module", pure())
-def test_decisions_have_no_effects(module: str) -> None:
-    found = {name.split(".")[0] for name in imported(MODULES[module], typing_too=False)} & EFFECTS
-    assert not found, f"launcher.{module} decides, and imports {', '.join(sorted(found))}"
+def test_decisions_have_no_effects() -> None:
+    found = {
+        module: sorted(effects)
+        for module in pure()
+        if (effects := {name.split(".")[0] for name in imported(MODULES[module], typing_too=False)} & EFFECTS)
+    }
+    assert not found, "module that decides: what it imports"
 
 
 def test_the_package_docstring_names_every_package() -> None:
@@ -294,3 +250,16 @@ def test_the_package_docstring_names_every_package() -> None:
     assert text is not None
     for package in {module.split(".")[0] for module in MODULES} - {"", "__init__", "__main__"}:
         assert package in text, f"launcher/__init__.py does not say what '{package}' may import"
+
+
+def test_no_test_imports_from_another() -> None:
+    """Builders and fakes that several tests use are in tests/support."""
+    tests = ROOT.parent / "tests"
+    strays = [
+        f"{path.relative_to(tests)}: {name}"
+        for path in tests.rglob("*.py")
+        for name in imported(path)
+        if any(part.startswith("test_") or part == "conftest" for part in name.split(".")[:-1])
+        and not name.startswith("aiohttp.")
+    ]
+    assert not strays

@@ -5,6 +5,7 @@
 #    source ~/.local/share/bash_completion/numa-launcher
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
+_shtab_numa_launcher_usage_subparsers=(restore)
 _shtab_numa_launcher_bench_subparsers=(report compare list)
 _shtab_numa_launcher_cost_subparsers=(estimate)
 _shtab_numa_launcher_key_subparsers=(add list set revoke)
@@ -33,11 +34,12 @@ _shtab_numa_launcher_why_option_strings=(-h --help --socket -c --config -n --lin
 _shtab_numa_launcher_events_option_strings=(-h --help --socket -c --config -n --lines --slot --audit -f --follow --json)
 _shtab_numa_launcher_logs_option_strings=(-h --help --socket -c --config -n --lines --since -f --follow --json)
 _shtab_numa_launcher_verify_option_strings=(-h --help --socket -c --config --json)
+_shtab_numa_launcher_usage_restore_option_strings=(-h --help -c --config)
 _shtab_numa_launcher_usage_option_strings=(-h --help --since --until --by --key --model --requests --limit --csv --json --wide --file --socket -c --config)
 _shtab_numa_launcher_bench_report_option_strings=(-h --help --state-dir -o --output)
 _shtab_numa_launcher_bench_compare_option_strings=(-h --help --state-dir --tolerance)
 _shtab_numa_launcher_bench_list_option_strings=(-h --help --state-dir)
-_shtab_numa_launcher_bench_option_strings=(-h --help -c --config --url --key-file --model --tokenizer --workload --dataset --concurrency --rate --sweep --slo --requests --repeats --seed --keep-cache --driver --state-dir --json)
+_shtab_numa_launcher_bench_option_strings=(-h --help -c --config --url --key-file --model --tokenizer --workload --dataset --concurrency --rate --sweep --slo --requests --repeats --seed --keep-cache --state-dir --json)
 _shtab_numa_launcher_tune_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache --root --snapshot --machine --workload --slo --budget --stack --strategies --instances --measure --stop-service --resume --apply --repeats --no-refine --seed --state-dir --json)
 _shtab_numa_launcher_cost_estimate_option_strings=(-h --help --tokens-per-second --hourly --purchase --years --watts --price-per-kwh --currency --requests --input --output --slo --state-dir -c --config --json)
 _shtab_numa_launcher_cost_option_strings=(-h --help --socket -c --config --since --file --json)
@@ -149,6 +151,9 @@ _shtab_numa_launcher_verify_pos_0_COMPGEN=_shtab_cmd_compgen_9f000c9a
 _shtab_numa_launcher_verify___socket_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_verify__c_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_verify___config_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_usage_restore_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_usage_restore__c_COMPGEN=_shtab_compgen_files
+_shtab_numa_launcher_usage_restore___config_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_usage___file_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_usage___socket_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_usage__c_COMPGEN=_shtab_compgen_files
@@ -239,10 +244,10 @@ _shtab_numa_launcher_quickstart___state_dir_COMPGEN=_shtab_compgen_dirs
 
 _shtab_numa_launcher_plan___color_choices=(auto always never)
 _shtab_numa_launcher_topology_pos_0_choices=(snapshot)
+_shtab_numa_launcher_usage_pos_0_choices=(restore)
 _shtab_numa_launcher_usage___by_choices=(key model instance overflow day hour)
 _shtab_numa_launcher_bench_pos_0_choices=(report compare list)
 _shtab_numa_launcher_bench___workload_choices=(rackspace-128 amd-128 chat rag batch embeddings)
-_shtab_numa_launcher_bench___driver_choices=(vllm aiperf)
 _shtab_numa_launcher_tune___workload_choices=(rackspace-128 amd-128 chat rag batch embeddings)
 _shtab_numa_launcher_cost_pos_0_choices=(estimate)
 _shtab_numa_launcher_key_add___overflow_choices=(never full predicted)
@@ -347,6 +352,9 @@ _shtab_numa_launcher_logs___json_nargs=0
 _shtab_numa_launcher_verify__h_nargs=0
 _shtab_numa_launcher_verify___help_nargs=0
 _shtab_numa_launcher_verify___json_nargs=0
+_shtab_numa_launcher_usage_restore__h_nargs=0
+_shtab_numa_launcher_usage_restore___help_nargs=0
+_shtab_numa_launcher_usage_pos_0_nargs=A...
 _shtab_numa_launcher_usage__h_nargs=0
 _shtab_numa_launcher_usage___help_nargs=0
 _shtab_numa_launcher_usage___requests_nargs=0

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import launcher
-from launcher.cli.parser import Parser
+from launcher.base.errors import LauncherError
+from launcher.base.text import printable_lines
+from launcher.cli.options import Parser
 from launcher.control.messages import SUMMARY
-from launcher.errors import LauncherError
-from launcher.printable import printable_lines
 
 # Verb -> (module, help). Each module has `add_arguments(parser)` and `run(args) -> exit code`.
 VERBS: Final[dict[str, tuple[str, str]]] = {
@@ -97,6 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_error(text: str) -> None:
     """Masked and printable: errors quote configuration and input, and may be written to the journal."""
-    from launcher.redaction import Redactor  # noqa: PLC0415  only here
+    from launcher.base.redaction import Redactor  # noqa: PLC0415  only here
 
     print(printable_lines(Redactor().text(text)), file=sys.stderr)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.base.errors import LauncherError, reason
 from launcher.cli import options
-from launcher.errors import LauncherError, reason
 
 if TYPE_CHECKING:
-    from launcher.usage.audit_chain import Anchor
-    from launcher.usage.audit_verify import Report
+    from launcher.accounts.audit_chain import Anchor
+    from launcher.accounts.audit_verify import Report
 
 _KINDS = {
     "request": "requests",
@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def _anchor(text: str) -> Anchor:
-    from launcher.usage.audit_chain import Anchor  # noqa: PLC0415  heavy
+    from launcher.accounts.audit_chain import Anchor  # noqa: PLC0415  heavy
 
     return Anchor.parse(text)
 
@@ -113,7 +113,7 @@ def _anchors(args: argparse.Namespace) -> Iterator[Anchor]:
 
 
 def _verify(args: argparse.Namespace, folder: Path) -> int:
-    from launcher.usage.audit_verify import verify  # noqa: PLC0415  heavy
+    from launcher.accounts.audit_verify import verify  # noqa: PLC0415  heavy
 
     anchors = list(_anchors(args))
     report = verify(folder, anchors)
@@ -183,7 +183,7 @@ def _text(report: Report, folder: Path, anchors: int) -> Iterator[str]:
 
 
 def _print_anchor(args: argparse.Namespace, folder: Path) -> int:
-    from launcher.usage.audit_folder import HEAD, anchored, read_head  # noqa: PLC0415  heavy
+    from launcher.accounts.audit_verify import HEAD, anchored, read_head  # noqa: PLC0415  heavy
 
     head = read_head(folder)
     if head is None or not head.n:

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.bench import load, slo, workloads
+from launcher.base.errors import LauncherError
+from launcher.base.files import make_folder, state_folder
 from launcher.cli import bench_target, options
-from launcher.errors import LauncherError
-from launcher.host.state_folder import make_folder, state_folder
+from launcher.measure.bench import offered_load, workloads
 
 if TYPE_CHECKING:
-    from launcher.bench.progress import Progress
-    from launcher.bench.result import BenchResult
+    from launcher.measure.bench.load_generator import Progress
+    from launcher.measure.bench.result import BenchResult
 
-DRIVERS: Final = ("vllm", "aiperf")
 # Above any number of runs that are made by hand, so that two of them have no prompts in common.
 _SEEDS: Final = 2**31
 _CLEAR_LINE: Final = "\r\x1b[K"
@@ -36,10 +35,10 @@ def _share(text: str) -> float:
 
 _COUNT: Final = options.Value("a number of 1 or more", options.whole(1))
 _SEED: Final = options.Value(f"a number from 0 to {_SEEDS}", options.whole(0, _SEEDS))
-_CONCURRENCY: Final = options.Value("a list of numbers such as 1,4,16", load.parse_concurrency)
-_RATES: Final = options.Value("a list of rates such as 0.5,1,2", load.parse_rates)
+_CONCURRENCY: Final = options.Value("a list of numbers such as 1,4,16", offered_load.parse_concurrency)
+_RATES: Final = options.Value("a list of rates such as 0.5,1,2", offered_load.parse_rates)
 _TOLERANCE: Final = options.Value("a share such as 3%", _share)
-_SLO: Final = options.Value(slo.WANTED, slo.parse)
+_SLO: Final = options.Value(offered_load.WANTED, offered_load.parse)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,13 +127,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send the same prompts in every row: the prefix cache has them",
     )
-    add(
-        "--driver",
-        choices=DRIVERS,
-        default="vllm",
-        metavar="NAME",
-        help="load generator: vllm or aiperf (default: vllm)",
-    )
     _add_state_dir(parser)
     add("--json", action="store_true", help="print the result as JSON")
 
@@ -158,8 +150,8 @@ def _measure(results: Path, args: argparse.Namespace) -> int:
         raise LauncherError(
             "cannot run bench: --sweep needs --slo", "give --slo, such as --slo ttft_p99=2s,itl_p99=150ms"
         )
-    from launcher.bench import run as bench  # noqa: PLC0415  heavy
-    from launcher.bench import store  # noqa: PLC0415  heavy
+    from launcher.measure.bench import run as bench  # noqa: PLC0415  heavy
+    from launcher.measure.bench import store  # noqa: PLC0415  heavy
 
     workload = workloads.named(args.workload) if args.dataset is None else workloads.of_dataset(args.dataset)
     target, driver = bench_target.select(args)
@@ -193,14 +185,14 @@ def _seed(given: int | None) -> int:
 
 def _finish(results: Path, result: BenchResult, *, as_json: bool) -> None:
     """Prints first: the figures are not lost when the disk is full."""
-    from launcher.bench import store  # noqa: PLC0415  heavy
+    from launcher.measure.bench import store  # noqa: PLC0415  heavy
 
     if as_json:
         import msgspec  # noqa: PLC0415
 
         print(msgspec.json.format(msgspec.json.encode(result)).decode())
     elif result.points:
-        from launcher.bench.table import to_text  # noqa: PLC0415  heavy
+        from launcher.measure.bench.table import to_text  # noqa: PLC0415  heavy
 
         print("\n".join(to_text(result)))
     sys.stdout.flush()
@@ -222,7 +214,7 @@ class _LiveLine:
     def show(self, progress: Progress) -> None:
         if not self._shown:
             return
-        from launcher.bench.table import live_line  # noqa: PLC0415  heavy
+        from launcher.measure.bench.table import live_line  # noqa: PLC0415  heavy
 
         if progress.point != self._point:
             now = time.monotonic()
@@ -237,8 +229,8 @@ class _LiveLine:
 
 
 def _list(results: Path) -> int:
-    from launcher.bench import store  # noqa: PLC0415  heavy
-    from launcher.bench.table import list_lines  # noqa: PLC0415  heavy
+    from launcher.measure.bench import store  # noqa: PLC0415  heavy
+    from launcher.measure.bench.table import list_lines  # noqa: PLC0415  heavy
 
     found, broken = store.load_all(results)
     print("\n".join(list_lines(found)) if found else f"no results in {results}")
@@ -248,8 +240,8 @@ def _list(results: Path) -> int:
 
 
 def _report(results: Path, names: Sequence[str], output: Path | None) -> int:
-    from launcher.bench.report import html_page  # noqa: PLC0415  heavy
     from launcher.cli.plan import write_file  # noqa: PLC0415  heavy
+    from launcher.measure.bench.page import html_page  # noqa: PLC0415  heavy
 
     loaded = _load(results, names)
     file = output or Path(f"{loaded[0].id}.html")
@@ -259,7 +251,7 @@ def _report(results: Path, names: Sequence[str], output: Path | None) -> int:
 
 
 def _compare(results: Path, args: argparse.Namespace) -> int:
-    from launcher.bench.compare import compare  # noqa: PLC0415  heavy
+    from launcher.measure.bench.compare import compare  # noqa: PLC0415  heavy
 
     before, after = _load(results, (args.before, args.after))
     found = compare([before], [after], args.tolerance)
@@ -268,6 +260,6 @@ def _compare(results: Path, args: argparse.Namespace) -> int:
 
 
 def _load(results: Path, names: Sequence[str]) -> list[BenchResult]:
-    from launcher.bench import store  # noqa: PLC0415  heavy
+    from launcher.measure.bench import store  # noqa: PLC0415  heavy
 
     return [store.load(store.find(results, name)) for name in names]

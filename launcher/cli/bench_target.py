@@ -7,19 +7,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, reason
 from launcher.cli import options
-from launcher.config.load import load_config
+from launcher.config.loading import load_config
 from launcher.config.schema import EngineKind
 from launcher.control.client import ControlClient
-from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError, reason
 
 if TYPE_CHECKING:
-    from launcher.bench.driver import Driver
-    from launcher.bench.target import Target
     from launcher.config.schema import Config, Model
     from launcher.daemon.deployment import Deployment
-    from launcher.topology.model import Topology
+    from launcher.machine.topology import Topology
+    from launcher.measure.bench.load_generator import Target, VllmDriver
 
 _ANSWER_S = 5.0
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  where a listener on all addresses can be reached
@@ -43,21 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def select(args: argparse.Namespace) -> tuple[Target, Driver]:
+def select(args: argparse.Namespace) -> tuple[Target, VllmDriver]:
     """The endpoint and the load generator. Raises LauncherError."""
     if args.url is not None and args.config is None:
-        return _foreign(args), _chosen(args.driver) or driver_of(("vllm",), None)
+        return _foreign(args), driver_of(("vllm",), None)
     config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
     model = _model_of(config, args.model)
     from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
 
     deployment = build_deployment(config)
-    return _configured(args, deployment, model), _chosen(args.driver) or driver_for(deployment)
+    return _configured(args, deployment, model), driver_for(deployment)
 
 
 def _foreign(args: argparse.Namespace) -> Target:
-    from launcher.bench import endpoint  # noqa: PLC0415  heavy
-    from launcher.bench.target import Target  # noqa: PLC0415  heavy
+    from launcher.measure.bench import endpoint  # noqa: PLC0415  heavy
+    from launcher.measure.bench.load_generator import Target  # noqa: PLC0415  heavy
 
     key, url = _key_of(args.key_file), base_url(args.url)
     model = args.model
@@ -68,9 +67,9 @@ def _foreign(args: argparse.Namespace) -> Target:
 
 
 def _configured(args: argparse.Namespace, deployment: Deployment, model: Model) -> Target:
-    from launcher.bench.target import Target  # noqa: PLC0415  heavy
     from launcher.daemon.measured import hardware_of, software_of  # noqa: PLC0415  heavy
-    from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
+    from launcher.machine.svg import to_svg  # noqa: PLC0415  heavy
+    from launcher.measure.bench.load_generator import Target  # noqa: PLC0415  heavy
 
     config, planned = deployment.config, deployment.to_json()
     plan = _running_plan(config) or planned
@@ -146,16 +145,7 @@ def _key_of(file: Path | None) -> str | None:
     return lines[0]
 
 
-def _chosen(name: str) -> Driver | None:
-    """None: vLLM's, the default."""
-    if name != "aiperf":
-        return None
-    from launcher.bench.aiperf_driver import find_aiperf  # noqa: PLC0415  heavy
-
-    return find_aiperf()
-
-
-def driver_for(deployment: Deployment) -> Driver:
+def driver_for(deployment: Deployment) -> VllmDriver:
     """The load generator of the engine's own environment, where it has one. Raises LauncherError."""
     stack = deployment.stack
     if deployment.config.engine.kind is EngineKind.VLLM and stack.client is None:
@@ -163,10 +153,10 @@ def driver_for(deployment: Deployment) -> Driver:
     return driver_of(("vllm",), None)
 
 
-def driver_of(command: tuple[str, ...], version: str | None) -> Driver:
+def driver_of(command: tuple[str, ...], version: str | None) -> VllmDriver:
     """`vllm bench serve` of the vLLM that `command` starts. Raises LauncherError when it cannot be found."""
-    from launcher.bench.vllm_driver import VllmDriver  # noqa: PLC0415  heavy
     from launcher.engines.probe_stack import find_vllm, installed_versions, interpreter_of  # noqa: PLC0415  heavy
+    from launcher.measure.bench.load_generator import VllmDriver  # noqa: PLC0415  heavy
 
     try:
         command = (find_vllm(command[0]), *command[1:])

@@ -10,13 +10,13 @@ import urllib.parse
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.base.errors import LauncherError
 from launcher.cli import cost_estimate, options
-from launcher.cli.ledger import find_ledger
-from launcher.errors import LauncherError
+from launcher.cli.usage import find_ledger
 
 
 def _since(text: str) -> str:
-    from launcher.usage.spans import parse_time, zone_of  # noqa: PLC0415  heavy
+    from launcher.accounts.report_values import parse_time, zone_of  # noqa: PLC0415  heavy
 
     parse_time(text, time.time(), zone_of("UTC"))
     return text
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """Print costs. Exit code 1: the requests of an estimate do not fit the machine, or the SLO that was measured."""
     if args.action == "estimate":
         return cost_estimate.run(args)
+    from launcher.accounts.cost import CostReport  # noqa: PLC0415  heavy
+    from launcher.accounts.report_values import zone_of  # noqa: PLC0415  heavy
     from launcher.cli.cost_text import report_lines  # noqa: PLC0415  heavy
-    from launcher.usage.cost import CostReport  # noqa: PLC0415  heavy
-    from launcher.usage.spans import zone_of  # noqa: PLC0415  heavy
 
     answer = _report(args)
     if args.json:
@@ -85,8 +85,8 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
 def _of_file(args: argparse.Namespace) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415  heavy
 
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
-    from launcher.usage.spent import spent  # noqa: PLC0415  heavy
+    from launcher.accounts.cost import spent  # noqa: PLC0415  heavy
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
     config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
     path = args.file or find_ledger(config.usage)

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from launcher.money import shown
-from launcher.text_table import counted, table
-from launcher.usage.bill import HOUR_S, MONTH_HOURS
-from launcher.usage.compare import Comparison
-from launcher.usage.cost import CostReport, OverflowCost, PerMillion
-from launcher.usage.estimate import Estimate, Month
+from launcher.accounts.cost import HOUR_S, MONTH_HOURS, CostReport, OverflowCost, PerMillion
+from launcher.accounts.estimate import Estimate, Month
+from launcher.accounts.references import Comparison
+from launcher.base.money import shown
+from launcher.base.text import counted, table
 
 _ABSENT: Final = "-"
 LEFT_OUT: Final = (
@@ -151,7 +150,7 @@ def _overflow(overflow: OverflowCost | None, currency: str) -> Iterator[str]:
 
 
 def estimate_lines(estimate: Estimate, slo: Sequence[str]) -> list[str]:
-    """`slo`: what was measured, as launcher.cli.cost_slo says it."""
+    """`slo`: what was measured, as launcher.cli.cost_estimate says it."""
     speed = f"{estimate.tokens_per_s:,.6g} output tokens/s"
     each = f"{shown(estimate.per_million_output, estimate.currency)} per million output tokens"
     price = f"{shown(estimate.hourly, estimate.currency)} an hour"

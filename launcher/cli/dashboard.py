@@ -7,10 +7,10 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+from launcher.base.errors import LauncherError
 from launcher.cli import options
-from launcher.errors import LauncherError
 from launcher.fleet.config import DEFAULT_CONFIG, load_fleet
-from launcher.ingress.status import endpoints, status_socket
+from launcher.fleet.ingress import endpoints, status_socket
 
 DEFAULT: Final = "127.0.0.1:8430"
 # So that a wrong --socket is seen at once.
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import uvloop  # noqa: PLC0415  heavy
 
     from launcher.dashboard import listen  # noqa: PLC0415  heavy
-    from launcher.dashboard.fleet_frame import FleetAt  # noqa: PLC0415  heavy
+    from launcher.dashboard.fleet import FleetAt  # noqa: PLC0415  heavy
     from launcher.dashboard.server import serve  # noqa: PLC0415  heavy
 
     path, fleet = options.socket_of(args), None

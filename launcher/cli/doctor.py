@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every check and the performance tier. Exit code 1 when a check fails."""
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.base.redaction import Redactor  # noqa: PLC0415  heavy
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
     from launcher.config.schema import Engine  # noqa: PLC0415  heavy
+    from launcher.doctor.checks import examine  # noqa: PLC0415  heavy
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
-    from launcher.doctor.report import to_json, to_text  # noqa: PLC0415  heavy
-    from launcher.doctor.rules import examine  # noqa: PLC0415  heavy
-    from launcher.redaction import Redactor  # noqa: PLC0415  heavy
+    from launcher.doctor.rows import to_json, to_text  # noqa: PLC0415  heavy
 
     engine = Engine() if args.config is None else load_config(args.config, environ=os.environ).engine
     report = examine(gather(engine), read_matrix())

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from launcher.cli import options
-from launcher.cli.follow import over_restarts
+from launcher.cli.logs import over_restarts
 
 # The daemon keeps this many.
 _ALL: Final = 1000

@@ -11,23 +11,22 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import psutil
 
+from launcher.base.errors import LauncherError, reason
+from launcher.base.text import counted, printable_lines
 from launcher.cli import fleet_operations, fleet_status
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError, reason
 from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig, load_fleet
 from launcher.fleet.hosts import AGENT, DIRECTOR, each
+from launcher.fleet.ingress import endpoints, read_status
 from launcher.fleet.members import Report
-from launcher.ingress.status import endpoints, read_status
-from launcher.printable import printable_lines
-from launcher.text_table import counted
 
 if TYPE_CHECKING:
     from launcher.fleet.cluster import RayHosts
@@ -38,9 +37,11 @@ HEARD_S: Final = 60.0
 START_S: Final = 60.0
 POLL_S: Final = 0.5
 RAY_S: Final = 3.0
+_FACTS: Final = ["name", "cmdline", "uids"]
 STATUS_S: Final = 30.0
 _AWAY: Final = Report(
-    problem="its node of Ray is away", remedy="see `ray status`, and start the command again"
+    problem="its node of Ray is away",
+    remedy="see `ray status --address HEAD:6379`, and start the command again",
 )
 _HELP: Final = {
     "up": "attach an agent to each host's daemon, and hand the list of hosts to the ingress",
@@ -113,26 +114,42 @@ def connected(config: FleetConfig) -> RayHosts:
                 f"cannot reach Ray's head at '{config.ray}': {reason(error)}",
                 "start it there: docs/fleet.md",
             ) from None
-    address = node_address()
-    if address is None:
+    node = own_node()
+    if node is None:
         raise UnreachableError(
             "cannot ask Ray: no node of Ray runs on this host",
-            "start it (`ray start`, docs/fleet.md), or ask on another host of the fleet",
+            "start it (`ray start`, docs/fleet.md) as root or as this user, or ask on another host of the fleet",
         )
-    return connect(config, address)
+    return connect(config, node.address, os.environ.get("RAY_ADDRESS") or node.head)
 
 
-def node_address() -> str | None:
-    """The address of this host's node of Ray; None: no raylet here takes connections. ray.init would take another host's
-    node then, and also where the default route has another address; it aborts the process with that (Ray 2.60)."""
-    for process in psutil.process_iter(["name", "cmdline"]):
-        parts = (str(word).partition("=") for word in process.info["cmdline"] or ())
+class OwnNode(NamedTuple):
+    """This host's node of Ray."""
+
+    address: str
+    head: str
+    """host:port of the head that it has joined."""
+
+
+def own_node(processes: Iterable[Mapping[str, Any]] | None = None) -> OwnNode | None:
+    """This host's node; None: no raylet here takes connections. ray.init would take another host's node then, and also
+    where the default route has another address; it aborts the process with that (Ray 2.60). Only a raylet of root or of the
+    caller counts: any other user's could name a head that takes the token and answers with Python code.
+
+    `processes`: of psutil, with _FACTS; by default all."""
+    if processes is None:
+        processes = (process.info for process in psutil.process_iter(_FACTS))
+    trusted = {0, os.geteuid()}
+    for facts in processes:
+        if facts["name"] != "raylet" or not trusted.issuperset(facts["uids"] or {None}):
+            continue
+        parts = (str(word).partition("=") for word in facts["cmdline"] or ())
         words = {name: value for name, _, value in parts}
-        if process.info["name"] == "raylet" and "--raylet_socket_name" in words:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(words["--raylet_socket_name"])
-                if _is_own(words.get("--node_ip_address", "")):
-                    return words["--node_ip_address"]
+        address, head = words.get("--node_ip_address", ""), words.get("--gcs-address", "")
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(words.get("--raylet_socket_name", ""))
+            if head and _is_own(address):
+                return OwnNode(address, head)
     return None
 
 
@@ -148,6 +165,7 @@ def _is_own(address: str) -> bool:
 def up(config: FleetConfig) -> int:
     """Attach to every host that is there; what is there already stays."""
     hosts = connected(config)
+    hosts.refuse_open()
     nodes = hosts.nodes()
     if not nodes:
         raise LauncherError(
@@ -155,7 +173,9 @@ def up(config: FleetConfig) -> int:
             """start Ray on each host: ray start --address HEAD:6379 --resources '{"numa_host": 1}'""",
         )
     hosts.up()
-    reports = _heard(hosts, nodes)
+    _heard(hosts, nodes)
+    hosts.call(DIRECTOR, "admit", [node.host for node in nodes])
+    reports = hosts.view().reports
     well = True
     for node in nodes:
         report, started = _with_daemon(hosts, config, node, reports.get(node.host, _AWAY))
@@ -301,8 +321,8 @@ def ingress(config: FleetConfig, level: str) -> int:
     """Serve until SIGTERM or Ctrl-C. HAProxy goes on."""
     import uvloop  # noqa: PLC0415  heavy
 
-    from launcher.host import journal  # noqa: PLC0415  heavy
-    from launcher.ingress.main import Ingress  # noqa: PLC0415  heavy
+    from launcher.base import log_lines  # noqa: PLC0415  heavy
+    from launcher.fleet.ingress import Ingress  # noqa: PLC0415  heavy
 
     async def serve() -> None:
         task = asyncio.current_task()
@@ -311,9 +331,12 @@ def ingress(config: FleetConfig, level: str) -> int:
         with contextlib.suppress(asyncio.CancelledError):
             await Ingress(config).run()
 
-    journal.set_up(level, "auto")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+    log_lines.set_up(level, "auto")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    finally:
+        log_lines.finish()
     return 0
 
 

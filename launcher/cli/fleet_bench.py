@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-from launcher.errors import LauncherError, reason
-from launcher.ingress.loads import trust
+from launcher.base.errors import LauncherError, reason
+from launcher.fleet.loads import trust
 
 REQUESTS: Final = 8
 TOKENS: Final = 32

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.base.errors import LauncherError
+from launcher.base.text import counted, printable
 from launcher.cli import key
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError
 from launcher.fleet.hosts import Hosts, each
-from launcher.printable import printable
-from launcher.proxy.auth import key_version
-from launcher.text_table import counted
+from launcher.keys import key_file
 
 LIST = "list"
 ADOPT = "adopt"
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
     stamps, failed = each(names, hosts.key_stamp)
     if not stamps:
         raise next(iter(failed.values()))
-    number = max(map(key_version.version, stamps.values()))
+    number = max(map(key_file.version, stamps.values()))
     if args.key_action == ADOPT:
         if args.host not in stamps:
             raise LauncherError(
@@ -51,11 +50,9 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
         text, said = _edited(args, _fleets(hosts, stamps), hosts, list(stamps))
     if args.key_action == LIST:
         print(said, end="")
-        behind = {
-            host: "it has another keys file" for host in stamps if stamps[host] != key_version.stamp(text)
-        }
+        behind = {host: "it has another keys file" for host in stamps if stamps[host] != key_file.stamp(text)}
     else:
-        behind = _distribute(hosts, key_version.stamped(text, number + 1), list(stamps))
+        behind = _distribute(hosts, key_file.stamped(text, number + 1), list(stamps))
         # Only now: a key that no host has is of no use.
         print(said, end="")
         print(
@@ -70,9 +67,9 @@ def run(args: argparse.Namespace, hosts: Hosts, names: Sequence[str]) -> int:
 
 def _fleets(hosts: Hosts, stamps: Mapping[str, str]) -> str:
     """The file that all hosts should have. Raises LauncherError where that is not known."""
-    source = key_version.newest(stamps)
+    source = key_file.newest(stamps)
     if source is None:
-        found = {stamp: host for host, stamp in stamps.items() if stamp != key_version.NONE}
+        found = {stamp: host for host, stamp in stamps.items() if stamp != key_file.NONE}
         if len(found) > 1:
             raise LauncherError(
                 f"cannot tell which API keys file is the fleet's: those of {' and '.join(found.values())} differ",
@@ -97,7 +94,7 @@ def _edited(args: argparse.Namespace, text: str, hosts: Hosts, names: Sequence[s
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         file = Path(folder, "api-keys")
-        file.write_text(text)
+        file.write_text(key_file.unstamped(text))
         file.chmod(0o600)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             key.perform(args.key_action, args, str(file), states)

@@ -5,19 +5,115 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from launcher.cli import fleet_keys, fleet_tables, options, usage
+from launcher.accounts.report_values import BY
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
+from launcher.base.text import counted, format_size, printable, printable_tree, table
+from launcher.cli import fleet_keys, options, usage, verify
 from launcher.control.messages import VERIFY_S
-from launcher.errors import LauncherError
 from launcher.fleet.config import DEFAULT_CONFIG, FleetConfig
 from launcher.fleet.hosts import Hosts, each
 from launcher.fleet.members import Member
-from launcher.printable import printable, printable_tree
-from launcher.usage.question import BY
+
+# --- What operations over all hosts print. ---
+
+COLUMNS: Final = (
+    "cpu", "sockets", "nodes", "cores", "memory", "instances", "cores each", "model", "kv cache each", "warnings",
+)  # fmt: skip
+# A cell that differs from that of most hosts.
+MARK: Final = "*"
+
+
+def plan_of(topology: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
+    """One host, as GET /v1/topology and GET /v1/plan answer it, in words by column."""
+    slots = plan["slots"]
+    return {
+        "cpu": topology["name"] or "unknown",
+        "sockets": str(len(topology["sockets"])),
+        "nodes": str(len(topology["nodes"])),
+        "cores": str(len(topology["cores"])),
+        "memory": format_size(sum(node["memory_bytes"] for node in topology["nodes"])),
+        "instances": str(len(slots)),
+        "cores each": _different(str(_cores(topology, slot["cpus"])) for slot in slots),
+        "model": _different(slot["model"] for slot in slots),
+        "kv cache each": _different(
+            format_size(slot["kv_cache_bytes"]) for slot in slots if slot["kv_cache_bytes"] is not None
+        ),
+        "warnings": str(len(plan.get("warnings", ())) + len(plan.get("violations", ()))),
+    }
+
+
+def _cores(topology: Mapping[str, Any], cpus: str) -> int:
+    mine = set(CpuSet.parse(cpus))
+    return sum(bool(mine & set(core["cpus"])) for core in topology["cores"])
+
+
+def _different(values: Iterator[str]) -> str:
+    return ", ".join(dict.fromkeys(values)) or "-"
+
+
+def differences(plans: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """The columns in which a host is not as most hosts are, by host; of equally many the first host's value is the rule."""
+    usual = {
+        column: Counter(plan[column] for plan in plans.values()).most_common(1)[0][0]
+        for column in COLUMNS
+        if plans
+    }
+    found = {
+        host: [column for column in COLUMNS if plan[column] != usual[column]] for host, plan in plans.items()
+    }
+    return {host: columns for host, columns in found.items() if columns}
+
+
+def plan_lines(plans: Mapping[str, Mapping[str, str]]) -> list[str]:
+    marked = differences(plans)
+    rows = [["HOST", *(column.upper() for column in COLUMNS)]]
+    for host, plan in plans.items():
+        cells = [plan[column] + MARK * (column in marked.get(host, ())) for column in COLUMNS]
+        rows.append([host, *cells])
+    lines = table(rows)
+    if marked:
+        lines += ["", f"{MARK} differs from most hosts: {', '.join(marked)}"]
+    return lines
+
+
+def verify_rank(slots: Sequence[Mapping[str, Any]]) -> int:
+    """How a host's placement is: 0 as planned, 1 other processes on its CPUs, 2 an instance does not run, 3 it differs."""
+    ranks = [0]
+    for slot in slots:
+        found = slot["verified"]
+        ranks.append(2 if found is None else 3 if not found["ok"] else int(bool(found["foreign"])))
+    return max(ranks)
+
+
+_WORDS: Final = (
+    "as planned",
+    "other processes on its CPUs",
+    "not every instance runs",
+    "DIFFERS from the plan",
+)
+
+
+def verify_lines(checked: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
+    """The worst host first."""
+    for host in sorted(checked, key=lambda host: (-verify_rank(checked[host]), host)):
+        slots = checked[host]
+        rank = verify_rank(slots)
+        yield f"{host}: {_WORDS[rank]}, {counted(len(slots), 'slot')}"
+        if rank:
+            yield from (f"  {line}" for slot in slots for line in verify.lines_of(slot))
+
+
+def missing_lines(failed: Mapping[str, LauncherError]) -> Iterator[str]:
+    for host, error in failed.items():
+        yield f"{host}: NO ANSWER: {error.message}; {error.remedy}"
+
 
 ACTIONS: Final = ("plan", "verify", "upgrade", "usage", "key", "targets")
 _PATIENCE_S: Final = VERIFY_S + 60.0
@@ -118,7 +214,7 @@ def _names(hosts: Hosts) -> list[str]:
 
 
 def _warn(failed: Mapping[str, LauncherError]) -> None:
-    for line in fleet_tables.missing_lines(failed):
+    for line in missing_lines(failed):
         print(printable(line), file=sys.stderr)
 
 
@@ -129,15 +225,13 @@ def _missing(failed: Mapping[str, LauncherError]) -> dict[str, str]:
 def _plan(args: argparse.Namespace, hosts: Hosts) -> int:
     plans, failed = each(
         _names(hosts),
-        lambda host: fleet_tables.plan_of(
-            hosts.ask(host, "GET", "/topology"), hosts.ask(host, "GET", "/plan")
-        ),
+        lambda host: plan_of(hosts.ask(host, "GET", "/topology"), hosts.ask(host, "GET", "/plan")),
     )
     if args.json:
-        found = {"hosts": plans, "differences": fleet_tables.differences(plans), "missing": _missing(failed)}
+        found = {"hosts": plans, "differences": differences(plans), "missing": _missing(failed)}
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join(fleet_tables.plan_lines(printable_tree(plans))))
+        print("\n".join(plan_lines(printable_tree(plans))))
         _warn(failed)
     return int(bool(failed))
 
@@ -154,13 +248,13 @@ def _verify(args: argparse.Namespace, hosts: Hosts) -> int:
         print(json.dumps({"hosts": checked, "missing": _missing(failed)}, indent=2))
     else:
         _warn(failed)
-        print("\n".join(fleet_tables.verify_lines(printable_tree(checked))))
-    return int(bool(failed) or any(map(fleet_tables.verify_rank, checked.values())))
+        print("\n".join(verify_lines(printable_tree(checked))))
+    return int(bool(failed) or any(map(verify_rank, checked.values())))
 
 
 def _usage(args: argparse.Namespace, hosts: Hosts) -> int:
-    from launcher.usage.of_hosts import summed  # noqa: PLC0415  heavy
-    from launcher.usage.question import Question  # noqa: PLC0415  heavy
+    from launcher.accounts.of_hosts import summed  # noqa: PLC0415  heavy
+    from launcher.accounts.report_values import Question  # noqa: PLC0415  heavy
 
     by = None if args.by == "host" else args.by
     question = Question(since=args.since or "30d", until=args.until, by=by, key=args.key, model=args.model)
@@ -239,7 +333,7 @@ def targets(members: Mapping[str, str], name: str, *, tls: bool) -> list[dict[st
 
 
 def _targets(args: argparse.Namespace, hosts: Hosts, config: FleetConfig) -> int:
-    from launcher.host.replace_file import replace_file  # noqa: PLC0415  heavy
+    from launcher.base.files import replace_file  # noqa: PLC0415  heavy
 
     _names(hosts)
     addresses = {member.host: member.address for member in hosts.members()}

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from launcher.base.errors import reason
+from launcher.base.text import table
 from launcher.control.client import UnreachableError
-from launcher.errors import reason
+from launcher.control.verdict import Host, Level, Problem, Verdict, judge_fleet
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.hosts import each
+from launcher.fleet.ingress import endpoints
+from launcher.fleet.loads import HostLoad, trust
 from launcher.fleet.members import MEMBERS, Member, MemberList, read_members
-from launcher.ingress.loads import HostLoad, trust
-from launcher.ingress.status import endpoints
-from launcher.text_table import table
-from launcher.verdict import Host, Level, Problem, Verdict, judge_fleet
 
 if TYPE_CHECKING:
     from launcher.fleet.members import View
 
 ANSWER_S: Final = 3.0
 ANSWERS: Final = "answers"
+FORGOTTEN: Final = "was removed by `fleet forget` and is back; `fleet up` takes it into the fleet again"
 
 
 class Screen(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,10 @@ def gather(
         members=members,
         loads=loads,
         silent={host: error.message for host, error in failed.items()},
-        agents={host: report.problem for host, report in reports.items()},
+        agents={
+            host: FORGOTTEN if members.has_forgotten(host) else report.problem
+            for host, report in reports.items()
+        },
         heard={} if view is None else {host: max(0.0, time.time() - at) for host, at in view.heard.items()},
         ingress={host: unreached(host, config) or ANSWERS for host in config.ingress.hosts},
         stragglers=stragglers(pickers),
@@ -138,7 +142,8 @@ def _names(screen: Screen) -> list[str]:
 def _host(name: str, screen: Screen) -> Host:
     member = next((member for member in screen.members.members if member.host == name), None)
     load = screen.loads.get(name)
-    state = "no daemon" if member is None else member.state.value if load is not None else "down"
+    absent = "forgotten" if screen.members.has_forgotten(name) else "no daemon"
+    state = absent if member is None else member.state.value if load is not None else "down"
     troubles = tuple(filter(None, (screen.silent.get(name), screen.agents.get(name))))
     if load is None:
         return Host(name=name, state=state, troubles=troubles or ("its daemon does not answer",))
@@ -169,7 +174,7 @@ def lines(screen: Screen) -> list[str]:
 
 def _row(host: Host, address: str, heard: float | None) -> tuple[str, ...]:
     shown: Sequence[str] = ("-", "-", "-", "-")
-    if host.state not in {"down", "no daemon"}:
+    if host.state not in {"down", "no daemon", "forgotten"}:
         ttft = "-" if host.predicted_ttft_s is None else f"{host.predicted_ttft_s:.2f} s"
         shown = (f"{host.ready}/{host.instances}", str(host.running), str(host.waiting), ttft)
     return (host.name, host.state, address, *shown, "-" if heard is None else f"{heard:.0f} s ago")

@@ -10,13 +10,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from launcher import verdict
+from launcher.base.errors import LauncherError, TimedOutError, reason
+from launcher.base.files import read_own, replace_file
+from launcher.control import verdict
 from launcher.control.client import UnreachableError
 from launcher.control.messages import VERIFY_S
-from launcher.errors import LauncherError, TimedOutError, reason
 from launcher.fleet.hosts import Hosts
 from launcher.fleet.members import MemberState
-from launcher.host.replace_file import replace_file
 
 RELOAD: Final = ("reload",)
 """Instead of a command: the daemon reads its configuration again."""
@@ -37,7 +37,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ready: int
     slots: int
     level: int
-    """launcher.verdict.level: 0 all slots are ready and watched, 1 some, 2 none is."""
+    """launcher.control.verdict.level: 0 all slots are ready and watched, 1 some, 2 none is."""
     misplaced: tuple[int, ...]
     """Slots whose threads or memory are not where the plan has them."""
     ttft_s: float | None = None
@@ -87,12 +87,13 @@ def worse(before: Figures, after: Figures) -> list[str]:
 def read_progress(file: Path, how: Sequence[str]) -> Progress:
     """Raises LauncherError if another upgrade is unfinished."""
     try:
-        progress = msgspec.json.decode(file.read_bytes(), type=Progress)
+        progress = msgspec.json.decode(read_own(file), type=Progress)
     except FileNotFoundError:
         return Progress(how=tuple(how))
     except (OSError, msgspec.DecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
         raise LauncherError(
-            f"cannot read '{file}': {error}", "give --restart to begin with all hosts again"
+            f"cannot read '{file}': {why}", "give --restart to begin with all hosts again"
         ) from None
     if progress.how != tuple(how):
         raise LauncherError(
@@ -148,7 +149,6 @@ def _one(step: _Host, host: str, settings: Settings, progress: Progress) -> Prog
 
 def _keep(file: Path, progress: Progress) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, msgspec.json.encode(progress))
     except OSError as error:
         raise LauncherError(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.base.errors import LauncherError
+from launcher.base.text import table
 from launcher.cli import key_budgets, options
-from launcher.errors import LauncherError
-from launcher.text_table import table
 
 if TYPE_CHECKING:
-    from launcher.proxy.auth.key_record import KeyRecord
+    from launcher.keys.key_record import KeyRecord
 
 DEFAULT_FILE = Path("/etc/numa-launcher/api-keys")
 _LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
@@ -152,7 +152,7 @@ def _file_of(args: argparse.Namespace) -> str:
             f"'{options.DEFAULT_CONFIG}' does not exist",
             "give --file FILE, or a configuration with -c FILE",
         )
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
     config = args.config or options.DEFAULT_CONFIG
     path = load_config(config, environ=os.environ).proxy.api_keys_file
@@ -165,7 +165,7 @@ def _file_of(args: argparse.Namespace) -> str:
 
 
 def _add(args: argparse.Namespace, path: str) -> int:
-    from launcher.proxy.auth import key_record, key_store  # noqa: PLC0415  heavy
+    from launcher.keys import key_file, key_record  # noqa: PLC0415  heavy
 
     key_budgets.check(args, args.budget)
     key = key_record.compose_key(
@@ -194,7 +194,7 @@ def _add(args: argparse.Namespace, path: str) -> int:
             )
         return (*old, record)
 
-    key_store.update(path, change)
+    key_file.update(path, change)
     if args.json:
         print(json.dumps({"key": key, **_shown(record)}, indent=2))
     else:
@@ -208,9 +208,9 @@ def _list(
     path: str,
     find_states: Callable[[argparse.Namespace, Mapping[str, str]], dict[str, dict[str, Any]]],
 ) -> int:
-    from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
+    from launcher.keys import key_file  # noqa: PLC0415  heavy
 
-    records = key_store.read(path)
+    records = key_file.read(path)
     held = [record for record in records if record.budget is not None and record.revoked is None]
     states = find_states(args, {record.name: record.budget or "" for record in held})
     states = {record.id: states[record.name] for record in held if record.name in states}
@@ -251,7 +251,7 @@ def _budget_columns(record: KeyRecord, state: dict[str, Any] | None) -> tuple[st
 def _set(args: argparse.Namespace, path: str) -> int:
     import msgspec  # noqa: PLC0415  heavy
 
-    from launcher.proxy.auth import key_record, key_store  # noqa: PLC0415  heavy
+    from launcher.keys import key_file, key_record  # noqa: PLC0415  heavy
 
     names = (*_LIMITS, "budget", "overflow")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
@@ -271,7 +271,7 @@ def _set(args: argparse.Namespace, path: str) -> int:
         done[:] = [key_record.make({**msgspec.structs.asdict(found), **changes})]
         return [done[0] if record is found else record for record in old]
 
-    key_store.update(path, change)
+    key_file.update(path, change)
     _note(f"key {done[0].id} ({done[0].name}) changed: {_limits(done[0])}")
     return 0
 
@@ -285,7 +285,7 @@ def _named(records: tuple[KeyRecord, ...], key: str) -> Iterator[KeyRecord]:
 def _revoke(args: argparse.Namespace, path: str) -> int:
     import msgspec  # noqa: PLC0415  heavy
 
-    from launcher.proxy.auth import key_store  # noqa: PLC0415  heavy
+    from launcher.keys import key_file  # noqa: PLC0415  heavy
 
     done: list[KeyRecord] = []
 
@@ -301,7 +301,7 @@ def _revoke(args: argparse.Namespace, path: str) -> int:
             for record in old
         ]
 
-    key_store.update(path, change)
+    key_file.update(path, change)
     _note(f"key {done[0].id} ({done[0].name}) revoked")
     return 0
 

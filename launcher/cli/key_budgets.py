@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from launcher.budget import EXAMPLES, STALE_S, parse_budget
+from launcher.base.errors import LauncherError
+from launcher.base.money import EXAMPLES, STALE_S, parse_budget
 from launcher.cli import options
-from launcher.cli.ledger import find_ledger
-from launcher.errors import LauncherError
+from launcher.cli.usage import find_ledger
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
@@ -40,7 +40,7 @@ def check(args: argparse.Namespace, text: str | None) -> None:
     """Raises LauncherError for a budget that the daemon could not hold."""
     if text is None or (config := config_of(args)) is None:
         return
-    from launcher.usage.budget_rules import rules_of  # noqa: PLC0415  heavy
+    from launcher.accounts.budgets import rules_of  # noqa: PLC0415  heavy
 
     rules_of(config).check(text)
 
@@ -72,10 +72,10 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
 
 
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    from launcher.usage.budget_rules import rules_of  # noqa: PLC0415  heavy
-    from launcher.usage.budgets import Budgets, NoSums  # noqa: PLC0415  heavy
-    from launcher.usage.past import read_past  # noqa: PLC0415  heavy
-    from launcher.usage.spans import zone_of  # noqa: PLC0415  heavy
+    from launcher.accounts.budgets import Budgets, NoSums, rules_of  # noqa: PLC0415  heavy
+    from launcher.accounts.report_values import zone_of  # noqa: PLC0415  heavy
+    from launcher.accounts.spent_file import read_past  # noqa: PLC0415  heavy
+    from launcher.base.clock import Clock  # noqa: PLC0415  heavy
 
     config = config_of(args)
     if config is None or not config.usage.enabled:
@@ -84,7 +84,7 @@ def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str
     if not path.exists():
         return {}
     zone = zone_of(config.usage.zone)
-    held = Budgets(rules_of(config), zone, time.time, NoSums)
+    held = Budgets(rules_of(config), zone, Clock(), NoSums)
     held.learn(read_past(path, zone, time.time()))
     try:
         held.follow(budgets)

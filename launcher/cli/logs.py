@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from launcher.cli import options
-from launcher.cli.follow import over_restarts
+from launcher.control.client import UnreachableError
 
 if TYPE_CHECKING:
     from launcher.control.client import ControlClient
+
+
+# --- Follows output of a daemon across its restarts. ---
+
+POLL_S: Final = 0.5
+T = TypeVar("T")
+
+
+def over_restarts(ask: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """The items of repeated answers, until Ctrl-C. While the daemon is away, prints one note and retries.
+
+    Raises LauncherError when the daemon refuses, or does not answer the first request."""
+    reached = said = False
+    while True:
+        try:
+            answer = ask()
+            reached, said = True, False
+            yield from answer
+        except UnreachableError as error:
+            if not reached:
+                raise
+            if not said:
+                print(f"{error.message}; waiting for the daemon", file=sys.stderr, flush=True)
+                said = True
+        time.sleep(POLL_S)
+
 
 _LAST: Final = 100
 # The maximum that the daemon accepts; it keeps logging.tail_lines.

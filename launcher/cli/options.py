@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import math
 import os
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
     from launcher.control.client import ControlClient
+    from launcher.machine.topology import Topology
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/config.toml")
 DEFAULT_SOCKET: Final = "/run/numa-launcher/control.sock"
@@ -43,7 +48,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> Config:
     """The configuration that the options select; `base` when they name neither a file nor a model. Raises LauncherError."""
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
     overrides = [
         f"{key}={getattr(args, name)}" for name, key in _SHORT_FOR.items() if getattr(args, name) is not None
@@ -64,7 +69,7 @@ def configured(path: Path | None) -> Config | None:
     """The configuration of -c, else the default one; None where neither is there."""
     if path is None and not DEFAULT_CONFIG.exists():
         return None
-    from launcher.config.load import load_config  # noqa: PLC0415  heavy
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
     return load_config(path or DEFAULT_CONFIG, environ=os.environ)
 
@@ -90,7 +95,7 @@ def socket_of(args: argparse.Namespace) -> str:
     """--socket, the socket of -c, $NUMA_LAUNCHER_SOCKET or the default path, in this order."""
     path: str | None = args.socket
     if path is None and args.config is not None:
-        from launcher.config.load import load_config  # noqa: PLC0415  heavy
+        from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
         path = load_config(args.config, environ=os.environ).control.socket
     return path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET
@@ -142,3 +147,156 @@ count: Final = Value("a number of 0 or more", whole(0))
 seconds: Final = Value("a number of seconds", _seconds)
 since: Final = Value("a time such as 90s, 10m, 2h or 1d", _ago)
 """How many seconds ago."""
+
+
+# --- The command line's parser: its errors have two lines, message and remedy, like all others. ---
+
+_CHOICE: Final = re.compile(r"argument [A-Z]+: invalid choice: '(?P<word>[^']*)'")
+_ARGUMENT: Final = re.compile(r"argument (?P<name>[^:]+): (?P<why>.*)", re.DOTALL)
+_MISSING: Final = re.compile(r"the following arguments are required: (?P<names>.*)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Also used for each verb: argparse creates subparsers of the same class."""
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As parse_args, with a suggestion for an unknown argument. Exits with 2."""
+        args: argparse.Namespace
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            parser = self
+            while (inner := parser._choice()) is not None and getattr(args, inner.dest) is not None:
+                parser = inner.choices[getattr(args, inner.dest)]
+            parser.refuse_word(unknown[0])
+        return args
+
+    # argparse calls this for the words of a verb, too.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(args or ())
+        return super().parse_known_args(args, namespace)
+
+    def _choice(self) -> argparse._SubParsersAction[Parser] | None:
+        return next(
+            (action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None
+        )
+
+    def refuse_word(self, word: str) -> NoReturn:
+        option = word.partition("=")[0]
+        known = list(self._option_string_actions)
+        self._refuse(
+            f"run {self._what}: unknown argument '{word}'", _close(option, known) or f"{self.prog} --help"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        branch = self._choice()
+        if branch is not None and (choice := _CHOICE.match(message)) is not None:
+            word = choice["word"]
+            near = _close(word, branch.choices)
+            if not near:
+                self._refuse_misspelled_option()
+            what = f"{self.prog} {word}".partition(" ")[2]
+            self._refuse(f"run '{what}': unknown verb", near or f"{self.prog} --help")
+        if (missing := _MISSING.match(message)) is not None:
+            if missing["names"] == "VERB":
+                self.print_help(sys.stderr)
+                self.exit(2)
+            names = missing["names"]
+            wanted = names if branch is None else f"{names}: {', '.join(branch.choices)}"
+            be = "are" if ", " in names else "is"
+            self._refuse(f"run {self._what}: {names} {be} missing", f"give {wanted}; {self.prog} --help")
+        if (argument := _ARGUMENT.match(message)) is not None:
+            self._refuse_value(**argument.groupdict())
+        self._refuse(f"run {self._what}: {message}", f"{self.prog} --help")
+
+    def _refuse_misspelled_option(self) -> None:
+        """`bench --requets 1`: argparse takes the value for an action, and complains of that."""
+        options = (word for word in self._words if word.startswith("--") and len(word) > 2)
+        for word in options:
+            if word.partition("=")[0] not in self._option_string_actions:
+                self.refuse_word(word)
+
+    def _refuse_value(self, name: str, why: str) -> NoReturn:
+        action = next(its for its in self._actions if argparse._get_action_name(its) == name)
+        wanted = getattr(action.type, "wanted", action.metavar or "a value")
+        remedy = f"give {wanted}"
+        if action.choices is not None:
+            remedy = f"choose one of {', '.join(map(str, action.choices))}"
+            why = why.partition(" (choose from")[0]
+        elif why.startswith("not allowed with"):
+            remedy = "remove one of the two"
+        elif why.startswith("expected"):
+            why = "its value is missing"
+        self._refuse(f"run {self._what}: {name}: {why}", f"{remedy}; {self.prog} --help")
+
+    @property
+    def _what(self) -> str:
+        """The verb and its subcommand: `key add`."""
+        return self.prog.partition(" ")[2] or self.prog
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        self.exit(2, f"cannot {what}\n{remedy}\n")
+
+
+def _close(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{found[0]}'?" if found else ""
+
+
+# --- Options that select another machine than this one. ---
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--root", type=Path, metavar="DIR", help="read /sys and /proc of another machine under DIR"
+    )
+    which.add_argument(
+        "--snapshot", type=Path, metavar="FILE",
+        help="read the machine that `topology snapshot` saved in FILE",
+    )  # fmt: skip
+    which.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="use a built-in machine such as epyc-9755-2p, or a .toml file that describes one",
+    )
+
+
+def machine_of(args: argparse.Namespace) -> Topology | None:
+    """The machine that the options select; None for this one. Raises LauncherError."""
+    if args.machine is not None:
+        from launcher.machine.named import find_topology  # noqa: PLC0415  heavy
+
+        return find_topology(args.machine)
+    if args.snapshot is not None:
+        from launcher.machine.snapshot import read_snapshot  # noqa: PLC0415  heavy
+
+        return read_snapshot(args.snapshot)
+    if args.root is None or args.root == Path("/"):
+        return None
+    from launcher.machine import sysfs  # noqa: PLC0415  heavy
+
+    return sysfs.read(args.root)
+
+
+_CLEAR: Final = "\r\x1b[K"
+
+
+class Output:
+    """Lines for a person. One that nobody reads any longer ends no run."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+
+    def show(self, text: str) -> None:
+        """On a terminal: a line that the next one replaces."""
+        if self._terminal:
+            self._write(f"{_CLEAR}{text}")
+
+    def print(self, *lines: str) -> None:
+        self._write((_CLEAR if self._terminal else "") + "\n".join(lines) + "\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()

@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.cli import machine, options
-from launcher.errors import LauncherError, reason
-from launcher.redaction import Redactor
-from launcher.text_table import table
+from launcher.base.errors import LauncherError, reason
+from launcher.base.redaction import Redactor
+from launcher.base.text import table
+from launcher.cli import options
+from launcher.cli.options import add_machine, machine_of
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
     from launcher.daemon.deployment import Deployment
-    from launcher.topology.model import Topology
+    from launcher.machine.topology import Topology
 
 # Placeholder for the model of a plan of cpus only; it appears in the commands of --shell.
 _NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
@@ -27,7 +28,7 @@ _WIDTH: Final = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config(parser)
-    machine.add_machine(parser)
+    add_machine(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument(
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. Exit code 1 when it has violations and `serve` would refuse it."""
-    other = machine.machine_of(args)
+    other = machine_of(args)
     # No model is needed to try layouts on another machine.
     cpus_only = other is not None and args.config is None and args.model is None
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
@@ -66,14 +67,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_text(args, deployment)
     if args.svg is not None:
-        from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
+        from launcher.machine.svg import to_svg  # noqa: PLC0415  heavy
 
         write_file(args.svg, to_svg(deployment.picture(), deployment.headline).encode())
     return 1 if deployment.plan.violations else 0
 
 
 def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
-    from launcher.planning import render  # noqa: PLC0415  heavy
+    from launcher.plan import plan_text  # noqa: PLC0415  heavy
 
     terminal = sys.stdout.isatty()
     color = args.color == "always" or (
@@ -83,12 +84,12 @@ def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
         and os.environ.get("TERM") != "dumb"
     )
     if args.picture or terminal or args.color == "always":
-        from launcher.topology.draw import draw  # noqa: PLC0415  heavy
+        from launcher.machine.picture import draw  # noqa: PLC0415  heavy
 
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         print(draw(deployment.picture(), width=width, color=color), end="\n\n")
     redactor = Redactor()  # findings quote configured values
-    print(redactor.text(render.to_text(deployment.plan, deployment.topology)))
+    print(redactor.text(plan_text.to_text(deployment.plan, deployment.topology)))
     if deployment.measured is not None:
         print(f"\n{redactor.text(deployment.measured.text)}")
     for warning in filter(None, (deployment.binding.warning, *deployment.stack.warnings)):
@@ -96,7 +97,7 @@ def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
 
 
 def _print_shell(deployment: Deployment) -> None:
-    from launcher.engines.environment import shell_lines  # noqa: PLC0415  heavy
+    from launcher.engines.base import shell_lines  # noqa: PLC0415  heavy
 
     for slot in deployment.plan.slots:
         print(
@@ -108,7 +109,7 @@ def _print_shell(deployment: Deployment) -> None:
 
 def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *, cpus_only: bool) -> int:
     from launcher.daemon.deployment import compare_strategies  # noqa: PLC0415  heavy
-    from launcher.planning import compare  # noqa: PLC0415  heavy
+    from launcher.plan import comparison  # noqa: PLC0415  heavy
 
     if args.shell or args.picture or args.svg is not None:
         raise LauncherError(
@@ -117,11 +118,11 @@ def _compare(args: argparse.Namespace, config: Config, other: Topology | None, *
         )
     columns = compare_strategies(config, machine=other, cpus_only=cpus_only)
     if args.json:
-        print(json.dumps(compare.to_json(columns), indent=2))
+        print(json.dumps(comparison.to_json(columns), indent=2))
     else:
         head = ["", *(column.plan.strategy.value for column in columns)]
-        print("\n".join(table([head, *compare.rows(columns)])))
-        notes = compare.notes(columns)
+        print("\n".join(table([head, *comparison.rows(columns)])))
+        notes = comparison.notes(columns)
         print("\n".join(["", *notes]) if notes else "", end="\n" if notes else "")
     return 1 if all(column.plan.violations for column in columns) else 0
 

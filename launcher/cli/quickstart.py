@@ -11,6 +11,7 @@ import ctypes
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from launcher.base.errors import LauncherError, reason
+from launcher.base.text import printable_lines
 from launcher.cli import options
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
-from launcher.printable import printable_lines
 
 # From the start of the daemon to its control socket; the daemon reads the machine and probes numactl first.
 SOCKET_TIMEOUT_S: Final = 30.0
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_port(args.port)
     state = args.state_dir.absolute()
     state.mkdir(parents=True, exist_ok=True)
     config = state / "config.toml"
@@ -97,6 +99,17 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         raise LauncherError("cannot continue: the daemon exited", f"read {state / 'serve.log'}")
+
+
+def _check_port(port: int) -> None:
+    """At once, and with quickstart's own option: the daemon would name a key of a file that is written here."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise LauncherError(
+            f"cannot listen on '127.0.0.1:{port}': {reason(error)}",
+            f"choose another port with --port; `ss -ltnp 'sport = :{port}'` shows who has this one",
+        ) from None
 
 
 def _step(text: str) -> None:
@@ -137,7 +150,7 @@ def _config(args: argparse.Namespace, state: Path) -> str:
 
 def _demo_instances(args: argparse.Namespace) -> int | str:
     """Two instances where `auto` gives one, so that the demo shows balancing."""
-    from launcher.topology import sysfs  # noqa: PLC0415  heavy
+    from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
     if not args.demo:
         return "auto"
@@ -149,7 +162,7 @@ def _demo_instances(args: argparse.Namespace) -> int | str:
 
 def _show_plan(config: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", "plan", "-c", str(config)],
+        [sys.executable, "-P", "-m", "launcher", "plan", "-c", str(config)],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     print("\n".join(f"   {line}" for line in done.stdout.splitlines()), flush=True)
@@ -168,7 +181,7 @@ class _Serve:
         # With no requests in flight there is no need to wait for vLLM's shutdown, which takes seconds.
         self._hasty = hasty
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "serve", "-c", str(config)],
+            [sys.executable, "-P", "-m", "launcher", "serve", "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -21,7 +21,7 @@ from rich.console import Console, Group
 from rich.control import Control
 from rich.text import Text
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 _SEEN: Final = (signal.SIGWINCH, signal.SIGTSTP)

@@ -8,11 +8,11 @@ import sys
 import time
 from typing import Any, Final
 
+from launcher.base.errors import LauncherError, TimedOutError
 from launcher.cli import options
 from launcher.control.client import ControlClient
 from launcher.control.messages import DISRUPTIVE, SlotCommand
-from launcher.errors import LauncherError, TimedOutError
-from launcher.verdict import state_of
+from launcher.control.verdict import state_of
 
 POLL_S: Final = 0.25
 

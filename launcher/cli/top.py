@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from launcher.base.errors import LauncherError
 from launcher.cli import options
-from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
+    from launcher.base.cpuset import CpuSet
     from launcher.cli.screen import TerminalScreen
     from launcher.cli.top_frame import View
     from launcher.control.client import ControlClient
-    from launcher.cpuset import CpuSet
-    from launcher.topology.model import Topology
+    from launcher.machine.topology import Topology
 
 # Keys are not read while a request to a hung daemon waits.
 ANSWER_S: Final = 5.0
@@ -103,8 +103,8 @@ class Watcher:
     def _look_at_machine(self) -> None:
         from dataclasses import replace  # noqa: PLC0415
 
-        from launcher.cpuset import CpuSet  # noqa: PLC0415  heavy
-        from launcher.topology import sysfs  # noqa: PLC0415  heavy
+        from launcher.base.cpuset import CpuSet  # noqa: PLC0415  heavy
+        from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
         self._topology = self._reserved = None
         with contextlib.suppress(LauncherError):  # the view then has no drawing
@@ -115,7 +115,7 @@ class Watcher:
             self._reserved = CpuSet.parse(self._client.get("/plan", ANSWER_S)["reserved"])
 
     def _look_at_cpus(self) -> None:
-        from launcher.host.cpu_busy import busy_shares, read_times  # noqa: PLC0415  heavy
+        from launcher.machine.load import busy_shares, read_times  # noqa: PLC0415  heavy
 
         try:
             times = read_times(_STAT.read_text())

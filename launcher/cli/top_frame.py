@@ -9,13 +9,12 @@ from typing import Any, Final
 from rich.style import Style
 from rich.text import Text
 
-from launcher import verdict
-from launcher.cli import status_table
-from launcher.cpuset import CpuSet
-from launcher.text_table import fitted
-from launcher.topology.draw import sign
-from launcher.topology.model import Core, Topology
-from launcher.topology.picture import DrawnSlot, Mark, NodeBox, Picture, make_picture
+from launcher.base.cpuset import CpuSet
+from launcher.base.text import fitted
+from launcher.cli import status as status_table
+from launcher.control import verdict
+from launcher.machine.picture import DrawnSlot, Mark, NodeBox, Picture, make_picture, sign
+from launcher.machine.topology import Core, Topology
 
 # Busy share of a cpu from which it is drawn as working or busy.
 WORKING: Final = 0.15

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import launcher
-from launcher.cli import machine
+from launcher.base.errors import LauncherError
+from launcher.cli import options
 from launcher.cli.plan import write_file
-from launcher.errors import LauncherError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("snapshot",),
         help="write the description of this machine to the file given with -o; `plan --snapshot` reads it",
     )
-    machine.add_machine(parser)
+    options.add_machine(parser)
     add("-o", "--output", type=Path, metavar="FILE", help="write the snapshot to this file (tar.gz)")
     add("--json", action="store_true", help="print JSON")
     add("--svg", type=Path, metavar="FILE", help="also write a drawing of the machine to FILE")
@@ -36,20 +36,24 @@ def run(args: argparse.Namespace) -> int:
         raise LauncherError(
             "cannot use -o: it needs the action snapshot", "numa-launcher topology snapshot -o FILE"
         )
-    from launcher.topology import render, sysfs  # noqa: PLC0415  heavy
+    from launcher.machine import sysfs, topology_text  # noqa: PLC0415  heavy
 
-    topology = machine.machine_of(args) or sysfs.read()
+    topology = options.machine_of(args) or sysfs.read()
     if args.svg is not None:
-        from launcher.topology.picture import make_picture  # noqa: PLC0415  heavy
-        from launcher.topology.svg import to_svg  # noqa: PLC0415  heavy
+        from launcher.machine.picture import make_picture  # noqa: PLC0415  heavy
+        from launcher.machine.svg import to_svg  # noqa: PLC0415  heavy
 
         write_file(args.svg, to_svg(make_picture(topology)).encode())
-    print(json.dumps(render.to_json(topology), indent=2) if args.json else render.to_text(topology))
+    print(
+        json.dumps(topology_text.to_json(topology), indent=2)
+        if args.json
+        else topology_text.to_text(topology)
+    )
     return 0
 
 
 def _snapshot(args: argparse.Namespace) -> int:
-    from launcher.topology import snapshot  # noqa: PLC0415  heavy
+    from launcher.machine import snapshot  # noqa: PLC0415  heavy
 
     if args.output is None:
         raise LauncherError(

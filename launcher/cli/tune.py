@@ -8,21 +8,29 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.bench import workloads
-from launcher.cli import machine, options
-from launcher.cli.screen_lines import Output
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError, RefusedError, TimedOutError
+from launcher.cli import options, reload
+from launcher.cli.options import Output, add_machine
+from launcher.control.client import ControlClient, UnreachableError
+from launcher.daemon.deployment import build_deployment
+from launcher.daemon.measured import fingerprint_of
+from launcher.measure.bench import workloads
+from launcher.measure.tune.apply import Applied, apply_layout
+from launcher.measure.tune.identity import differences
+from launcher.measure.tune.remembered import BestLayout, choose, recall
 
 if TYPE_CHECKING:
     from launcher.cli.tune_plan import Prepared
-    from launcher.tuning.journal import Journal
-    from launcher.tuning.model import Verdict, Visit, VisitResult
-    from launcher.tuning.report import Report
+    from launcher.measure.tune.journal import Journal
+    from launcher.measure.tune.model import Verdict, Visit, VisitResult
+    from launcher.measure.tune.report import Report
 
 # Options of a run: in its journal, and taken from there by --resume.
 SAVED: Final = (
@@ -35,11 +43,12 @@ _DEFAULTS: Final = {"workload": workloads.DEFAULT, "slo": {}, "budget": 7200.0, 
 _STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
 _STACKS: Final = ("vllm", "zentorch")
 INTERRUPTED: Final = 130
+_AGAIN_S: Final = 0.05  # after a finalizer or a fork hook took the exception of a signal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_config(parser)
-    machine.add_machine(parser)
+    add_machine(parser)
     add = parser.add_argument
     names = tuple(workloads.all_workloads())
     add(
@@ -102,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _slo(text: str) -> dict[str, float]:
-    from launcher.bench.slo import parse  # noqa: PLC0415  numpy
+    from launcher.measure.bench.offered_load import parse  # noqa: PLC0415  numpy
 
     return parse(text)
 
@@ -123,7 +132,7 @@ def _numbers(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: done. 1: no layout gave a figure, or the result could not be applied. 130: interrupted."""
-    from launcher.host.state_folder import make_folder, state_folder  # noqa: PLC0415  heavy
+    from launcher.base.files import make_folder, state_folder  # noqa: PLC0415  heavy
 
     state = state_folder(args.state_dir, os.environ, os.getuid())
     folder = make_folder(state / "tuning")
@@ -133,10 +142,8 @@ def run(args: argparse.Namespace) -> int:
         and args.resume is None
         and not any(_given(getattr(args, name)) for name in SAVED if name != "config")
     ):
-        from launcher.cli.tune_apply import apply_latest  # noqa: PLC0415  heavy
-
         return apply_latest(args, state)
-    from launcher.tuning.locks import only_run  # noqa: PLC0415  heavy
+    from launcher.measure.tune.runner import only_run  # noqa: PLC0415  heavy
 
     with _signals(), only_run(folder / "lock"):
         return _tune(args, folder)
@@ -171,8 +178,8 @@ def _refuse_combinations(args: argparse.Namespace) -> None:
 
 def _tune(args: argparse.Namespace, folder: Path) -> int:
     from launcher.cli.tune_plan import begin, prepare  # noqa: PLC0415  heavy
-    from launcher.tuning.journal import Journal  # noqa: PLC0415  heavy
-    from launcher.tuning.report import opening  # noqa: PLC0415  heavy
+    from launcher.measure.tune.journal import Journal  # noqa: PLC0415  heavy
+    from launcher.measure.tune.report import opening  # noqa: PLC0415  heavy
 
     journal = Journal.open(_run_folder(folder, args.resume)) if args.resume is not None else None
     if journal is not None:
@@ -185,7 +192,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
         prepared.refuse_other(journal)
     out = Output(sys.stderr if args.json else sys.stdout)
     history = [] if journal is None else journal.history
-    out.print(*opening(prepared.found, prepared.forecast(history), prepared.settings))
+    out.print(*opening(prepared.found, prepared.forecast(history), prepared.settings), *prepared.runs_as)
     if journal is not None and prepared.ended(history):  # the cores are not needed
         return _Run(args, prepared, journal, out).conclude(prepared.verdict(history), interrupted=False)
     with prepared.claim(stop=args.stop_service):
@@ -196,7 +203,7 @@ def _tune(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _run_folder(folder: Path, name: str) -> Path:
-    from launcher.tuning.journal import FILE, newest  # noqa: PLC0415  heavy
+    from launcher.measure.tune.journal import FILE, newest  # noqa: PLC0415  heavy
 
     found = newest(folder) if not name else folder / name
     if found is None or not (found / FILE).is_file():
@@ -222,7 +229,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _restore(args: argparse.Namespace, saved: Mapping[str, Any]) -> None:
-    """What is given again replaces the run's own, and must then be the same (launcher/tuning/identity.py)."""
+    """What is given again replaces the run's own, and must then be the same (launcher/measure/tune/identity.py)."""
     for name in SAVED:
         value = saved.get(name)
         if not _given(getattr(args, name)) and value is not None:
@@ -232,7 +239,7 @@ def _restore(args: argparse.Namespace, saved: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP end the run in order; further ones do not disturb its clean-up."""
-    from launcher.tuning.runner import StoppedError  # noqa: PLC0415  heavy
+    from launcher.measure.tune.runner import StoppedError  # noqa: PLC0415  heavy
 
     asked = False
 
@@ -244,12 +251,24 @@ def _signals() -> Iterator[None]:
         asked = True
         raise StoppedError
 
-    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in finalizers and fork hooks: the same signal a moment later ends the run."""
+        nonlocal asked
+        if not isinstance(found.exc_value, StoppedError):
+            sys.__unraisablehook__(found)
+            return
+        asked = False
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Run:
@@ -268,15 +287,14 @@ class _Run:
         self._out.show(f"visit {visit.number} ({visit.purpose}): {label} ...")
 
     def ended(self, result: VisitResult) -> None:
-        from launcher.tuning.report import visit_line  # noqa: PLC0415  heavy
+        from launcher.measure.tune.report import visit_line  # noqa: PLC0415  heavy
 
         its = self._prepared
         candidate = its.candidates[result.visit.candidate]
         self._out.print(visit_line(result, candidate, its.forecast(self._journal.history)))
 
     def conclude(self, verdict: Verdict, *, interrupted: bool) -> int:
-        from launcher.cli import tune_apply  # noqa: PLC0415  heavy
-        from launcher.tuning.apply import layout_toml  # noqa: PLC0415  heavy
+        from launcher.measure.tune.apply import layout_toml  # noqa: PLC0415  heavy
 
         its = self._prepared
         report = its.report(verdict, self._journal.history)
@@ -288,8 +306,8 @@ class _Run:
                 return INTERRUPTED
             best = its.remember(self._journal, verdict)
             if self._args.apply and best is not None:
-                file = tune_apply.file_of(self._args)
-                applied = tune_apply.apply(best, its.config.control.socket, file, self._out)
+                file = file_of(self._args)
+                applied = apply(best, its.config.control.socket, file, self._out)
             return int(verdict.winner is None or (applied is not None and not applied["in_use"]))
         finally:  # the figures are not lost when the disk is full
             self._print_json(report, applied)
@@ -300,3 +318,86 @@ class _Run:
             print(
                 json.dumps(found if applied is None else {**found, "applied": applied}, indent=2), flush=True
             )
+
+
+# --- `tune --apply`: the measured layout into the configuration file, and from there into the running service.
+
+_POLL_S: Final = 0.5
+_UNDER_WAY: Final = frozenset({"running", "rolling back"})
+
+
+def file_of(args: argparse.Namespace) -> Path:
+    return args.config or options.DEFAULT_CONFIG
+
+
+def apply_latest(args: argparse.Namespace, state: Path) -> int:
+    """Apply the remembered result for this configuration's model. Exit code 1: the service does not use it."""
+    config = options.config_of(args)
+    today = fingerprint_of(build_deployment(config))
+    best = choose(recall(state), today)
+    if best is None:
+        raise LauncherError(
+            f"cannot apply a layout: no finished run in '{state}'",
+            "run numa-launcher tune, then tune --apply",
+        )
+    if changed := differences(best.fingerprint, today):
+        raise RefusedError(
+            f"cannot apply the layout of run '{best.run}': changed since: {'; '.join(changed)}",
+            "run numa-launcher tune again",
+        )
+    out = Output(sys.stderr if args.json else sys.stdout)
+    applied = apply(best, config.control.socket, file_of(args), out)
+    if args.json:
+        print(json.dumps({"run": best.run, "applied": applied}, indent=2))
+    return int(not applied["in_use"])
+
+
+def apply(best: BestLayout, socket: str, file: Path, out: Output) -> dict[str, Any]:
+    """What was done, as JSON. `in_use` is False when a running daemon did not take the layout. Raises LauncherError."""
+    found: dict[str, Any] = {"file": str(file), "changed": [], "kept": None, "reload": None, "in_use": True}
+    if not best.different:
+        out.print("nothing to apply: no layout differs from the default")
+        return found
+    applied = apply_layout(file, best.layout, now=datetime.now(UTC))
+    found |= {"changed": list(applied.changed), "kept": None if applied.kept is None else str(applied.kept)}
+    if applied.kept is None:
+        out.print(f"{file}: has the layout already")
+    else:
+        out.print(
+            f"{file}: written; the old file is {applied.kept}", *(f"  {line}" for line in applied.changed)
+        )
+    try:
+        stage, text = _reload(ControlClient(socket))
+    except TimedOutError:  # the reload may have begun
+        raise
+    except LauncherError:
+        _put_back(applied, out)
+        raise
+    found |= {"reload": stage, "in_use": stage in {"done", "not running"}}
+    out.print(text)
+    if stage == "rolled back":
+        _put_back(applied, out)
+    return found
+
+
+def _reload(client: ControlClient) -> tuple[str, str]:
+    """The stage that it ended in, and a line for people."""
+    try:
+        changes = client.post("/reload?dry_run=1", reload.BEGIN_S)["changes"]
+    except UnreachableError:
+        return "not running", "no daemon is running: the next start uses the layout"
+    if changes["needs_restart"]:
+        keys = ", ".join(changes["needs_restart"])
+        return "restart needed", f"only a restart applies {keys}: systemctl restart numa-launcher"
+    now = client.post("/reload", reload.BEGIN_S)
+    while now["stage"] in _UNDER_WAY:
+        time.sleep(_POLL_S)
+        now = client.get("/reload")
+    return str(now["stage"]), "reload: " + "\n".join(reload.outcome_lines(now))
+
+
+def _put_back(applied: Applied, out: Output) -> None:
+    """The service kept its old layout; so does the file."""
+    if applied.kept is not None:
+        applied.kept.replace(applied.file.resolve())
+        out.print(f"{applied.file}: restored")

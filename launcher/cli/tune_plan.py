@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,31 +14,36 @@ from typing import Any, Final
 
 import msgspec
 
-from launcher.bench import workloads
-from launcher.cli import machine, options
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, RefusedError
+from launcher.cli import options
 from launcher.cli.bench_target import driver_for, physical
+from launcher.cli.options import machine_of
 from launcher.config.schema import Config, Strategy
-from launcher.cpuset import CpuSet
 from launcher.daemon.deployment import Deployment, Host, deploy, read_host
 from launcher.daemon.measured import fingerprint_of, hardware_of
-from launcher.errors import LauncherError, RefusedError
-from launcher.tuning.best_file import remember
-from launcher.tuning.command_measure import CommandVisits, parse_command
-from launcher.tuning.engine_visits import EngineVisits, Setting
-from launcher.tuning.eta import Forecast, forecast
-from launcher.tuning.fingerprint import Fingerprint, differences
-from launcher.tuning.identity import identity_of, refuse_changes
-from launcher.tuning.journal import Journal, RunBegan
-from launcher.tuning.layout import find_candidates
-from launcher.tuning.layout_config import with_layout
-from launcher.tuning.locks import only_engines
-from launcher.tuning.model import Candidate, Candidates, Layout, Settings, Stack, Verdict, VisitResult
-from launcher.tuning.remembered import BestLayout, cpus_of
-from launcher.tuning.report import Report, span
-from launcher.tuning.runner import Runner, Watcher, now
-from launcher.tuning.search import next_step, verdict_so_far
-from launcher.tuning.service import Service, claim_cores
-from launcher.tuning.visits import Visits
+from launcher.measure.bench import workloads
+from launcher.measure.tune.command_measure import CommandVisits, parse_command
+from launcher.measure.tune.engine_visits import EngineVisits, Setting
+from launcher.measure.tune.identity import Fingerprint, differences, identity_of, refuse_changes
+from launcher.measure.tune.journal import Journal, RunBegan
+from launcher.measure.tune.layout import find_candidates, with_layout
+from launcher.measure.tune.model import (
+    Candidate,
+    Candidates,
+    Layout,
+    Settings,
+    Stack,
+    Verdict,
+    VisitResult,
+    Visits,
+)
+from launcher.measure.tune.private_daemon import InstancesUser, instances_user
+from launcher.measure.tune.remembered import BestLayout, cpus_of, remember
+from launcher.measure.tune.report import Forecast, Report, forecast, span
+from launcher.measure.tune.runner import Runner, Watcher, now, only_engines
+from launcher.measure.tune.search import next_step, verdict_so_far
+from launcher.measure.tune.service import Service, claim_cores
 
 # Before the first call of a command its time is unknown; the forecast is corrected after it.
 _COMMAND_S: Final = 1.0
@@ -76,6 +82,18 @@ class Prepared:
     """What the configuration runs today, where stacks are compared."""
     folder: Path
     """Of all runs."""
+    user: InstancesUser | None
+    """Runs the engines; None: the caller."""
+
+    @property
+    def runs_as(self) -> list[str]:
+        """A line for root about the user of the engines."""
+        if self.command is not None or os.geteuid() != 0:
+            return []
+        name = self.config.systemd.user
+        if self.user is not None:
+            return [f"engines run as user {name}"]
+        return [f"engines run as root: {'[systemd] user' if name == 'root' else f'there is no user {name}'}"]
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -127,6 +145,7 @@ class Prepared:
             Setting(
                 config=self.config, workload=self.workload, driver=driver_for(self.default), slo=self.settings.slo,
                 folder=folder, cache=self.folder / "cache", cores_of=self.cores_of,
+                user=self.user,
             )
         )  # fmt: skip
 
@@ -157,7 +176,7 @@ class Prepared:
 
 def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     """From complete options. Raises LauncherError."""
-    other = machine.machine_of(args)
+    other = machine_of(args)
     cpus_only = other is not None and args.config is None and args.model is None
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     command = None if args.measure is None else tuple(parse_command(args.measure))
@@ -183,6 +202,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None),
         fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None), folder=folder,
+        user=instances_user(config, os.geteuid()) if command is None else None,
     )  # fmt: skip
     _refuse_no_comparison(prepared)
     return prepared

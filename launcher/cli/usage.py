@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import time
@@ -15,15 +16,29 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
+from launcher.accounts.report_values import BY, WANTED, Question, UsageRequest, UsageRow, parse_time
+from launcher.base.errors import LauncherError
+from launcher.base.text import printable_tree
 from launcher.cli import options
-from launcher.cli.ledger import find_ledger
 from launcher.cli.usage_table import requests_to_lines, to_lines
+from launcher.config.schema import Usage
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError
-from launcher.printable import printable_tree
-from launcher.usage.figures import UsageRequest, UsageRow
-from launcher.usage.question import BY, Question
-from launcher.usage.spans import WANTED, parse_time
+
+# --- The usage ledger's file on the command line, for verbs that no daemon answers. ---
+
+
+def find_ledger(usage: Usage) -> Path:
+    """Of the user who asks; of the service where only that one exists. Raises LauncherError for a user without a home."""
+    from launcher.accounts.ledger_schema import ledger_path  # noqa: PLC0415  heavy
+    from launcher.base.files import SYSTEM, state_folder  # noqa: PLC0415  heavy
+
+    own, service = (
+        ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.geteuid()), SYSTEM)
+    )
+    # os.path: another user's folder, which may not be searched, is no error here.
+    found = os.path.exists(own) or not os.path.exists(service)  # noqa: PTH110
+    return own if found else service
+
 
 WIDTH: Final = 100
 DEFAULT_LIMIT: Final = 50
@@ -56,6 +71,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_form(parser)
     add("--file", type=Path, metavar="FILE", help="read this ledger instead of asking the daemon")
     options.add_socket(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    put_back = actions.add_parser(
+        "restore", help="put a backup in the place of the usage ledger, while the daemon is stopped",
+        description="Put a backup in the place of the usage ledger. The daemon must be stopped: stop, restore, start. The "
+        "backup is checked before, and not changed; the ledger before is kept beside it.", allow_abbrev=False,
+    )  # fmt: skip
+    put_back.add_argument(
+        "backup",
+        type=Path,
+        metavar="FILE",
+        help="the backup, such as `sqlite3 usage.db '.backup FILE'` makes",
+    )
+    put_back.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="use [usage] path of this configuration file",
+    )  # fmt: skip
 
 
 def add_question(parser: argparse.ArgumentParser, by: Sequence[str]) -> None:
@@ -86,9 +117,27 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a report: the daemon's, or of the ledger's file when no daemon answers."""
+    """Print a report: the daemon's, or of the ledger's file when no daemon answers. Or restore a backup."""
+    if args.action == "restore":
+        return _restore(args)
     question = _question(args)
     show(args, _from_daemon(args, question) if args.file is None else _from_file(args, question)[1])
+    return 0
+
+
+def _restore(args: argparse.Namespace) -> int:
+    from launcher.accounts.ledger_repair import restore  # noqa: PLC0415  heavy
+
+    path, _ = _ledger(args)
+    found = restore(path, args.backup, time.time())
+    print(f"{found.ledger}: restored from {args.backup}")
+    if found.until is not None:
+        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.until))
+        print(f"its last request ended at {last}; later ones are not in it")
+    if found.replaced is not None:
+        print(f"the ledger before: {found.replaced}")
+    for retired in found.retired:
+        print(f"does not count any longer: {retired}")
     return 0
 
 
@@ -150,8 +199,7 @@ def _from_daemon(args: argparse.Namespace, question: Question) -> dict[str, Any]
 def _from_file(args: argparse.Namespace, question: Question) -> tuple[Path, dict[str, Any]]:
     import msgspec  # noqa: PLC0415  heavy
 
-    from launcher.usage.latest import latest_requests  # noqa: PLC0415  heavy
-    from launcher.usage.report import report  # noqa: PLC0415  heavy
+    from launcher.accounts.usage_report import latest_requests, report  # noqa: PLC0415  heavy
 
     path, currency = _ledger(args)
     found = (

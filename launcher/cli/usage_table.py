@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.money import picos, to_text
-from launcher.text_table import counted, fitted, table
-from launcher.usage.spans import iso, zone_of
-from launcher.verdict import seconds
+from launcher.accounts.report_values import iso, zone_of
+from launcher.base.money import picos, to_text
+from launcher.base.text import counted, fitted, table
+from launcher.control.verdict import seconds
 
 Row = dict[str, Any]
 Report = dict[str, Any]

@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any, Final
 
+from launcher.base.text import counted
 from launcher.cli import options
 from launcher.control.messages import VERIFY_S
-from launcher.text_table import counted
 
 # Longer than the daemon's own time-out, so that its error message arrives.
 _PATIENCE_S: Final = VERIFY_S + 60.0

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
+from launcher.base.errors import LauncherError
+from launcher.base.redaction import is_secret_name
+from launcher.base.text import parse_size
 from launcher.config.schema import Config
 from launcher.config.values import notes_of, unwrap
-from launcher.errors import LauncherError
-from launcher.redaction import is_secret_name
-from launcher.sizes import parse_size
 
 Tree = dict[str, Any]
 Origins = Mapping[str, str]

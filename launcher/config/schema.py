@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from msgspec import field
 
 from launcher.config.proxy_schema import Overflow, Proxy
-from launcher.config.telemetry_schema import Telemetry
-from launcher.config.usage_schema import Audit, Cost, Price, Reference, Usage
+from launcher.config.usage_schema import Audit, Cost, Price, Reference, Telemetry, Usage
 from launcher.config.values import (
     EngineKind,
     LogFormat,
@@ -189,7 +188,11 @@ class Control(Section, frozen=True):
 
     socket: Annotated[str, doc("Path of the UNIX socket.", min_length=1)] = "/run/numa-launcher/control.sock"
     group: Annotated[
-        str | None, doc("Group that may change state (socket mode 0660). Default: the daemon's own group.")
+        str | None,
+        doc(
+            "Group that may change state (socket mode 0660). This equals root: a reload accepts any configuration, "
+            "commands included. Default: the daemon's own group."
+        ),
     ] = None
     read_group: Annotated[
         str | None,

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from launcher.base.errors import BusyError, LauncherError, NotFoundError, TimedOutError, reason
+from launcher.base.text import printable, printable_tree
 from launcher.control.messages import PREFIX
-from launcher.errors import BusyError, LauncherError, NotFoundError, TimedOutError, reason
-from launcher.printable import printable, printable_tree
 
 TIMEOUT_S: Final = 30.0
 _KIND_OF: Final[dict[int, type[LauncherError]]] = {
@@ -77,6 +77,9 @@ class ControlClient:
                 "the daemon has exited: see its log",
             ) from None
         finally:
+            # Else the finalizer closes it, which drops what is raised meanwhile: Ctrl-C (iobase_finalize in CPython's
+            # Modules/_io/iobase.c).
+            response.close()
             connection.close()
 
     def _call(
@@ -97,6 +100,7 @@ class ControlClient:
         except (OSError, http.client.HTTPException) as error:
             raise unreadable(self._path, error) from None
         finally:
+            response.close()
             connection.close()
 
     def _request(

@@ -221,7 +221,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "spent_elsewhere", "POST", "/budgets/elsewhere", "report what API keys spent on the other hosts of a fleet. "
         "Body: `spent`: `key`, `budget` and `begins` as in `GET /v1/budgets`, `amount`: the sum of the other hosts' "
-        "`spent_here`. It counts until the next report, or the end of the period; it is kept in memory only",
+        "`spent_here`. It counts until a report of more, or the end of the period, also after a restart",
         "`taken`: how many figures count; `ignored`: why others do not, such as a budget that is not the same here",
         body='{"spent": []}', routine=True,
     ),

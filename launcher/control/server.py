@@ -7,22 +7,34 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from launcher.control.action import ControlAction, unrecorded
-from launcher.control.answers import READS_ONLY, Answers, Handler, json_answer
-from launcher.control.arguments import MAX_SHOWN, command_of, follows
-from launcher.control.connections import Counts, Gate
+from launcher.base.background import READ_BYTES
+from launcher.base.errors import BusyError, LauncherError, NotFoundError, RefusedError, reason
+from launcher.base.redaction import Redactor
+from launcher.base.text import MAX_LINE, quoted
+from launcher.control.connections import CONNECTIONS, Bound, Gate, Peer, Shares, group_id, may_use, peer_of
+from launcher.control.handlers import (
+    ASKING,
+    FOLLOWERS,
+    MAX_SHOWN,
+    Answers,
+    Asking,
+    ControlAction,
+    Handler,
+    Operations,
+    command_of,
+    follows,
+    json_answer,
+    unrecorded,
+)
 from launcher.control.messages import ENDPOINTS, PREFIX, REQUEST_S, Endpoint
-from launcher.control.operations import Operations
-from launcher.control.peers import Peer, group_id, may_use, peer_of
-from launcher.errors import BusyError, LauncherError, NotFoundError, RefusedError, reason
-from launcher.printable import MAX_LINE, quoted
-from launcher.redaction import Redactor
 
 log = logging.getLogger("launcher.control")
 
@@ -40,6 +52,9 @@ BACKLOG: Final = 128
 # A refusal is logged at most so often for each user; and so many users are remembered.
 REFUSED_S: Final = 60.0
 MAX_REFUSED: Final = 1000
+# Requests of one user that are answered at once, of those who may only read: the others wait for them, so that neither the
+# threads nor the ledger are all theirs.
+ANSWERS_OF_USER: Final = 4
 # A reader that takes nothing of its answer for so long has gone.
 STALL_S: Final = 60.0
 # Errors to HTTP statuses; any other LauncherError is a bad argument.
@@ -55,8 +70,11 @@ class ControlServer:
         *,
         read_group: str | None = None,
         record: Callable[[ControlAction], None] = unrecorded,
+        peer_of: Callable[[asyncio.BaseTransport | None], Peer | None] = peer_of,
+        connections: Bound = CONNECTIONS,
+        followers: Bound = FOLLOWERS,
     ) -> None:
-        """`record`: told of each change that was asked for."""
+        """`record`: told of each change that was asked for. `connections`, `followers`: of users who may only read."""
         self._path = Path(path)
         self._group = group_id(group)
         self._change_group = f"group '{group}' (control.group)" if group else "control.group"
@@ -64,12 +82,15 @@ class ControlServer:
         self._read_group = f"group '{read_group}' (control.read_group)"
         # Without one, the file has the daemon's own group, and its members may use it.
         self._allowed_group = os.getegid() if self._group is None else self._group
-        self._answers = Answers(operations)
+        self._answers = Answers(operations, followers)
         self._record = record
         self._runner: web.AppRunner | None = None
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._listeners: list[asyncio.AbstractServer] = []
-        self._counts = Counts()
+        self._peer_of = peer_of
+        self._connections = Shares(connections)
+        self._answering: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+        """By user who may only read."""
         self._refused: dict[int | None, tuple[float, int]] = {}
         """By user: when a refusal was logged last, and how many were not since."""
         self._own: tuple[int, int] | None = None
@@ -83,7 +104,7 @@ class ControlServer:
             await self._check_free()
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0,
-            keepalive_timeout=HEADERS_S, lingering_time=LINGER_S,
+            keepalive_timeout=HEADERS_S, lingering_time=LINGER_S, read_bufsize=READ_BYTES,
         )  # fmt: skip
         await self._runner.setup()
         mask = os.umask(0o777 - (SOCKET_MODE if self._readers is None else SHARED_MODE))
@@ -126,7 +147,9 @@ class ControlServer:
         loop = asyncio.get_running_loop()
 
         def gate() -> Gate:
-            return Gate(server, self._counts, STALL_S)
+            return Gate(
+                server, self._connections, STALL_S, peer_of=self._peer_of, is_operator=self._may_change
+            )
 
         if isinstance(where, str):
             listener = await loop.create_unix_server(gate, where, backlog=BACKLOG)
@@ -172,13 +195,16 @@ class ControlServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        peer = peer_of(request.transport)
+        peer = self._peer_of(request.transport)
+        await asyncio.sleep(
+            0
+        )  # from Python 3.12 on pipelined requests that wait for nothing have no turn between them
         change = request.method not in {"GET", "HEAD"}
         if (refusal := self._refusal(peer, change=change)) is not None:
             self._say_refused(peer, request)
             return refusal
         assert peer is not None  # noqa: S101  refused above
-        READS_ONLY.set(not self._may_change(peer))
+        ASKING.set(Asking(peer.uid, reads_only=not self._may_change(peer)))
         response: web.StreamResponse | None = None
         why = ""
         try:
@@ -209,12 +235,18 @@ class ControlServer:
             async with asyncio.timeout(within_s):
                 if request.can_read_body:
                     await request.read()  # most requests take none, but a body past the limit is refused
-                return await self._answers.redacted(request, await handler(request), endpoint)
+                async with self._at_once(ASKING.get()):
+                    return await self._answers.redacted(request, await handler(request), endpoint)
         except TimeoutError:
             raise BusyError(
                 f"cannot answer {request.method} {quoted(request.path)}: it took more than {within_s:g} s",
                 "see `numa-launcher status`, then try again",
             ) from None
+
+    def _at_once(self, asking: Asking) -> AbstractAsyncContextManager[None]:
+        if not asking.reads_only:
+            return nullcontext()
+        return self._answering.setdefault(asking.uid, asyncio.Semaphore(ANSWERS_OF_USER))
 
     def _check_options(self, request: web.Request) -> None:
         """A misspelt option must not be taken for none. Raises LauncherError."""

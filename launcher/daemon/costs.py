@@ -9,23 +9,32 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from launcher.background import Failures
+from launcher.accounts.cost import (
+    JOULES,
+    JOULES_S,
+    CostNow,
+    Meter,
+    Observed,
+    bill,
+    is_priced,
+    observe,
+    output_since,
+)
+from launcher.accounts.ledger_schema import DamagedLedgerError
+from launcher.accounts.report_values import HOUR_S, day_begin
+from launcher.accounts.usage_report import reading
+from launcher.base.background import Failures
+from launcher.base.clock import Clock
+from launcher.base.errors import LauncherError
+from launcher.base.money import to_decimal
 from launcher.config.schema import Cost
-from launcher.errors import LauncherError
-from launcher.money import to_decimal
+from launcher.machine.load import POWERCAP, Energy
 from launcher.telemetry import metrics
-from launcher.telemetry.spec import Values
-from launcher.usage.bill import bill, is_priced
-from launcher.usage.cost import Observed
-from launcher.usage.energy import POWERCAP, Energy
-from launcher.usage.live import CostNow, Meter
-from launcher.usage.observe import JOULES, JOULES_S, observe, output_since
-from launcher.usage.report import reading
-from launcher.usage.spans import HOUR_S, day_begin
+from launcher.telemetry.machine_metrics import Values
 
 log = logging.getLogger("launcher.daemon")
 
-# A package's counter may wrap around after half a minute (launcher.usage.energy).
+# A package's counter may wrap around after half a minute (launcher.machine.load).
 MEASURE_S: Final = 10.0
 READ_EVERY: Final = 6
 """Measurements between two readings of the ledger."""
@@ -34,7 +43,7 @@ READ_EVERY: Final = 6
 class _Read(NamedTuple):
     """Of the ledger."""
 
-    output_tokens: int  # served here since the daemon's start
+    output_tokens: int  # served here since the daemon's start, or since the clock was set
     today: Observed | None
 
 
@@ -46,18 +55,27 @@ class Ledger(Protocol):
 
     def meter(self, amounts: Iterable[tuple[str, str, float]]) -> None: ...
 
+    def suspect(self) -> None: ...
+
 
 class Costs:
     """`settings`: [cost] in force."""
 
     def __init__(
-        self, settings: Callable[[], Cost], ledger: Ledger | None, powercap: Path = POWERCAP
+        self,
+        settings: Callable[[], Cost],
+        ledger: Ledger | None,
+        powercap: Path = POWERCAP,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._powercap = powercap
-        self._began = time.time()
-        self._bill = Meter(self._began)
+        self._clock = clock or Clock()
+        now = self._clock.now()
+        self._counted_from = now.wall
+        self._steps = now.steps
+        self._bill = Meter(now.steady)
         self._today: Observed | None = None
         self._energy: Energy | None = None
         self._joules: dict[str, float] = {}
@@ -78,7 +96,9 @@ class Costs:
     def count(self) -> None:
         """The bill and the energy until now."""
         cost = self._settings()
-        self._bill.count(cost, time.time(), self._measure() if cost.watts == "measured" else None)
+        self._bill.count(
+            cost, self._clock.now().steady, self._measure() if cost.watts == "measured" else None
+        )
 
     def _measure(self) -> float | None:
         """Joules since the last measurement. A failure is logged once."""
@@ -109,15 +129,20 @@ class Costs:
         """The ledger's sums. A ledger that cannot be read is said by its writer."""
         if self._ledger is None or not is_priced(self._settings()):
             return
-        now = time.time()
+        now = self._clock.now()
         self.count()
+        if now.steps != self._steps:  # tokens are counted by the hours in which they were entered
+            self._steps, self._counted_from = now.steps, now.wall
+            self._bill.forget()
         try:
-            found = await asyncio.to_thread(_read, self._ledger.path, self._began, now)
-        except LauncherError:
+            found = await asyncio.to_thread(_read, self._ledger.path, self._counted_from, now.wall)
+        except LauncherError as error:
             self._today = None
+            if isinstance(error, DamagedLedgerError):
+                self._ledger.suspect()
             return
         self._today = found.today
-        self._bill.sample(now, found.output_tokens)
+        self._bill.sample(now.steady, found.output_tokens)
 
     def per_hour(self) -> float | None:
         """The bill of an hour like this moment, in the currency's unit; None without a price in [cost]."""

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launcher.accounts.report_values import zone_of
+from launcher.base.cpuset import CpuSet
+from launcher.base.redaction import MASK, Redactor, masked_arguments
+from launcher.base.text import format_size
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.config.schema import Engine as EngineConfig
-from launcher.cpuset import CpuSet
 from launcher.engines.base import Engine, Launch
-from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import make_engine
-from launcher.engines.software_versions import KV_CACHE_BYTES_SINCE, Stack
-from launcher.host.facts import read_settings
-from launcher.plan import Plan, Slot
-from launcher.planning.facts import Facts
-from launcher.planning.planner import make_plan
-from launcher.planning.profile import ModelProfile
-from launcher.planning.render import plan_json
-from launcher.planning.rules_zentorch import WEIGHT_PREPACK
-from launcher.planning.serving import context_of
-from launcher.redaction import MASK, Redactor, masked_arguments
-from launcher.sizes import format_size
-from launcher.topology.model import Topology
-from launcher.topology.picture import DrawnSlot, Picture, make_picture
-from launcher.tuning.remembered import MeasuredLayout
-from launcher.usage.spans import zone_of
+from launcher.engines.vllm_software import KV_CACHE_BYTES_SINCE, Stack
+from launcher.machine.hardware import read_settings
+from launcher.machine.picture import DrawnSlot, Picture, make_picture
+from launcher.machine.topology import Topology
+from launcher.measure.tune.remembered import MeasuredLayout
+from launcher.models.profile import ModelProfile
+from launcher.plan.plan import Facts, Plan, Slot
+from launcher.plan.plan_text import plan_json
+from launcher.plan.planner import make_plan
+from launcher.plan.rules_model import WEIGHT_PREPACK
+from launcher.plan.serving import dtype_of
 
 if TYPE_CHECKING:
-    from launcher.planning.compare import Column
+    from launcher.plan.comparison import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,6 @@ class Deployment:
     stack: Stack
     binding: Binding
     engine: Engine
-    contexts: Mapping[str, int | None] = field(default_factory=dict)
-    """Tokens of the longest prompt and response together, by model; None: not known."""
     measured: MeasuredLayout | None = None
     """What `tune` measured here; None when it was not asked for, or nothing is remembered."""
 
@@ -60,7 +56,7 @@ class Deployment:
         """Connections that clients' requests may have at once beside the clients' own: one for each request
         that an instance runs or that is at an overflow endpoint."""
         away = sum(overflow.max_requests for overflow in self.config.proxy.overflow)
-        return sum(slot.model.max_num_seqs for slot in self.plan.slots) + away
+        return sum(slot.effective.max_num_seqs for slot in self.plan.slots) + away
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -114,7 +110,7 @@ def read_host(config: Config, *, machine: Topology | None = None, cpus_only: boo
     if machine is not None:
         return Host(machine, Stack(command=config.engine.command), profiles, here=False, cpus_only=cpus_only)
     from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
-    from launcher.topology import sysfs  # noqa: PLC0415  heavy
+    from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
     return Host(sysfs.read(), probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only)
 
@@ -134,10 +130,7 @@ def deploy(config: Config, host: Host) -> Deployment:
         plan = make_plan(topology, config, host.profiles, cpus_only=host.cpus_only)
         binding = _binding_elsewhere(config.engine)
     engine = make_engine(config, stack, binding, run_dir(config))
-    contexts = {
-        model.name: context_of(model, config, host.profiles.get(model.name)) for model in config.models
-    }
-    return Deployment(config, topology, plan, stack, binding, engine, contexts)
+    return Deployment(config, topology, plan, stack, binding, engine)
 
 
 def build_deployment(
@@ -171,8 +164,8 @@ def compare_strategies(
     config: Config, *, machine: Topology | None = None, cpus_only: bool = False
 ) -> tuple[Column, ...]:
     """All strategies side by side, on this host or another machine. Raises LauncherError."""
-    from launcher.planning.compare import compare  # noqa: PLC0415  heavy
-    from launcher.topology import sysfs  # noqa: PLC0415  heavy
+    from launcher.machine import sysfs  # noqa: PLC0415  heavy
+    from launcher.plan.comparison import compare  # noqa: PLC0415  heavy
 
     topology = sysfs.read() if machine is None else machine
     return compare(topology, config, {} if cpus_only else read_profiles(config), cpus_only=cpus_only)
@@ -199,6 +192,6 @@ def read_profiles(config: Config) -> dict[str, ModelProfile]:
     """The models' profiles, by name; empty where the engine is a command."""
     if config.engine.kind is not EngineKind.VLLM:
         return {}
-    from launcher.planning.model_profile import read_profile  # noqa: PLC0415  heavy
+    from launcher.models.reader import read_profile  # noqa: PLC0415  heavy
 
-    return {model.name: read_profile(model.path, model.dtype) for model in config.models}
+    return {model.name: read_profile(model.path, dtype_of(model, config)) for model in config.models}

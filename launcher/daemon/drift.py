@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from launcher.cpuset import CpuSet
-from launcher.plan import Plan
-from launcher.topology import sysfs
-from launcher.topology.model import Topology
+from launcher.base.background import Failures, attempt
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
+from launcher.base.text import GIB
+from launcher.machine import sysfs
+from launcher.machine.topology import Topology
+from launcher.plan.plan import Plan
 
-# The kernel changes MemTotal by small amounts; crash kernels and hot-plugged blocks are far larger.
-_MEMORY_SHARE = 0.02
+log = logging.getLogger("launcher.daemon")
 
-
+# The kernel changes MemTotal by small amounts, and some containers' memory varies by a GiB. What an operator does to a
+# machine (a module, a ballooned VM, a crash kernel on a large one) comes in memory blocks, the largest of which has 2 GiB
+# on x86 (arch/x86/mm/init_64.c, probe_memory_block_size).
+_MEMORY_SHARE: Final = 0.02
+_MEMORY_BLOCK: Final = 2 * GIB
 # The kernel's largest NR_CPUS.
 _EVERY_CPU: Final = CpuSet(range(8192))
 
@@ -72,9 +80,9 @@ def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
         had = before.get(node.id)
         if had is None:
             yield f"NUMA node {node.id} is new"
-        elif abs(node.memory_bytes - had) > had * _MEMORY_SHARE:
+        elif _matters(node.id, had, node.memory_bytes, plan):
             yield (
-                f"node {node.id} has {node.memory_bytes / 2**30:.1f} GiB of memory, planned with {had / 2**30:.1f}"
+                f"node {node.id} has {node.memory_bytes / GIB:.1f} GiB of memory, planned with {had / GIB:.1f}"
                 f"{_affected_nodes(CpuSet((node.id,)), plan) if node.memory_bytes < had else ''}"
             )
     yield from (
@@ -82,7 +90,18 @@ def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
     )
     limit = now.memory_limit_bytes
     if limit is not None and limit < (planned.memory_limit_bytes or float("inf")):
-        yield f"this cgroup's memory limit fell to {limit / 2**30:.1f} GiB"
+        yield f"this cgroup's memory limit fell to {limit / GIB:.1f} GiB"
+
+
+def _matters(node: int, had: int, has: int, plan: Plan) -> bool:
+    """Whether a node's other size is a finding: it has at least a memory block more or less, or the plan no longer fits.
+
+    Neither below the share: a plan may use a node to the last byte."""
+    change = abs(has - had)
+    if change <= had * _MEMORY_SHARE:
+        return False
+    spare = min((row.left_bytes for row in plan.ledger if row.node in {node, None}), default=had)
+    return change >= _MEMORY_BLOCK or had - has > spare
 
 
 def _affected(cpus: CpuSet, plan: Plan) -> str:
@@ -100,3 +119,46 @@ def _naming(slots: list[int]) -> str:
     return (
         f": {'slot' if len(slots) == 1 else 'slots'} {names} planned there; numa-launcher reload plans again"
     )
+
+
+# --- Reads the machine periodically and logs how it differs from the plan. ---
+
+# Between two readings of cpus, cpuset and memory; one takes milliseconds.
+MACHINE_INTERVAL_S: Final = 15.0
+
+
+class MachineWatch:
+    """`planned` returns the machine and the plan in force; `read` reads the machine as it is."""
+
+    def __init__(
+        self,
+        planned: Callable[[], tuple[Topology, Plan]],
+        read: Callable[[Topology], MachineView] = read_machine,
+    ) -> None:
+        self._planned = planned
+        self._read = read
+        self._first: MachineView | None = None
+        self.found: tuple[str, ...] = ()
+        """The differences, one line each."""
+
+    async def run(self) -> None:
+        failures = Failures(log, "read the machine")
+        while True:
+            await asyncio.sleep(MACHINE_INTERVAL_S)
+            await attempt(self.check, failures)
+
+    async def check(self) -> None:
+        """Read the machine once; log each new difference."""
+        topology, plan = self._planned()
+        try:
+            now = await asyncio.to_thread(self._read, topology)
+            self._first = self._first or now
+            found = drift(topology, now.topology, plan, added(topology, self._first, now))
+        except LauncherError as error:
+            found = (error.message,)
+        for line in found:
+            if line not in self.found:
+                log.warning("the machine has changed: %s", line, extra={"drift": line})
+        if self.found and not found:
+            log.info("the machine matches the plan again", extra={"drift": ""})
+        self.found = found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from launcher.config.engine_arguments import lora_adapters
 from launcher.config.schema import EngineKind
 from launcher.daemon.deployment import Deployment
-from launcher.engines.arguments import lora_adapters
-from launcher.engines.sampling_defaults import sampling_defaults
+from launcher.engines.vllm import sampling_defaults
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
-from launcher.plan import Placement
+from launcher.plan.plan import Placement
 from launcher.proxy.server import ProxyServer
 
 
@@ -47,7 +47,7 @@ class InstanceTraffic:
             adapters=lora_adapters(config, event.model), ask_template=True,
             token_ids=config.engine.kind is EngineKind.VLLM,
             sampling_defaults=sampling_defaults(config, event.model),
-            context_tokens=deployment.contexts.get(event.model),
+            context_tokens=next(its.max_model_len for its in deployment.plan.models if its.name == event.model),
         )  # fmt: skip
 
     def in_flight(self, slot: int, generation: int) -> int:

@@ -7,18 +7,17 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
+from launcher.base.errors import LauncherError, NotFoundError
+from launcher.base.files import state_folder
 from launcher.config.schema import Telemetry
-from launcher.errors import LauncherError, NotFoundError
-from launcher.history.engine_rates import EngineCounts
-from launcher.history.file import SUFFIX
-from launcher.history.recorder import Recorder
-from launcher.history.sample import Sample, SlotSample
-from launcher.host.oom import NodeMemory, node_memory
-from launcher.host.state_folder import state_folder
 from launcher.instances.progress import Progress
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State
+from launcher.machine.oom import NodeMemory, node_memory
 from launcher.proxy.server import ProxyServer
+from launcher.telemetry.engine_metrics import EngineCounts
+from launcher.telemetry.history_file import SUFFIX
+from launcher.telemetry.recorder import Recorder, Sample, SlotSample
 
 
 class LoadHistory:

@@ -10,41 +10,43 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from launcher.background import persist
+from launcher.base import log_lines, processes
+from launcher.base.background import RunningClock, persist
+from launcher.base.errors import LauncherError
+from launcher.base.log_lines import EventRing
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
+from launcher.daemon import process
 from launcher.daemon.accounts import Accounts
 from launcher.daemon.costs import Costs
 from launcher.daemon.deployment import Deployment
+from launcher.daemon.drift import MachineWatch
 from launcher.daemon.instance_traffic import InstanceTraffic
 from launcher.daemon.load_history import LoadHistory
-from launcher.daemon.machine_reader import MachineReader
-from launcher.daemon.machine_sample import MachineSample
-from launcher.daemon.machine_watch import MachineWatch
+from launcher.daemon.machine import MachineReader, MachineSample
 from launcher.daemon.operations import Operations
-from launcher.daemon.slot_values import daemon_values, failure_values, slot_values
-from launcher.daemon.systemd_status import SystemdStatus
+from launcher.daemon.process import SystemdStatus
+from launcher.daemon.reload import Reread, refuse_violations
+from launcher.daemon.status import daemon_values, failure_values, slot_values
 from launcher.daemon.usage_reports import UsageReports
-from launcher.engines.numa_binding import MemPolicy
-from launcher.errors import LauncherError
-from launcher.host import activation, gc_tuning, notify, open_files
-from launcher.host.cpu_busy import CpuBusy
-from launcher.host.events import EventRing
-from launcher.instances.backoff import Limits
+from launcher.engines.numactl import MemPolicy
 from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
-from launcher.instances.health import HttpProber
-from launcher.instances.held_file import HeldFile
-from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.lifecycle import Limits
+from launcher.instances.slot_state import ProbeSettings
+from launcher.instances.state_file import HeldFile
 from launcher.instances.supervisor import Supervisor
-from launcher.plan import Placement
+from launcher.instances.watch import HttpProber
+from launcher.machine.load import CpuBusy
+from launcher.plan.plan import Placement
+from launcher.proxy.downstream import listener
 from launcher.proxy.downstream.listener import unused
 from launcher.proxy.server import ProxyServer
-from launcher.rollout.reload import Reread, refuse_violations
 from launcher.telemetry import machine_metrics
-from launcher.telemetry.spec import Values
+from launcher.telemetry.machine_metrics import Values
 
 log = logging.getLogger("launcher.daemon")
 
@@ -57,7 +59,8 @@ ADOPTION_S: Final = 30.0
 class Daemon:
     def __init__(self, deployment: Deployment, reread: Reread | None = None) -> None:
         config = deployment.config
-        self.prober = HttpProber(deployment.engine.health_path)
+        self.running = RunningClock()
+        self.prober = HttpProber(deployment.engine.health_path, self.running)
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._stop_asked = asyncio.Event()
@@ -65,13 +68,16 @@ class Daemon:
         self._for_good = False
         """systemd must not start the daemon again."""
         self.accounts = Accounts(config)
-        self.costs = Costs(lambda: self.operations.deployment.config.cost, self.accounts.ledger)
+        self.costs = Costs(
+            lambda: self.operations.deployment.config.cost, self.accounts.ledger, clock=self.accounts.clock
+        )
         self.proxy = ProxyServer(
             config.proxy, models=config.models, on_idle=self._on_idle, on_suspect=self._on_suspect,
-            most_clients=open_files.most_clients(
-                open_files.limit_now(), config.proxy.max_connections, deployment.connections
+            most_clients=processes.most_clients(
+                processes.limit_now(), config.proxy.max_connections, deployment.connections
             ),
             more_values=self._more_values, accounting=self.accounts.accounting,
+            running=self.running,
         )  # fmt: skip
         self.traffic = InstanceTraffic(
             self.proxy,
@@ -99,6 +105,7 @@ class Daemon:
             caches=CompileCaches(become=as_instances_user(self.spawner, config))
             if config.engine.kind is EngineKind.VLLM
             else None,
+            skipped=self.running.skipped,
         )
         self.ring = EventRing(began=int(time.time() * 1000))
         self.machine = MachineWatch(
@@ -119,7 +126,7 @@ class Daemon:
         self.operations = Operations(
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, history=self.history.answer,
-            warnings=lambda: (*self.accounts.warnings(), *self.history.warnings()),
+            warnings=lambda: (*self.accounts.warnings(), *self.history.warnings(), *log_lines.warnings()),
             usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
             spent_elsewhere=self.accounts.budgets.told,
             machine=MachineReader(
@@ -128,7 +135,9 @@ class Daemon:
                 disks=lambda: self.sample.disks,
             ),
         )  # fmt: skip
-        self.systemd = SystemdStatus(self.supervisor, self.proxy, lambda: self.operations.ready > 0)
+        self.systemd = SystemdStatus(
+            self.supervisor, self.proxy, lambda: self.operations.ready > 0, self.running
+        )
         self.control = ControlServer(
             config.control.socket,
             config.control.group,
@@ -152,16 +161,16 @@ class Daemon:
             self._loop.add_signal_handler(name, self._on_signal, name)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         # Open both sockets before the first instance: on a used port, or beside another daemon, nothing starts.
-        ready = activation.sockets()
-        await self.control.start(ready.get(activation.CONTROL, ()))
+        ready = listener.sockets()
+        await self.control.start(ready.get(listener.CONTROL, ()))
         try:
-            # Before threads begin: each has the cpus of the one that began it.
+            # Before more threads begin: each has the cpus of the one that began it.
             _pin_to(self.operations.deployment.plan.reserved)
             await self.accounts.start(self.proxy.readings.occupancy)
-            if activation.HTTP not in ready:
+            if listener.HTTP not in ready:
                 await self._open(())
-            gc_tuning.settle()
-            await self._serve(ready.get(activation.HTTP, ()))
+            process.settle()
+            await self._serve(ready.get(listener.HTTP, ()))
         finally:
             await self.proxy.stop(0)
             await self.control.stop()
@@ -191,6 +200,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 owners = [
+                    group.create_task(self.running.run(log), name="running clock"),
                     group.create_task(self.supervisor.run(), name="supervisor"),
                     group.create_task(self.systemd.run(), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
@@ -212,10 +222,10 @@ class Daemon:
 
     async def _shut_down(self) -> None:
         """Refuse new requests, finish those in flight, then stop the instances; at once on a second signal."""
-        notify.stopping()
+        process.stopping()
         supervision = self.operations.deployment.config.supervision
         grace = supervision.drain_timeout_s
-        notify.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
+        process.extend_timeout(grace + supervision.stop_timeout_s + STOP_SLACK_S)
         log.info(
             "stopping: %d requests in flight; a second signal stops at once",
             self.proxy.readings.stats()["in_flight"],
@@ -317,9 +327,10 @@ def _for_a_person(group: BaseExceptionGroup[BaseException]) -> LauncherError | N
 
 
 def _pin_to(reserved: Any) -> None:
-    if reserved:
-        with contextlib.suppress(OSError):  # a cpu is offline, or the cpuset shrank
-            os.sched_setaffinity(0, set(reserved))
+    """All threads that there are: the one that writes log lines has begun."""
+    for thread in Path("/proc/self/task").iterdir() if reserved else ():
+        with contextlib.suppress(OSError):  # a cpu is offline, the cpuset shrank, or the thread has ended
+            os.sched_setaffinity(int(thread.name), set(reserved))
 
 
 async def serve(deployment: Deployment, reread: Reread | None = None) -> None:

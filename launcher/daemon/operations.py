@@ -9,33 +9,108 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Final
 
 import launcher
-from launcher.build import build
-from launcher.config.shown import secret_values, shown
-from launcher.control.messages import Request
+from launcher.accounts.budgets import BudgetState
+from launcher.accounts.cost import CostNow, CostReport
+from launcher.accounts.report_values import UsageReport, UsageRequests, UsageToday
+from launcher.accounts.timeline import Timeline
+from launcher.base.build import build
+from launcher.base.errors import RefusedError
+from launcher.base.log_lines import EventRing
+from launcher.base.redaction import Redactor
+from launcher.config.loading import secret_values, shown
+from launcher.control.messages import DISRUPTIVE, Request, SlotCommand
 from launcher.daemon.deployment import Deployment
-from launcher.daemon.machine_reader import MachineReader
-from launcher.daemon.machine_status import MachineStatus
-from launcher.daemon.measurements import Measurement, Measurements
-from launcher.daemon.request_finder import RequestFinder
-from launcher.daemon.slot_commands import check_request, event_of
+from launcher.daemon.machine import MachineReader, MachineStatus
+from launcher.daemon.measured import Measurement, Measurements
+from launcher.daemon.reload import Reloader, Reread
 from launcher.daemon.status import Status, slot_status
-from launcher.daemon.usage_reports import UsageReports, question_of
-from launcher.errors import RefusedError
-from launcher.host.events import EventRing
-from launcher.instances.health import HttpProber
-from launcher.instances.logtail import LogLine
-from launcher.instances.slot_state import State
-from launcher.instances.supervisor import Supervisor
-from launcher.proxy.observability.figures import token_sum
+from launcher.daemon.usage_reports import RequestFinder, UsageReports, question_of
+from launcher.instances.output import LogLine
+from launcher.instances.slot_controller import SlotController
+from launcher.instances.slot_state import (
+    DrainRequested,
+    Event,
+    HoldRequested,
+    Intent,
+    QuarantineRequested,
+    ReleaseRequested,
+    RestartRequested,
+    ResumeRequested,
+    StartRequested,
+    State,
+    StopRequested,
+)
+from launcher.instances.supervisor import Availability, Supervisor, check
+from launcher.instances.watch import HttpProber
+from launcher.machine.topology_text import layout_json
+from launcher.proxy.readings import token_sum
 from launcher.proxy.server import ProxyServer
-from launcher.redaction import Redactor
-from launcher.rollout.reload import Reloader, Reread
-from launcher.timeline import Timeline
-from launcher.topology.render import layout_json
-from launcher.usage.budgets import BudgetState
-from launcher.usage.cost import CostReport
-from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
-from launcher.usage.live import CostNow
+
+# --- An operator's command as an event for a slot, or the reason why it is refused. ---
+
+_EVENTS: Final[dict[SlotCommand, Event]] = {
+    SlotCommand.RESTART: RestartRequested(),
+    SlotCommand.DRAIN: DrainRequested(),
+    SlotCommand.HOLD: HoldRequested(),
+    SlotCommand.QUARANTINE: QuarantineRequested(),
+    SlotCommand.RELEASE: ReleaseRequested(),
+    SlotCommand.RESUME: ResumeRequested(),
+    SlotCommand.STOP: StopRequested(),
+    SlotCommand.START: StartRequested(),
+}
+
+# Refused for a held or quarantined slot.
+_NEEDS_RELEASE: Final = frozenset(
+    {SlotCommand.START, SlotCommand.RESTART, SlotCommand.RESUME, SlotCommand.DRAIN}
+)
+_WITH_INSTANCE: Final = frozenset({State.STARTING, State.READY, State.DRAINING})
+
+
+def event_of(request: Request) -> Event:
+    return (
+        DrainRequested(request.deadline_s)
+        if request.command is SlotCommand.DRAIN
+        else _EVENTS[request.command]
+    )
+
+
+def check_request(
+    slot: int, request: Request, controllers: Mapping[int, SlotController], min_ready: int | None
+) -> None:
+    """Raise RefusedError where the command has no effect, or would leave too few instances."""
+    _check_intent(controllers[slot], request.command)
+    if request.command in DISRUPTIVE and not request.force:
+        check(request.command, slot, availability(controllers), min_ready)
+
+
+def availability(controllers: Mapping[int, SlotController]) -> dict[int, Availability]:
+    return {
+        number: Availability(controller.slot.model.name, controller.in_rotation)
+        for number, controller in controllers.items()
+    }
+
+
+def _check_intent(controller: SlotController, command: SlotCommand) -> None:
+    slot_state, slot = controller.slot_state, controller.slot.id
+    kept = {Intent.HOLD: "held", Intent.QUARANTINE: "in quarantine"}.get(slot_state.intent)
+    if kept is not None and command in _NEEDS_RELEASE:
+        raise RefusedError(f"cannot {command} slot '{slot}': it is {kept}", f"numa-launcher release {slot}")
+    if command is SlotCommand.RELEASE and kept is None and slot_state.intent is not Intent.RUN:
+        remedy = f"numa-launcher {'resume' if slot_state.intent is Intent.DRAIN else 'start'} {slot}"
+        raise RefusedError(f"cannot release slot '{slot}': it is neither held nor in quarantine", remedy)
+    if command is SlotCommand.QUARANTINE and slot_state.state not in _WITH_INSTANCE:
+        raise RefusedError(
+            f"cannot quarantine slot '{slot}': it is {slot_state.state}, with no running instance",
+            f"numa-launcher hold {slot} keeps it stopped; numa-launcher why {slot} shows why it ended",
+        )
+    if command in {SlotCommand.DRAIN, SlotCommand.RESUME} and slot_state.state in {
+        State.STOPPED,
+        State.FAILED,
+    }:
+        raise RefusedError(
+            f"cannot {command} slot '{slot}': it is {slot_state.state}", f"numa-launcher start {slot}"
+        )
+
 
 # Secrets of the configuration in force and of earlier ones, the latest first.
 MAX_SECRETS: Final = 256

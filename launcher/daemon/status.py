@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from launcher.cpuset import CpuSet
-from launcher.engines.software_versions import Stack
-from launcher.instances.causes import Cause
-from launcher.instances.eta import eta
+import launcher
+from launcher.accounts.cost import CostNow
+from launcher.accounts.report_values import UsageToday
+from launcher.base.build import build
+from launcher.base.cpuset import CpuSet
+from launcher.engines.vllm_software import Stack
+from launcher.instances.causes import CAUSES, Cause
+from launcher.instances.instance import eta
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State
 from launcher.instances.verify import Verification
-from launcher.proxy.observability.figures import KeyTotals, QueueState, TokenTotals
-from launcher.telemetry.rolling_quantiles import Quantiles
-from launcher.telemetry.vllm_metrics import EngineMetrics
-from launcher.tuning.remembered import MeasuredLayout
-from launcher.usage.figures import UsageToday
-from launcher.usage.live import CostNow
+from launcher.measure.tune.remembered import MeasuredLayout
+from launcher.proxy.readings import KeyTotals, QueueState, TokenTotals
+from launcher.telemetry import machine_metrics as names
+from launcher.telemetry.engine_metrics import EngineMetrics
+from launcher.telemetry.machine_metrics import Values
+from launcher.telemetry.quantiles import Quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,9 @@ class SlotStatus:
     many may run outside its CPUs)."""
     zentorch: Zentorch
     """ZenTorch: `found` (version), `active`."""
+    max_num_seqs: int | None = None
+    """Requests that its instance runs at once: the proxy's limit, whether [[models]] or engine.args sets it; null from a
+    daemon before this field."""
     looked_at: float | None = None
     """Last successful probe of the instance; null before the first."""
     eta: float | None = None
@@ -194,10 +202,13 @@ def slot_status(
         omp_cpus="|".join(str(rank) for rank in place.omp_cpus),
         membind=str(place.membind),
         kv_cache_bytes=slot.kv_cache_bytes,
+        max_num_seqs=slot.effective.max_num_seqs,
         address=str(instance.address) if instance.address is not None else None,
         responsive=instance.responsive,
         unwatched=controller.unwatched,
-        looked_at=instance.probed_at + offset if instance.probed_at is not None else None,
+        looked_at=instance.probed_at + time.time() - controller.running()
+        if instance.probed_at is not None
+        else None,
         next_start=deadline if slot_state.state is State.BACKOFF else None,
         last_cause=None if slot_state.last_cause is None else slot_state.last_cause.of_slot(slot.id),
         verified=instance.verification,
@@ -229,3 +240,85 @@ def _stalled_s(controller: SlotController) -> float | None:
         return None
     stalled_s = last.at - controller.instance.progress.moved_at
     return stalled_s if stalled_s > 0 else None
+
+
+# --- The supervisor's part of the metrics page: slots, their instances, their failures, the build. ---
+
+_Labels = tuple[str, ...]
+_STATES: Final = tuple(state.value for state in State)
+
+
+def daemon_values(stack: Stack, since: float) -> Values:
+    """`since`: start of the daemon, seconds since the epoch."""
+    versions = (stack.vllm or "", stack.torch or "", stack.zentorch or "")
+    return {
+        names.BUILD_INFO: {(launcher.__version__, build(), *versions): 1.0},
+        names.START_TIME: {(): since},
+    }
+
+
+def failure_values(failures: Mapping[str, int]) -> Values:
+    """`failures`: of all slots, by cause. Each known cause has a sample from the start, so that its first failure is an
+    increase."""
+    return {names.FAILURES: {(cause,): failures.get(cause, 0) for cause in (*CAUSES, *failures)}}
+
+
+def slot_values(controllers: Iterable[SlotController]) -> Values:
+    slots = {(str(each.slot.id), each.slot.model.name): each for each in controllers}
+    offset = time.time() - time.monotonic()
+    states = {labels: each.slot_state for labels, each in slots.items()}
+    return {
+        names.SLOT_STATE: {
+            (*labels, name): float(state.state.value == name)
+            for labels, state in states.items()
+            for name in _STATES
+        },
+        names.SLOT_RESTARTS: {labels: state.restarts for labels, state in states.items()},
+        names.SLOT_FAILURES: {labels: each.failures.total() for labels, each in slots.items()},
+        names.SLOT_LAST_FAILURE: {
+            (*labels, state.last_cause.name): state.cause_at + offset
+            for labels, state in states.items()
+            if state.last_cause is not None
+        },
+        **_of_instances(
+            {labels: each for labels, each in slots.items() if each.instance.process is not None}
+        ),
+    }
+
+
+def _of_instances(running: Mapping[_Labels, SlotController]) -> Values:
+    instances = {labels: each.instance for labels, each in running.items()}
+    return {
+        names.SLOT_WATCHED: {labels: float(each.unwatched is None) for labels, each in running.items()},
+        names.SLOT_RESPONSIVE: {
+            labels: float(each.responsive)
+            for labels, each in instances.items()
+            if each.responsive is not None
+        },
+        names.SLOT_STALLED: {
+            labels: max(0.0, each.progress.last.at - each.progress.moved_at)
+            for labels, each in instances.items()
+            if each.progress.last is not None
+        },
+        names.SLOT_ZENTORCH: {
+            labels: float(each.zentorch) for labels, each in instances.items() if each.zentorch is not None
+        },
+        **_placement(
+            {labels: each.verification for labels, each in instances.items() if each.verification is not None}
+        ),
+    }
+
+
+def _placement(found: Mapping[_Labels, Verification]) -> Values:
+    return {
+        names.SLOT_PLACED: {labels: float(each.ok) for labels, each in found.items()},
+        names.SLOT_MISPLACED: {labels: each.misplaced_threads for labels, each in found.items()},
+        names.SLOT_MEMORY: {
+            (*labels, str(node)): size
+            for labels, each in found.items()
+            for node, size in each.node_bytes.items()
+        },
+        names.SLOT_MEMORY_ON_NODE: {
+            labels: each.bound_share for labels, each in found.items() if each.bound_share is not None
+        },
+    }

@@ -6,18 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from launcher.accounts.cost import CostReport, spent
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger import Ledger
+from launcher.accounts.ledger_schema import DamagedLedgerError
+from launcher.accounts.report_values import Question, UsageReport, UsageRequests, UsageToday
+from launcher.accounts.timeline import Ended, Timeline
+from launcher.accounts.usage_report import find_request, latest_requests, report, today
+from launcher.base.errors import LauncherError, NotFoundError
+from launcher.base.text import quoted
 from launcher.config.schema import Cost
-from launcher.errors import LauncherError
-from launcher.usage.cost import CostReport
-from launcher.usage.entry import Entry
-from launcher.usage.figures import UsageReport, UsageRequests, UsageToday
-from launcher.usage.latest import find_request, latest_requests
-from launcher.usage.ledger import Ledger
-from launcher.usage.question import Question
-from launcher.usage.report import report, today
-from launcher.usage.spent import spent
 
 # `status` does not wait longer for a slow disk.
 TODAY_S: Final = 0.5
@@ -49,7 +49,7 @@ class UsageReports:
 
     async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
         """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
-        return await self._read(lambda path: find_request(path, request_id, time.time()))
+        return await self._read(lambda path: find_request(path, request_id))
 
     async def cost(self, cost: Cost, since: str) -> CostReport:
         """Raises LauncherError."""
@@ -61,7 +61,7 @@ class UsageReports:
             return None
         # While the disk hangs there is one thread that waits for it, and not one for each `status`.
         if self._today is None or self._today.done():
-            self._today = asyncio.create_task(_today(self._ledger.path), name="usage of today")
+            self._today = asyncio.create_task(_today(self._ledger), name="usage of today")
         await asyncio.wait({self._today}, timeout=TODAY_S)
         return self._today.result() if self._today.done() else None
 
@@ -76,15 +76,22 @@ class UsageReports:
         def flush_and_read() -> _T:
             # Where it cannot be written, the report is of what the file has; `status` says so.
             ledger.flush(FLUSH_S)
-            return read(ledger.path)
+            try:
+                return read(ledger.path)
+            except DamagedLedgerError:
+                ledger.suspect()
+                raise
 
         async with self._reading:
             return await asyncio.to_thread(flush_and_read)
 
 
-async def _today(path: Path) -> UsageToday | None:
+async def _today(ledger: Ledger) -> UsageToday | None:
     try:
-        return await asyncio.to_thread(today, path, time.time())
+        return await asyncio.to_thread(today, ledger.path, time.time())
+    except DamagedLedgerError:
+        ledger.suspect()
+        return None
     except LauncherError:
         return None
 
@@ -92,3 +99,86 @@ async def _today(path: Path) -> UsageToday | None:
 def question_of(asked: Mapping[str, str]) -> Question:
     """From the options of a request on the control socket."""
     return Question(**{name: value for name, value in asked.items() if name in Question.__slots__})
+
+
+# --- What became of one request: from the proxy's memory, else from the usage ledger. ---
+
+# What vLLM 0.32 puts before the X-Request-Id of a request to make the `id` of its response
+# (entrypoints/openai/*/serving.py), and what it puts behind that.
+_PREFIXES: Final = ("chatcmpl-", "cmpl-", "embd-", "score-", "rerank-", "pool-", "classify-")
+
+
+class Memory(Protocol):
+    """The proxy's registry of requests."""
+
+    def timeline(self, request_id: str) -> Timeline | None:
+        """None for an unknown request."""
+
+    @property
+    def complete_since(self) -> float | None:
+        """Unix time from which on every ended request is kept; None: none is missing yet."""
+
+
+class Entries(Protocol):
+    """Of the usage ledger."""
+
+    async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
+        """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
+
+
+class RequestFinder:
+    def __init__(
+        self, memory: Memory, entries: Entries, began: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`began`: the daemon's start, Unix time."""
+        self._memory = memory
+        self._entries = entries
+        self._began = began
+        self._clock = clock
+
+    async def find(self, request_id: str) -> Timeline:
+        """Raises NotFoundError for a request that is not known, or not any more."""
+        for wanted in _spellings(request_id):
+            if (timeline := self._memory.timeline(wanted)) is not None:
+                return timeline
+        ledger = "the daemon keeps no usage ledger"
+        for wanted in _spellings(request_id):
+            try:
+                entry, back_to = await self._entries.request(wanted)
+            except LauncherError as error:
+                ledger = error.message
+                break
+            if entry is not None:
+                return Ended(entry).timeline(source="usage ledger")
+            ledger = "it is not in the usage ledger"
+            if back_to is not None:
+                ledger += f" since {_local(back_to)}, and earlier entries were not searched"
+        raise NotFoundError(
+            f"cannot show request '{quoted(request_id)}': it is none of those in memory, and {ledger}",
+            f"{self._kept()}; give the X-Request-Id of a response, as the access log shows it",
+        )
+
+    def _kept(self) -> str:
+        since = self._memory.complete_since
+        if since is None:
+            return f"memory has all requests since the daemon's start {_ago(self._clock() - self._began)} ago"
+        return (
+            f"memory has all requests that ended in the last {_ago(self._clock() - since)}, and for longer the latest that "
+            "failed, were tried again, or waited longest"
+        )
+
+
+def _spellings(request_id: str) -> list[str]:
+    """The id, and what it is without the prefix of a response's `id`."""
+    return [request_id, *(request_id.removeprefix(p) for p in _PREFIXES if request_id.startswith(p))]
+
+
+def _local(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _ago(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from launcher.verdict import duration
+from launcher.control.verdict import duration
 
 Event = Mapping[str, Any]
 

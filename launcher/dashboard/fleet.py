@@ -3,18 +3,179 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
+from launcher.base.errors import LauncherError, reason
+from launcher.base.text import printable_tree, quoted
 from launcher.control.client import UnreachableError
-from launcher.dashboard.fleet_frame import FleetAt, FleetSeen, fleet_frame, status_of
-from launcher.dashboard.poll import POLL_S, Packed
-from launcher.dashboard.shared import Shared
-from launcher.errors import LauncherError, reason
+from launcher.control.verdict import Host, Level, Problem, Verdict, judge_fleet, late_hosts, no_answer
+from launcher.dashboard.api import Shared
+from launcher.dashboard.poll import POLL_S, Packed, shown_verdict
+
+# --- What `GET /api/fleet` answers, from what the ingress of this host said last. ---
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A host of the member list."""
+
+    host: str
+    address: str
+    state: str
+
+
+class Members(msgspec.Struct, frozen=True):
+    epoch: int
+    version: int
+    members: tuple[Member, ...]
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What the ingress knows of a host."""
+
+    lost: bool = True
+    """Its daemon does not answer the ingress."""
+    ready: int = 0
+    instances: int = 0
+    running: int = 0
+    waiting: int = 0
+    predicted_ttft_s: float | None = None
+    kv_usage: float | None = None
+    stragglers: tuple[int, ...] = ()
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The object that the ingress writes to who connects to its socket (launcher/fleet/ingress.py)."""
+
+    members: Members
+    hosts: dict[str, Load]
+    servers: dict[str, Any] | None
+    """None: HAProxy does not answer."""
+    decides: bool
+    """Its picker was asked in the last seconds."""
+    asked: int
+    held: int
+    shares: dict[str, float] = {}
+    """Of the new requests of about the last minute, by host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAt:
+    """Where the ingress of this host shows its status, and what else fleet.toml says."""
+
+    status: str
+    """Path of a UNIX socket."""
+    endpoints: tuple[str, ...] = ()
+    dashboard: str | None = None
+    """Address of each host's own dashboard, with `{host}` for its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSeen:
+    """The last answer of the ingress; it is kept when there is no newer one."""
+
+    at: float | None = None
+    """Seconds since 1970; None: it has not answered yet."""
+    status: Status | None = None
+    trouble: tuple[str, str] | None = None
+    """Why there is no newer answer, and the remedy."""
+
+
+def status_of(text: bytes) -> Status:
+    """Raises LauncherError."""
+    try:
+        return msgspec.convert(printable_tree(json.loads(text)), Status)
+    except (ValueError, RecursionError) as error:
+        raise LauncherError(
+            f"cannot read the status of the ingress: {quoted(str(error), 200)}",
+            "ingress and dashboard may be of different versions: `systemctl restart numa-launcher-ingress "
+            "numa-launcher-dashboard`",
+        ) from None
+
+
+def fleet_frame(seen: FleetSeen, fleet: FleetAt, now: float) -> dict[str, Any]:
+    status = seen.status
+    hosts = [] if status is None else _hosts(status)
+    return {
+        "time": seen.at,
+        "age_s": None if seen.at is None else max(0.0, now - seen.at),
+        "answers": seen.trouble is None and status is not None,
+        "verdict": shown_verdict(_verdict(seen, hosts, now)),
+        "endpoints": fleet.endpoints,
+        "ingress": None if status is None else {
+            "decides": status.decides, "asked": status.asked, "held": status.held,
+            "members": f"{status.members.epoch}.{status.members.version}",
+        },
+        "hosts": [] if status is None else _rows(status, hosts, fleet),
+    }  # fmt: skip
+
+
+def _verdict(seen: FleetSeen, hosts: list[Host], now: float) -> Verdict:
+    if seen.trouble is not None or seen.status is None:
+        trouble = seen.trouble or ("the ingress has not answered yet", "")
+        return no_answer(*trouble, None if seen.at is None else now - seen.at)
+    others = []
+    if seen.status.servers is None:
+        others.append(
+            Problem(
+                what="HAProxy of this host does not answer", level=Level.BAD,
+                remedy="journalctl -u numa-launcher-ingress",
+            )
+        )  # fmt: skip
+    return judge_fleet(hosts, others)
+
+
+def _hosts(status: Status) -> list[Host]:
+    found = []
+    for member in status.members.members:
+        load = status.hosts.get(member.host, Load())
+        if load.lost:
+            found.append(Host(name=member.host, state="down", troubles=("its daemon does not answer",)))
+            continue
+        found.append(
+            Host(
+                name=member.host, state=member.state, ready=load.ready, instances=load.instances, running=load.running,
+                waiting=load.waiting, predicted_ttft_s=load.predicted_ttft_s,
+                # As for `fleet status`: the other picker sees no answers.
+                stragglers=load.stragglers if status.decides else (),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _rows(status: Status, hosts: list[Host], fleet: FleetAt) -> list[dict[str, Any]]:
+    """None is what is not known."""
+    late = late_hosts(hosts)
+    rows = []
+    for member, host in zip(status.members.members, hosts, strict=True):
+        answers = host.state != "down"
+        slots = ", ".join(map(str, host.stragglers))
+        rows.append(
+            {
+                "name": host.name,
+                "state": host.state,
+                "address": member.address,
+                "ready": host.ready if answers else None,
+                "instances": host.instances if answers else None,
+                "running": host.running if answers else None,
+                "waiting": host.waiting if answers else None,
+                "predicted_ttft_s": host.predicted_ttft_s,
+                "kv_usage": status.hosts[host.name].kv_usage if answers else None,
+                "share": status.shares.get(host.name),
+                "slow": f"slot {slots}" if slots else "late" if host.name in late else "",
+                "link": None
+                if fleet.dashboard is None
+                else fleet.dashboard.replace("{host}", quote(host.name, safe="")),
+            }
+        )
+    return rows
+
 
 # Of one question, connecting included. The ingress answers in milliseconds.
 ANSWER_S: Final = 3.0

@@ -3,31 +3,125 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
+import hmac
 import http
 import logging
 import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from launcher.base.background import READ_BYTES
+from launcher.base.errors import LauncherError, NotFoundError, TimedOutError
+from launcher.base.text import quoted
 from launcher.control.client import UnreachableError
-from launcher.dashboard import listen, security
-from launcher.dashboard.answers import Answers
-from launcher.dashboard.connections import Connections
-from launcher.dashboard.control import ControlReader
-from launcher.dashboard.fleet import Fleet
-from launcher.dashboard.fleet_frame import FleetAt
+from launcher.dashboard import listen
+from launcher.dashboard.api import Answers, ControlReader
+from launcher.dashboard.fleet import Fleet, FleetAt
+from launcher.dashboard.listen import Connections
 from launcher.dashboard.poll import Packed, Poll
-from launcher.dashboard.static_files import StaticFiles
-from launcher.errors import LauncherError, NotFoundError, TimedOutError
-from launcher.printable import quoted
 
 log = logging.getLogger(__name__)
+
+
+# --- Which requests the dashboard answers, and the headers of every response. ---
+#
+# A page of another origin must neither read the data nor embed the page: the token is in no cookie, no response has CORS
+# headers, and the Host header names this machine (against DNS rebinding).
+
+HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    # Data is kept nowhere. Static files replace it with `no-cache`: kept, and compared by their ETag.
+    "Cache-Control": "no-store",
+}
+DOCUMENT_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Of all but scripts and styles, which have no data: a view loads thirty of those."""
+# Names under which a browser on this machine, or at the end of `ssh -L`, asks. The port may be ssh's.
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+def is_own_host(host: str) -> bool:
+    """Whether a Host header names this machine."""
+    name, _, port = host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "")
+    return name.lower() in _LOOPBACK and (not port or port.isdecimal())
+
+
+def is_foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a page of another origin asks: another port of this machine is one, too."""
+    site = headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in {"same-origin", "none"}
+    origin = headers.get("Origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("Host")
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """Whether the header Authorization is `Bearer TOKEN`, compared in constant time."""
+    scheme, _, given = authorization.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        given.strip().encode(errors="replace"), token.encode()
+    )
+
+
+# --- The page's files: read when they change, compressed once. ---
+
+FOLDER: Final = Path(__file__).parent / "static"
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content_type: str
+    body: bytes
+    compressed: bytes
+    etag: str
+    changed_ns: int
+
+
+class StaticFiles:
+    """The files directly in `folder`, by name. Other names are no files, whatever they are."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self._kept: dict[str, File] = {}
+
+    def get(self, name: str) -> File | None:
+        path = self._folder / name
+        content_type = _TYPES.get(path.suffix)
+        if content_type is None or path.name != name or name.startswith("."):
+            return None
+        try:
+            changed_ns = path.stat().st_mtime_ns
+            kept = self._kept.get(name)
+            if kept is None or kept.changed_ns != changed_ns:
+                kept = self._kept[name] = _file(content_type, path.read_bytes(), changed_ns)
+        except (OSError, ValueError):  # ValueError: a NUL byte
+            return None
+        return kept
+
+
+def _file(content_type: str, body: bytes, changed_ns: int) -> File:
+    etag = hashlib.sha256(body).hexdigest()[:16]
+    return File(content_type, body, gzip.compress(body, mtime=0), f'"{etag}"', changed_ns)
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # No request has a body.
@@ -95,6 +189,9 @@ class Dashboard:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        await asyncio.sleep(
+            0
+        )  # from Python 3.12 on pipelined requests that wait for nothing have no turn between them
         if (refusal := self._refusal(request)) is not None:
             return refusal
         try:
@@ -107,7 +204,7 @@ class Dashboard:
             )
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        if not security.is_own_host(request.headers.get(hdrs.HOST, "")):
+        if not is_own_host(request.headers.get(hdrs.HOST, "")):
             return _error(
                 421, "cannot answer for this host name: it is not this machine's",
                 "open the page as http://127.0.0.1:PORT/; a proxy in front sets the header Host to localhost",
@@ -118,11 +215,11 @@ class Dashboard:
             return refused
         if not request.path.startswith(_API):
             return None
-        if security.is_foreign(request.headers):
+        if is_foreign(request.headers):
             return _error(
                 403, "cannot give data to a page of another origin", "open the dashboard's own page"
             )
-        if self._token is not None and not security.has_token(
+        if self._token is not None and not has_token(
             request.headers.get(hdrs.AUTHORIZATION, ""), self._token
         ):
             refused = _error(
@@ -191,7 +288,7 @@ def _error(status: int, message: str, remedy: str) -> web.Response:
 
 async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
     is_document = response.content_type not in {"text/javascript", "text/css"}
-    for name, value in {**security.HEADERS, **(security.DOCUMENT_HEADERS if is_document else {})}.items():
+    for name, value in {**HEADERS, **(DOCUMENT_HEADERS if is_document else {})}.items():
         response.headers.setdefault(name, value)
     response.headers.popall(hdrs.SERVER, None)
 
@@ -213,7 +310,8 @@ async def serve(
     dashboard = Dashboard(control, token, fleet=None if fleet is None else Fleet(fleet))
     runner = web.AppRunner(
         dashboard.application(), access_log=None, handler_cancellation=False,
-        keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S, lingering_time=_LINGER_S, logger=log,
+        keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S, lingering_time=_LINGER_S,
+        read_bufsize=READ_BYTES, logger=log,
     )  # fmt: skip
     await runner.setup()
     assert runner.server is not None  # noqa: S101  set up before

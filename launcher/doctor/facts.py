@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.build import Build
-from launcher.engines.numa_binding import Binding
-from launcher.host.cpu import HostFacts
-from launcher.topology.model import Topology
+from launcher.base.build import Build
+from launcher.engines.numactl import Binding
+from launcher.machine.hardware import HostFacts
+from launcher.machine.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

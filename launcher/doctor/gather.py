@@ -10,22 +10,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from launcher.build import build
+from launcher.base.build import build
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, TimedOutError, timed_out
+from launcher.base.files import state_folder
 from launcher.config.schema import Engine, EngineKind
-from launcher.cpuset import CpuSet
-from launcher.doctor.compatibility import Matrix
+from launcher.doctor.checks import Matrix
 from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
-from launcher.engines.numa_binding import Binding
-from launcher.engines.numactl import probe_binding
+from launcher.engines.numactl import Binding, probe_binding
 from launcher.engines.probe_stack import find_tcmalloc, probe_stack
-from launcher.engines.software_versions import Stack
-from launcher.errors import LauncherError, TimedOutError, timed_out
-from launcher.host.cpu import read_host
-from launcher.host.facts import read_settings
-from launcher.host.state_folder import state_folder
-from launcher.topology import sysfs
-from launcher.topology.model import Topology
-from launcher.tuning.best_file import recall
+from launcher.engines.vllm_software import Stack
+from launcher.machine import sysfs
+from launcher.machine.hardware import read_host, read_settings
+from launcher.machine.topology import Topology
+from launcher.measure.tune.remembered import recall
 
 # Compilers print their version within milliseconds.
 PROBE_TIMEOUT_S: Final = 60.0

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.engines.base import Launch
-from launcher.engines.environment import secret_names
-from launcher.engines.numa_binding import Binding
-from launcher.errors import LauncherError
-from launcher.plan import Slot
+from launcher.base.address import Address, TcpAddress, UnixAddress
+from launcher.base.errors import LauncherError
+from launcher.engines.base import Launch, secret_names
+from launcher.engines.numactl import Binding
+from launcher.plan.plan import Slot
 
 LOOPBACK: Final = "127.0.0.1"
 PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name")

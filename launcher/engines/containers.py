@@ -13,7 +13,7 @@ from typing import Final
 
 from launcher.config.schema import Runtime
 from launcher.engines.base import MARK, Container, Engine, Launch
-from launcher.plan import Slot
+from launcher.plan.plan import Slot
 
 LABEL: Final = "numa-launcher"
 # Printed by `Container.last_word`, read by diagnosis.

@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from launcher.base.errors import LauncherError, timed_out
+from launcher.config.engine_arguments import has_flag
 from launcher.config.schema import Engine, EngineKind, Runtime
-from launcher.engines.arguments import has_flag
-from launcher.engines.software_versions import Stack, zentorch_mismatch
 from launcher.engines.vllm import MODULE_FORM
-from launcher.errors import LauncherError, timed_out
+from launcher.engines.vllm_software import Stack, zentorch_mismatch
 
 # For an interpreter that prints its path, or ldconfig.
 PROBE_TIMEOUT_S: Final = 60.0

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, assert_never
 
+from launcher.base.errors import LauncherError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.engines.base import Engine
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
-from launcher.engines.numa_binding import Binding, MemPolicy
-from launcher.engines.software_versions import Stack
+from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.vllm import VllmEngine
-from launcher.errors import LauncherError, reason
+from launcher.engines.vllm_software import Stack
 
 # sockaddr_un.sun_path is 108 bytes with its NUL.
 MAX_SOCKET_PATH: Final = 107
@@ -65,14 +65,16 @@ def _make_bare(
 def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
     """All files of an instance have the same paths inside the container."""
     engine, local_models, env = config.engine, _local_models(config), dict[str, str]()
-    volumes = [Volume(path) for path in _model_folders(local_models.values())]
+    shared: list[str] = []
     if engine.kind is EngineKind.VLLM:
-        volumes.append(Volume(str(cache_dir(engine.cache_dir)), writable=True))
+        shared.append(str(cache_dir(engine.cache_dir)))
         if any(model.path not in local_models for model in config.models):
             # Where this host downloads models to (huggingface_hub/constants.py).
             usual = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
             env["HF_HOME"] = engine.env.get("HF_HOME") or usual
-            volumes.append(Volume(env["HF_HOME"], writable=True))
+            shared.append(env["HF_HOME"])
+    volumes = [Volume(path) for path in _model_folders(local_models.values(), shared)]
+    volumes += [Volume(path, writable=True) for path in shared]
     return Wrapping(
         runtime=engine.runtime, client=stack.client or engine.runtime.value, image=engine.image or "",
         socket_dir=socket_dir, binds_memory=binding.policy is MemPolicy.MEMBIND, args=engine.runtime_args,
@@ -80,14 +82,25 @@ def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -
     )  # fmt: skip
 
 
-def _model_folders(paths: Iterable[str]) -> list[str]:
-    """The models and the targets of their symbolic links: the hub's snapshots are links to a folder of blobs."""
+def _model_folders(paths: Iterable[str], shared: Iterable[str]) -> list[str]:
+    """The models and the targets of their symbolic links: the hub's snapshots are links to a folder of blobs.
+
+    Not those in `shared`, which all instances may write to: they are there already, and a link in them, or in place of the
+    folder, may be an instance's own, to a folder of root."""
+    places = {place for each in map(Path, shared) for place in (each, each.resolve())}
     found = set[Path]()
     for path in map(Path, paths):
+        if _is_in(path, places):
+            continue
         found.add(path)
-        if path.is_dir():
-            found |= {file.resolve().parent for file in path.iterdir() if file.is_symlink()}
+        if path.is_dir() and not _is_in(path.resolve(), places):
+            targets = (file.resolve().parent for file in path.iterdir() if file.is_symlink())
+            found |= {target for target in targets if not _is_in(target, places)}
     return sorted(str(path) for path in found if not any(parent in found for parent in path.parents))
+
+
+def _is_in(path: Path, places: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(place) for place in places)
 
 
 def free_loopback_port() -> int:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from launcher.address import UnixAddress
-from launcher.config.schema import Model
-from launcher.engines.arguments import has_flag, merge, value_of
-from launcher.engines.base import Launch
-from launcher.engines.environment import secret_names
-from launcher.engines.numa_binding import Binding
-from launcher.engines.software_versions import (
+from launcher.base.address import UnixAddress
+from launcher.base.errors import LauncherError
+from launcher.base.text import GIB
+from launcher.config.engine_arguments import flag_of, has_flag, merge, value_of
+from launcher.config.schema import Config, EngineKind, Model
+from launcher.engines.base import Launch, secret_names
+from launcher.engines.numactl import Binding
+from launcher.engines.vllm_software import (
     AOT_COMPILE_SINCE,
     KV_CACHE_BYTES_SINCE,
     PROMPT_TOKENS_DETAILS_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
     Stack,
 )
-from launcher.plan import Slot
-from launcher.sizes import GIB
+from launcher.models.reader import find_model
+from launcher.models.weight_files import read_model_json
+from launcher.plan.plan import Slot
 
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
 # Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
@@ -147,3 +151,113 @@ class VllmEngine:
         if self.hf_token is not None:
             env["HF_TOKEN"] = self.hf_token
         return env
+
+
+# --- The start-up phase of an engine, from its log lines. ---
+
+# vLLM 0.32: entrypoints/openai/api_server.py, v1/engine/core.py, model_loader/, cpu_model_runner.py.
+_PHASES: Final = (
+    ("non-default args:", "importing"),
+    ("Initializing a V1 LLM engine", "starting workers"),
+    ("Starting to load model", "loading weights"),
+    ("Loading weights took", "weights loaded"),
+    ("Warming up model for the compilation", "compiling"),
+    ("for KV cache on node", "allocating KV cache"),
+    ("init engine (profile, create kv cache, warmup model) took", "opening the API"),
+    ("Application startup complete", "answering a first completion"),
+)
+
+
+def phase_of(line: str) -> str | None:
+    """The phase that a log line announces, or None."""
+    return next((phase for mark, phase in _PHASES if mark in line), None)
+
+
+# --- Sampling parameters that a vLLM server applies to requests without them. ---
+#
+# vLLM 0.32 (config/model.py, get_diff_sampling_param): `--generation-config` names a folder with generation_config.json,
+# `auto` (the default) is the model's own, `vllm` none; `--override-generation-config` changes single values. vLLM reads
+# config.json where there is no generation_config.json (transformers_utils/config.py, try_get_generation_config).
+
+TAKEN: Final = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p", "min_p",
+    "max_new_tokens",
+)  # fmt: skip
+"""The parameters that vLLM reads from a generation config."""
+
+MOST_TOKENS: Final = "most_tokens"
+"""Name for a limit that no request may exceed (`override_max_tokens` in vLLM's chat_completion/serving.py)."""
+
+_GENERATION: Final = "--generation-config"
+_OVERRIDE: Final = "--override-generation-config"
+
+
+def sampling_defaults(config: Config, model: str) -> dict[str, float]:
+    """vLLM's names (`max_tokens` for `max_new_tokens`) and values; MOST_TOKENS where requests are capped.
+
+    Reads the model's folder. A missing or unreadable file counts as empty: vLLM reports it, or refuses to start."""
+    if config.engine.kind is not EngineKind.VLLM:
+        return {}
+    arguments = config.engine.args
+    source = value_of(arguments, _GENERATION) or "auto"
+    override = _override(arguments)
+    found = {} if source == "vllm" else _read(_folder(config, model, source))
+    taken = {name: value for name, value in (found | override).items() if name in TAKEN and _is_number(value)}
+    limit = taken.pop("max_new_tokens", None)
+    defaults = dict(taken)
+    if limit is not None:
+        defaults["max_tokens"] = limit
+    cap = limit if source not in {"auto", "vllm"} else override.get("max_new_tokens")
+    if _is_number(cap):
+        defaults[MOST_TOKENS] = cap
+    return defaults
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _folder(config: Config, model: str, source: str) -> Path | None:
+    if source != "auto":
+        path: str | None = source
+    else:
+        own = next((entry.path for entry in config.models if entry.name == model), None)
+        path = value_of(config.engine.args, "--hf-config-path") or own
+    try:
+        return None if path is None else find_model(path)
+    except LauncherError:
+        return None
+
+
+def _read(folder: Path | None) -> dict[str, Any]:
+    if folder is None:
+        return {}
+    for name in ("generation_config.json", "config.json"):
+        try:
+            parsed = json.loads(read_model_json(folder / name))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return parsed if isinstance(parsed, dict) else {}
+    return {}
+
+
+def _override(arguments: Sequence[str]) -> dict[str, Any]:
+    """Of `--override-generation-config JSON` and of its dotted form, `--override-generation-config.KEY VALUE`."""
+    values: dict[str, Any] = {}
+    whole = _parsed(value_of(arguments, _OVERRIDE))
+    if isinstance(whole, dict):
+        values |= whole
+    for argument in arguments:
+        flag = flag_of(argument)
+        if flag is not None and flag.startswith(f"{_OVERRIDE}."):
+            values[flag.removeprefix(f"{_OVERRIDE}.").replace("-", "_")] = _parsed(value_of(arguments, flag))
+    return values
+
+
+def _parsed(text: str | None) -> object:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None

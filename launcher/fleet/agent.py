@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +14,16 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from launcher.address import in_url
+from launcher.accounts.spending import Known
+from launcher.base.address import in_url
+from launcher.base.errors import LauncherError, reason
+from launcher.base.files import own_folder
 from launcher.control.client import ControlClient, UnreachableError
-from launcher.errors import LauncherError, reason
+from launcher.fleet import hosts
 from launcher.fleet.config import FleetConfig
+from launcher.fleet.ingress import read_status
 from launcher.fleet.members import MEMBERS, MemberList, Node, Report, read_members, write_members
-from launcher.ingress.status import read_status
-from launcher.proxy.auth import key_version
+from launcher.keys import key_file
 
 REPORT_S: Final = 1.5
 OUTPUT: Final = 4000
@@ -53,6 +57,8 @@ class Agent:
         self._members = Path(config.state) / MEMBERS
         self._ingress = not node.names.isdisjoint(config.ingress.hosts)
         self._lock: int | None = None
+        self._changing = threading.Lock()
+        self._aside: list[str] = []
 
     def report(self) -> Report:
         """What is found now; never raises LauncherError."""
@@ -65,9 +71,13 @@ class Agent:
             absent = isinstance(error, UnreachableError)
             found = replace(found, absent=absent, problem=error.message, remedy=error.remedy)
         try:
-            return replace(found, kept=self._kept()) if self._ingress else found
+            found = replace(found, kept=self._kept()) if self._ingress else found
         except LauncherError as error:
             return replace(found, problem=error.message, remedy=error.remedy)
+        if not self._aside:
+            return found
+        why = f"another user had made {' and '.join(self._aside)}, which is not used"
+        return replace(found, problem=why, remedy=f"look at it on {self._node.host}, and remove it")
 
     def keep(self, members: MemberList) -> None:
         """Write the list, unless the file has a newer one. Raises LauncherError."""
@@ -75,18 +85,29 @@ class Agent:
             with self._writing():
                 write_members(self._members, members)
 
+    def keep_spent(self, known: Known) -> Known:
+        """What the hosts spent, as `known` and the file say together. Raises LauncherError."""
+        self._own_folder()
+        with self._changing, self._writing():
+            return hosts.kept_spent(self._members.with_name(hosts.SPENT), known)
+
     def _kept(self) -> MemberList:
         """What the file holds; one that cannot be read is written again. Raises LauncherError."""
-        with self._writing():
-            if self._lock is None:
-                self._members.parent.mkdir(parents=True, exist_ok=True)
-                path = self._members.with_suffix(".lock")
-                self._lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._own_folder()
         try:
             return read_members(self._members)
         except LauncherError:
             return MemberList()
+
+    def _own_folder(self) -> None:
+        """Nobody else writes into it: no other user, no other agent. Raises LauncherError."""
+        with self._changing, self._writing():
+            self._aside = own_folder(self._members.parent)
+            if self._lock is None:
+                path = self._members.with_suffix(".lock")
+                flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._lock = os.open(path, flags, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -126,7 +147,7 @@ class Agent:
         return read_status(self._config)
 
     def key_stamp(self) -> str:
-        return key_version.stamp_of(self._config.hosts.keys)
+        return key_file.stamp_of(self._config.hosts.keys)
 
     def key_file(self, text: str | None) -> str:
-        return key_version.stored(self._config.hosts.keys, text)
+        return key_file.stored(self._config.hosts.keys, text)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 import ray
+from msgspec.structs import replace
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import launcher
+from launcher.base.errors import LauncherError
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError
-from launcher.fleet import budgets, keys
 from launcher.fleet.agent import Agent
-from launcher.fleet.config import FleetConfig
+from launcher.fleet.config import AUTO, FleetConfig
 from launcher.fleet.director import TURN_S, Director, repeated
-from launcher.fleet.hosts import AGENT, DIRECTOR, Hosts
+from launcher.fleet.hosts import AGENT, DIRECTOR, INTERVAL_S, Exchange, Hosts, spread
 from launcher.fleet.members import MemberList, Node, Report
 
 RESOURCE: Final = "numa_host"
@@ -33,6 +36,18 @@ CALL_S: Final = 15.0
 START_S: Final = 60.0
 AGAIN_S: Final = 10.0
 """Before an agent that ended is made again: one may be unable to start."""
+OPEN_S: Final = 60.0
+_ASK_OPENLY: Final = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import RayError
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)
+    print("answers")
+except RayError as error:
+    why = str(error).strip()
+    print("refuses" if "AuthToken" in why or "Unauthenticated" in why else why.splitlines()[-1])
+"""
 # `report` and `keep` wait for no other call of an agent.
 _FIRST: Final = "report"
 
@@ -48,15 +63,43 @@ def spec_of(config: FleetConfig) -> str:
 
 def nodes_of(known: Iterable[Any]) -> list[Node]:
     """The live hosts of the fleet. `known`: GcsNodeInfo of Ray. A host whose power was away for a moment has two live nodes
-    until Ray misses the old one (18 s): the one that started last counts."""
-    found: dict[str, Node] = {}
+    until Ray misses the old one (18 s): the one that started last counts. Of several hosts with one name the first."""
+    found: dict[str, dict[str, Node]] = {}
     for node in sorted(known, key=lambda node: int(node.start_time_ms)):
         if node.state == ALIVE and node.resources_total.get(RESOURCE):
             address = node.node_manager_address
             name = node.node_name or address
             names = frozenset({name, address, node.node_manager_hostname})
-            found[name] = Node(id=node.node_id.hex(), host=name, address=address, names=names)
-    return [found[name] for name in sorted(found)]
+            same = found.setdefault(name, {})
+            same[address] = Node(id=node.node_id.hex(), host=name, address=address, names=names)
+    return [
+        replace(next(iter(same.values())), namesakes=tuple(same)[1:]) for _, same in sorted(found.items())
+    ]
+
+
+def refuse_open(address: str) -> None:
+    """Raises LauncherError where Ray's head at `address` answers without a token, UnreachableError where that is not known.
+    By a process of its own: Ray reads once whether it has a token."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _ASK_OPENLY, address], env={**environ, "RAY_AUTH_MODE": "disabled"}, check=False,
+            capture_output=True, text=True, timeout=OPEN_S,
+        )  # fmt: skip
+        said = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {OPEN_S:g} s"
+    if said == "answers":
+        raise LauncherError(
+            f"cannot set up the fleet: Ray's head at '{address}' answers without a token, so whoever reaches its ports may "
+            "run programs as its user",
+            "give all hosts a token and RAY_AUTH_MODE=token, and restart Ray on all (docs/fleet.md, step 4); Ray >= 2.52",
+        )
+    if said != "refuses":
+        raise UnreachableError(
+            f"cannot tell whether Ray's head at '{address}' wants a token: {said}",
+            f"see `ray status --address {address}` and Ray's logs there",
+        )
 
 
 def _why(error: RayError) -> str:
@@ -70,6 +113,10 @@ class RayHosts(Hosts):
 
     def __init__(self, config: FleetConfig) -> None:
         self._config, self._namespace = config, namespace(config)
+
+    def refuse_open(self) -> None:
+        """Raises LauncherError for a cluster that answers without a token."""
+        refuse_open(ray.get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
         # ray.nodes() does not say when a node started (Ray 2.60).
@@ -151,9 +198,7 @@ class RayCluster(RayHosts):
                 if made_on not in {"", node.id} or not isinstance(error, UnreachableError):
                     self.end(name)
                 self._make(node)
-            return Report(
-                problem=error.message, remedy=f"wait, or see `ray status` and Ray's logs on {node.host}"
-            )
+            return Report(problem=error.message, remedy=f"wait, or see Ray's logs on {node.host}")
         if (found.node, found.spec) == (node.id, self._spec):
             return found
         self.end(name)
@@ -177,29 +222,34 @@ class DirectorActor(Director):
     """The director in Ray: its turns begin again whenever Ray starts it again."""
 
     def __init__(self, config: FleetConfig, spec: str) -> None:
-        hosts, known = RayCluster(config, spec), budgets.Known()
+        hosts = RayCluster(config, spec)
         super().__init__(hosts, spec)
+        spending = Exchange(hosts)
 
         def exchange() -> None:
             """What keys spent elsewhere, and the keys themselves: hosts that miss one exchange get the next."""
-            budgets.exchange(hosts, known)
-            keys.spread(hosts)
+            spending.turn()
+            spread(hosts)
 
-        for work, pause_s in ((self.turn, TURN_S), (exchange, budgets.INTERVAL_S)):
+        for work, pause_s in ((self.turn, TURN_S), (exchange, INTERVAL_S)):
             threading.Thread(target=repeated, args=(work, pause_s), daemon=True).start()
 
 
-def connect(config: FleetConfig, own: str) -> RayHosts:
-    """`own`: the address of this host's node. Raises LauncherError."""
+def connect(config: FleetConfig, own: str, head: str, init: Callable[..., object] = ray.init) -> RayHosts:
+    """`own`: the address of this host's node; `head`: that of its head, for `ray = "auto"`. Ray itself would take it of any
+    user's process that looks like a raylet, or of a file in /tmp. Raises LauncherError."""
     logging.getLogger("ray").setLevel(logging.ERROR)
+    address = head if config.ray == AUTO else config.ray
     try:
-        ray.init(
-            address=config.ray, _node_ip_address=own, namespace=namespace(config), log_to_driver=False,
-            configure_logging=False, logging_level=logging.ERROR,
-        )  # fmt: skip
+        # Ray adds the working directory to the places where agents and director look for modules first, on all hosts.
+        with contextlib.chdir("/"):
+            init(
+                address=address, _node_ip_address=own, namespace=namespace(config), log_to_driver=False,
+                configure_logging=False, logging_level=logging.ERROR,
+            )  # fmt: skip
     except (ConnectionError, RuntimeError, OSError) as error:
         raise UnreachableError(
-            f"cannot reach Ray at '{config.ray}': {error}",
+            f"cannot reach Ray at '{address}': {error}",
             "start it on this host, with the other hosts' token: docs/fleet.md",
         ) from None
     return RayHosts(config)

@@ -7,11 +7,12 @@ from typing import Annotated, Final
 
 import msgspec
 
+from launcher.base.errors import LauncherError
 from launcher.config.explain import explain
-from launcher.config.load import read_tree
-from launcher.errors import LauncherError
+from launcher.config.loading import read_tree
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/fleet.toml")
+AUTO: Final = "auto"
 DEFAULT_STATE: Final = "/var/lib/numa-launcher/fleet"
 
 Address = Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]+$", examples=["10.0.0.1"])]
@@ -67,8 +68,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The whole of fleet.toml."""
 
     name: str = "fleet"
-    ray: str = "auto"
-    """Address of the Ray cluster, as `ray.init` takes it."""
+    ray: str = AUTO
+    """Address of Ray's head, host:port; `auto`: of the head that this host's node has joined."""
     state: str = DEFAULT_STATE
     """Folder on each host for the member list and HAProxy's files."""
     ingress: Ingress

@@ -11,9 +11,10 @@ from typing import Final, NoReturn, Protocol
 
 from msgspec.structs import replace
 
-from launcher.errors import LauncherError, NotFoundError, RefusedError
+from launcher.base.clock import boot_time
+from launcher.base.errors import LauncherError, NotFoundError, RefusedError
 from launcher.fleet.hosts import each
-from launcher.fleet.members import Member, MemberList, MemberState, Node, Report, View
+from launcher.fleet.members import Decision, Member, MemberList, MemberState, Node, Report, View, decided
 
 _LOG = logging.getLogger(__name__)
 TURN_S: Final = 2.0
@@ -37,12 +38,17 @@ def next_list(mine: MemberList, reports: Mapping[str, Report], silent: AbstractS
     """The list after a turn. `silent`: hosts whose agents are lost.
 
     Another director's list counts for hosts that this one has not heard of: at its start, and after a partition. The
-    newer list counts where both have a host. A host leaves the list by `forget` only."""
+    newer list counts where both have a host. A host leaves the list by `forget` only, and is back by `admit` only: another
+    director may have a list from before."""
     kept = [report.kept for report in reports.values() if report.kept is not None]
     others = [its for its in kept if its.epoch != mine.epoch or its.newer_than(mine)]
     lists = sorted([mine, *others], key=lambda known: (known.epoch, known.version))
-    known = {member.host: member for its in lists for member in its.members}
+    decisions = decided(mine.decisions, *(its.decisions for its in kept))
+    forgotten = {it.host for it in decisions if it.forgotten}
+    known = {member.host: member for its in lists for member in its.members if member.host not in forgotten}
     for host, report in reports.items():
+        if host in forgotten:
+            continue
         if report.address or (host in known and report.node):
             before = known.get(host) or Member(host=host, address=report.address)
             state = MemberState.READY if before.state is MemberState.LOST else before.state
@@ -53,9 +59,23 @@ def next_list(mine: MemberList, reports: Mapping[str, Report], silent: AbstractS
             known[host] = replace(known[host], state=MemberState.LOST)
     members = tuple(known[host] for host in sorted(known))
     epoch = mine.epoch if lists[-1] is mine else lists[-1].epoch + 1
-    if (epoch, members) == (mine.epoch, mine.members):
+    # The next decision is later than all that are known.
+    last = max((it.stamp for it in decisions), default=(0, 0))
+    epoch = epoch if (epoch, mine.version) >= last else last[0] + 1
+    if (epoch, members, decisions) == (mine.epoch, mine.members, mine.decisions):
         return mine
-    return MemberList(epoch=epoch, version=mine.version + 1, members=members)
+    return MemberList(epoch=epoch, version=mine.version + 1, members=members, decisions=decisions)
+
+
+def _named(node: Node, report: Report) -> Report:
+    """The report of its agent; with a problem where other hosts have its name."""
+    if not node.namesakes:
+        return report
+    return replace(
+        report,
+        problem=f"several hosts have this name: {node.address} is used, {', '.join(node.namesakes)} not",
+        remedy="give each host a NODE_NAME of its own in /etc/numa-launcher/ray.env, and restart numa-launcher-ray there",
+    )
 
 
 def repeated(work: Callable[[], None], pause_s: float) -> NoReturn:
@@ -71,8 +91,17 @@ def repeated(work: Callable[[], None], pause_s: float) -> NoReturn:
 class Director:
     """Owner of the member list. Its methods may be called from several threads."""
 
-    def __init__(self, cluster: Cluster, spec: str, clock: Callable[[], float] = time.time) -> None:
-        self._cluster, self._clock = cluster, clock
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: str,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = boot_time,
+    ) -> None:
+        """`elapsed`: seconds of a clock that nobody sets."""
+        self._cluster, self._clock, self._elapsed = cluster, clock, elapsed
+        self._answered: dict[str, float] = {}
+        """As `heard` of the view, by `elapsed`."""
         self._lock = threading.RLock()
         self._view = View(spec=spec, members=MemberList(epoch=int(clock())), reports={}, heard={}, error="")
 
@@ -83,17 +112,20 @@ class Director:
         """Hear the agents, and hand a new list to the ingress hosts."""
         try:
             nodes = {node.host: node for node in self._cluster.nodes()}
-            reports, _ = each(nodes, lambda host: self._cluster.report(nodes[host]))
+            reports, _ = each(nodes, lambda host: _named(nodes[host], self._cluster.report(nodes[host])))
         except Exception as error:
             with self._lock:
                 self._view = replace(self._view, error=str(error) or type(error).__name__)
             raise
         with self._lock:
-            now = self._clock()
-            heard = self._view.heard | {host: now for host, report in reports.items() if report.node}
-            silent = {host for host, at in heard.items() if now - at > LOST_S}
+            now, elapsed = self._clock(), self._elapsed()
+            answer = [host for host, report in reports.items() if report.node]
+            self._answered |= dict.fromkeys(answer, elapsed)
+            silent = {host for host, at in self._answered.items() if elapsed - at > LOST_S}
             members = next_list(self._view.members, reports, silent)
-            heard = {member.host: now for member in members.members} | heard
+            new = [member.host for member in members.members]
+            self._answered = dict.fromkeys(new, elapsed) | self._answered
+            heard = dict.fromkeys(new, now) | self._view.heard | dict.fromkeys(answer, now)
             self._view = View(spec=self._view.spec, members=members, reports=reports, heard=heard, error="")
             for host, why in self._keep().items():
                 _LOG.warning("fleet: ingress host %s: %s", host, why.message)
@@ -119,9 +151,17 @@ class Director:
                 raise RefusedError(
                     f"cannot forget {host}: its agent answers", f"run `ray stop` on {host} first"
                 )
+            self._answered.pop(host, None)
             heard = {other: at for other, at in self._view.heard.items() if other != host}
             self._view = replace(self._view, heard=heard)
-            self._change(host, ())
+            self._change(host, (), forgotten=True)
+
+    def admit(self, hosts: Sequence[str]) -> None:
+        """Take back those of these hosts that were forgotten. Raises LauncherError."""
+        with self._lock:
+            for host in filter(self._view.members.has_forgotten, hosts):
+                address = self._view.reports.get(host, Report()).address
+                self._change(host, (Member(host=host, address=address),) if address else (), forgotten=False)
 
     def _member(self, host: str) -> Member:
         found = next((member for member in self._view.members.members if member.host == host), None)
@@ -131,11 +171,16 @@ class Director:
             )
         return found
 
-    def _change(self, host: str, now: tuple[Member, ...]) -> None:
+    def _change(self, host: str, now: tuple[Member, ...], *, forgotten: bool | None = None) -> None:
+        """`forgotten`: what an operator has decided on it."""
         known = self._view.members
         others = (member for member in known.members if member.host != host)
         members = tuple(sorted((*others, *now), key=lambda member: member.host))
-        changed = MemberList(epoch=known.epoch, version=known.version + 1, members=members)
+        epoch, version, decisions = known.epoch, known.version + 1, known.decisions
+        if forgotten is not None:
+            last = Decision(host=host, forgotten=forgotten, epoch=epoch, version=version)
+            decisions = decided(decisions, [last])
+        changed = MemberList(epoch=epoch, version=version, members=members, decisions=decisions)
         self._view = replace(self._view, members=changed)
         for where, error in self._keep().items():
             raise LauncherError(

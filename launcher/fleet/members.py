@@ -3,17 +3,19 @@ outlives Ray."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from launcher.errors import LauncherError, reason
-from launcher.host.replace_file import replace_file
+from launcher.base.errors import LauncherError, reason
+from launcher.base.files import read_own, replace_file
 
 MEMBERS: Final = "members.json"
 """Its name in the folder `state` of fleet.toml."""
+MOST_DECISIONS: Final = 1000
 
 
 class MemberState(Enum):
@@ -32,6 +34,20 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     state: MemberState = MemberState.READY
 
 
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's word on a host: `fleet forget`, or `fleet up` after that. The last one holds, whichever list has it."""
+
+    host: str
+    forgotten: bool
+    epoch: int
+    version: int
+    """Those of the list that had it first."""
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        return self.epoch, self.version
+
+
 class MemberList(msgspec.Struct, frozen=True, kw_only=True):
     """All hosts, by name. Of two lists the one with the higher (epoch, version) is newer."""
 
@@ -39,9 +55,24 @@ class MemberList(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970 when the director that made it began: a new one is always newer."""
     version: int = 0
     members: tuple[Member, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    """Of hosts that were forgotten once, by name."""
+
+    def has_forgotten(self, host: str) -> bool:
+        """It stays out of the list, also when it answers again, until `fleet up`."""
+        return any(it.forgotten for it in self.decisions if it.host == host)
 
     def newer_than(self, other: MemberList) -> bool:
         return (self.epoch, self.version) > (other.epoch, other.version)
+
+
+def decided(*lists: Iterable[Decision]) -> tuple[Decision, ...]:
+    """The last decision of each host, by name; of very many the latest."""
+    last: dict[str, Decision] = {}
+    for it in sorted((it for its in lists for it in its), key=lambda it: it.stamp):
+        last[it.host] = it
+    latest = sorted(last.values(), key=lambda it: it.stamp)[-MOST_DECISIONS:]
+    return tuple(sorted(latest, key=lambda it: it.host))
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +84,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     names: frozenset[str]
     """All that [ingress] hosts may call it: name, address, the system's host name."""
+    namesakes: tuple[str, ...] = ()
+    """Addresses of other hosts with the same name, which are not used."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +117,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_members(path: Path) -> MemberList:
-    """An empty list where there is no file. Raises LauncherError."""
+    """An empty list where there is no file. Raises LauncherError, also for a file that another user may have written."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=MemberList)
+        return msgspec.json.decode(read_own(path), type=MemberList)
     except FileNotFoundError:
         return MemberList()
     except (OSError, msgspec.DecodeError) as error:

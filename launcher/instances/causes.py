@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from launcher.redaction import Redactor
+from launcher.base.redaction import Redactor
 
 # Stands for the cause while processes of the instance still end: freeing hundreds of GiB takes seconds.
 EXITED: Final = "exited"

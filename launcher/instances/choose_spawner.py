@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
+from launcher.base.text import parse_size
 from launcher.config.schema import Config, Runtime, SpawnerKind
-from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
-from launcher.host.own_unit import is_system_service, unit_of
 from launcher.instances.ports import Spawner
 from launcher.instances.spawn_direct import DirectSpawner
 from launcher.instances.spawn_systemd import SystemdSpawner
 from launcher.instances.unit import Frame, as_user
-from launcher.plan import Placement
-from launcher.sizes import parse_size
+from launcher.machine.placement import is_system_service, unit_of
+from launcher.plan.plan import Placement
 
 # Below the root. sd_booted(3)
 BOOTED: Final = "run/systemd/system"

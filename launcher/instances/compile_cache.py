@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from launcher.base.errors import reason
 from launcher.engines.base import Launch
-from launcher.errors import reason
 from launcher.instances import cache_files
 from launcher.instances.cache_files import Order
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from launcher.base.errors import OWN_SHORTAGE, LauncherError, reason
 from launcher.engines.containers import OOM_LINE
-from launcher.errors import OWN_SHORTAGE, LauncherError, reason
-from launcher.host.oom import NO_REPORT, KernelReport, NodeMemory
 from launcher.instances.causes import ENGINE_DIED, EXITED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
+from launcher.machine.oom import NO_REPORT, KernelReport, NodeMemory
 
 __all__ = [
     "RULES", "Cause", "Retry", "Rule", "cannot_start", "diagnose", "failed_start", "hung", "hung_or_dead",

@@ -5,31 +5,102 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.address import Address
-from launcher.background import Background, Failures, Running, attempt
+from launcher.base.address import Address
+from launcher.base.background import Background, Failures, Running, attempt
+from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Engine
-from launcher.engines.phases import phase_of
-from launcher.host.oom import NO_REPORT, OomWatch
+from launcher.engines.vllm import phase_of
+from launcher.engines.vllm_software import zentorch_active
 from launcher.instances.causes import START_FAILED, Cause
 from launcher.instances.diagnosis import diagnose
 from launcher.instances.instance import Instance
-from launcher.instances.logtail import LogLine, LogTail
-from launcher.instances.placement_watch import PlacementWatch
+from launcher.instances.output import LogLine, LogTail
 from launcher.instances.ports import Caches, Exit, Prober, Process, Traffic
-from launcher.instances.probe_settings import ProbeSettings
-from launcher.instances.slot_state import Event, ProbeFailed, ProbeSucceeded, ProcessExited
+from launcher.instances.slot_state import Event, ProbeFailed, ProbeSettings, ProbeSucceeded, ProcessExited
+from launcher.instances.verify import NOTHING, Requested, Verification, verify
 from launcher.instances.watch import Watcher
-from launcher.plan import Slot
+from launcher.machine.oom import NO_REPORT, OomWatch
+from launcher.machine.placement import Bystander, MisplacedThread, ProcessFacts
+from launcher.plan.plan import Slot
 
 log = logging.getLogger("launcher.instances")
+
+
+# --- Compares an instance's threads and pages with the plan; logs each new difference once. ---
+
+Misplaced = Callable[[Iterable[int], CpuSet], tuple[MisplacedThread, ...]]
+
+
+class PlacementWatch:
+    """`observe` reads a process and its descendants, `bystanders` all other processes, `misplaced` threads outside some
+    cpus; `bound`: memory is strictly bound."""
+
+    def __init__(
+        self,
+        observe: Callable[[int], Sequence[ProcessFacts]],
+        bystanders: Callable[[], Sequence[Bystander]],
+        misplaced: Misplaced,
+        *,
+        bound: bool,
+    ) -> None:
+        self._observe = observe
+        self._bystanders = bystanders
+        self._misplaced = misplaced
+        self._bound = bound
+
+    async def verify(self, slot: Slot, instance: Instance, output: Sequence[str]) -> None:
+        """Leave the result in `instance.verification`. `output`: the instance's last lines. Nothing without a process."""
+        process = instance.process
+        if process is None:
+            return
+        facts = await asyncio.to_thread(self._observe, process.pid)
+        pids = frozenset(process_facts.pid for process_facts in facts)
+        others = [other for other in await asyncio.to_thread(self._bystanders) if other.pid not in pids]
+        misplaced = await asyncio.to_thread(self._misplaced, pids, slot.placement.cpus)
+        if instance.process is not process:
+            return  # it ended meanwhile
+        instance.misplaced_now(misplaced)
+        env = instance.launch.env if instance.launch is not None else {}
+        active = zentorch_active(output, "") is True
+        # A loading instance has not yet mapped and bound everything.
+        requested = Requested.of(env, zentorch=active) if instance.served else NOTHING
+        found = verify(slot.placement, facts, bound=self._bound, requested=requested, others=others)
+        before = instance.verification
+        instance.verified(found, pids, zentorch=zentorch_active(output, " ".join(found.libraries)))
+        _log_new({"slot": slot.id, "generation": instance.generation}, before, found)
+
+    async def threads_moved(self, slot: Slot, instance: Instance) -> bool:
+        """Whether other threads than before are outside the slot's cpus. Cheap: `verify` reads the node of each page."""
+        process, before = instance.process, instance.misplaced
+        found = await asyncio.to_thread(self._misplaced, instance.tree, slot.placement.cpus)
+        if process is None or instance.process is not process:
+            return False
+        instance.misplaced_now(found)
+        return found != before
+
+
+def _log_new(where: Mapping[str, int], before: Verification | None, found: Verification) -> None:
+    slot = where["slot"]
+    for problem in found.problems:
+        if before is None or problem not in before.problems:
+            log.warning("slot %d: placement differs from the plan: %s", slot, problem, extra=where)
+    foreign = [process for process in found.foreign if before is None or process not in before.foreign]
+    if foreign:
+        more = f", and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        log.warning(
+            "slot %d: other processes on its cpus: %s%s; `numa-launcher verify %d` shows all",
+            slot, foreign[0], more, slot, extra=where,
+        )  # fmt: skip
+
+
 # The instances' own output: always to the journal, to a terminal on request.
 output = logging.getLogger("launcher.output")
 
-# The phase in which vLLM has compiled everything (engines/phases.py).
+# The phase in which vLLM has compiled everything (engines/vllm.py).
 COMPILED: Final = "opening the API"
 # Lines that the diagnosis of an exit reads.
 DIAGNOSIS_LINES: Final = 400

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from launcher.address import Address
+from launcher.base.address import Address
 from launcher.engines.base import Launch
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +152,29 @@ class InstanceGone:
 
 
 InstanceEvent = InstanceReady | InstanceDraining | InstanceGone
+
+
+# --- Null objects for the optional Protocols of ports.py. ---
+
+
+class NoCaches:
+    """For engines that compile nothing."""
+
+    def prepare(self, slot: int, launch: Launch) -> None: ...
+
+    def purge(self, slot: int, launch: Launch) -> None: ...
+
+    def keep(self, slot: int, launch: Launch) -> None: ...
+
+
+class NoTraffic:
+    """For a supervisor without a proxy."""
+
+    def in_flight(self, slot: int, generation: int) -> int:  # noqa: ARG002
+        return 0
+
+    def relayed(self, slot: int, generation: int) -> int:  # noqa: ARG002
+        return 0
+
+    def silent(self, slot: int, generation: int) -> bool:  # noqa: ARG002
+        return False

@@ -1,7 +1,7 @@
 """Whether an instance with work in flight makes progress. Pure; watch.py probes, this judges.
 
 A hung engine may answer its health path (vllm#36451), and a busy one may not. Progress is what its own counters show, and
-the events that the proxy relays from it.
+the events that the proxy relays from it. Comments are no events: a hung engine's API server goes on writing them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 # At this cpu pressure (PSI, some avg60, percent) an instance may be slow for want of cpu time.
 STARVED_PERCENT: Final = 60.0
@@ -27,7 +27,7 @@ class Observation:
     in_flight: int
     """Requests that the proxy has on it."""
     relayed: int
-    """Events that the proxy has relayed from this instance."""
+    """Reads that brought a part of a response from this instance, comments excepted; one for each event of most streams."""
 
     @property
     def busy(self) -> bool:

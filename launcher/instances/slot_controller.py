@@ -11,21 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
-from launcher.background import Background
+from launcher.base.background import Background
+from launcher.base.redaction import Redactor
 from launcher.engines.base import Engine, Launch
-from launcher.host import placement
-from launcher.host.oom import OomWatch
-from launcher.host.placement import Bystander, ProcessFacts
-from launcher.instances.backoff import Limits
 from launcher.instances.causes import Retry
 from launcher.instances.diagnosis import cannot_start
-from launcher.instances.held_file import HeldFile
 from launcher.instances.instance import Instance
-from launcher.instances.instance_monitor import InstanceMonitor, Surroundings
-from launcher.instances.lifecycle import advance
-from launcher.instances.logtail import LogTail
-from launcher.instances.null_objects import NoCaches, NoTraffic
-from launcher.instances.placement_watch import Misplaced, PlacementWatch
+from launcher.instances.instance_monitor import InstanceMonitor, Misplaced, PlacementWatch, Surroundings
+from launcher.instances.lifecycle import Limits, advance
+from launcher.instances.output import LogTail
 from launcher.instances.ports import (
     Adopted,
     Caches,
@@ -33,24 +27,29 @@ from launcher.instances.ports import (
     InstanceEvent,
     InstanceGone,
     InstanceReady,
+    NoCaches,
+    NoTraffic,
     Prober,
     Spawner,
     Traffic,
 )
-from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_state import (
     Action,
     DeadlinePassed,
     Event,
     Intent,
     ProbeFailed,
+    ProbeSettings,
     ProcessAdopted,
     ProcessExited,
     SlotState,
     State,
 )
-from launcher.plan import Slot
-from launcher.redaction import Redactor
+from launcher.instances.state_file import HeldFile
+from launcher.machine import placement
+from launcher.machine.oom import OomWatch
+from launcher.machine.placement import Bystander, ProcessFacts
+from launcher.plan.plan import Slot
 
 log = logging.getLogger("launcher.instances")
 
@@ -79,12 +78,14 @@ class SlotController:
         held: HeldFile | None = None,
         generation: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        skipped: Callable[[], float] = lambda: 0.0,
         draw: Callable[[], float] = random.random,
         observe: Callable[[int], Sequence[ProcessFacts]] = placement.observe,
         bystanders: Callable[[], Sequence[Bystander]] = placement.bystanders,
         misplaced: Misplaced = placement.misplaced_threads,
         watch_memory: Callable[[int], OomWatch] = OomWatch,
     ) -> None:
+        """`skipped`: seconds so far in which the event loop did not run (RunningClock): no deadline counts them."""
         self.slot = slot
         self.slot_state = SlotState(since=clock(), generation=generation)
         self.log = LogTail(probing.tail_lines)
@@ -102,6 +103,8 @@ class SlotController:
         self._caches = caches or NoCaches()
         self._held = held
         self._clock = clock
+        self._skipped = skipped
+        self._excused = skipped()
         self._draw = draw
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks = Background(log, f"slot {slot.id}", slot=slot.id)
@@ -110,7 +113,7 @@ class SlotController:
         self._surroundings = Surroundings(
             prober=prober, traffic=traffic or NoTraffic(), caches=self._caches,
             placement=PlacementWatch(observe, bystanders, misplaced, bound=strict_binding), watch_memory=watch_memory,
-            log=self.log, tasks=self._tasks, clock=clock, draw=draw, settings=lambda: self._probing, post=self.post,
+            log=self.log, tasks=self._tasks, clock=self.running, draw=draw, settings=lambda: self._probing, post=self.post,
         )  # fmt: skip
         self._monitor = self._monitor_of(Instance())
 
@@ -140,6 +143,10 @@ class SlotController:
     def in_rotation(self) -> bool:
         """Ready, and no event is waiting that could change that."""
         return self.slot_state.state is State.READY and self._events.empty()
+
+    def running(self) -> float:
+        """The clock of the instance's times: monotonic, without the time in which the event loop did not run."""
+        return self._clock() - self._skipped()
 
     async def until(self, reached: Callable[[SlotState], bool]) -> None:
         while not reached(self.slot_state):
@@ -188,11 +195,22 @@ class SlotController:
             await self._tasks.close()
 
     async def _next_event(self) -> Event:
-        try:
-            async with asyncio.timeout_at(self._loop_deadline()):
-                return await self._events.get()
-        except TimeoutError:
-            return DeadlinePassed()
+        while True:
+            self._excuse_gap()
+            try:
+                async with asyncio.timeout_at(self._loop_deadline()):
+                    return await self._events.get()
+            except TimeoutError:
+                if not self._excuse_gap():
+                    return DeadlinePassed()
+
+    def _excuse_gap(self) -> bool:
+        """Whether the event loop did not run for a while: the instance may have been frozen, too."""
+        gap, self._excused = self._skipped() - self._excused, self._skipped()
+        deadline = self.slot_state.deadline
+        if gap and deadline is not None:
+            self.slot_state = replace(self.slot_state, deadline=deadline + gap)
+        return gap > 0
 
     def _loop_deadline(self) -> float | None:
         if self.slot_state.deadline is None:
@@ -244,8 +262,8 @@ class SlotController:
             case Action.ANNOUNCE_READY:
                 address, self.start_s = self.instance.address, self.instance.start_s or self.start_s
                 assert address is not None  # noqa: S101  a ready slot was spawned
-                model = slot.model
-                self._announce(InstanceReady(slot.id, generation, model.name, address, model.max_num_seqs))
+                its = slot.effective
+                self._announce(InstanceReady(slot.id, generation, its.name, address, its.max_num_seqs))
             case Action.ANNOUNCE_DRAINING:
                 self._announce(InstanceDraining(slot.id, generation))
             case Action.ANNOUNCE_GONE:

@@ -15,18 +15,19 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from launcher.address import UnixAddress
-from launcher.background import Failures, persist
-from launcher.cpuset import CpuSet
+from launcher.base.address import UnixAddress
+from launcher.base.background import Failures, persist
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, reason
 from launcher.engines.base import MARK, Launch
-from launcher.errors import LauncherError, reason
-from launcher.instances import containers
+from launcher.instances import container_processes
+from launcher.instances.output import LineLimit, left_out_text
 from launcher.instances.ports import Adopted, Exit
 
 log = logging.getLogger("launcher.instances")
@@ -35,6 +36,10 @@ TMPDIR: Final = "TMPDIR"
 SHIM: Final = Path(__file__).with_name("shim.py")
 # Longer lines are cut: progress bars and tracebacks of generated code have no bounds.
 MAX_LINE_BYTES: Final = 8192
+# Lines of an instance that are handed on before the event loop does other work.
+LINES_PER_TURN: Final = 50
+# Between two reads, of at most 64 KiB each, of an instance that prints too much: it waits in its full pipe.
+PAUSE_S: Final = 0.05
 # For the last lines of an ended instance to arrive.
 OUTPUT_END_S: Final = 2.0
 # For a shim to report that it has started its instance: usually 30 ms, an interpreter without site packages.
@@ -42,9 +47,13 @@ START_S: Final = 60.0
 # For processes of a killed shim to end after SIGKILL; one that takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
+# Between two looks whether a shim that was told to kill its instance can obey.
+OBEYS_S: Final = 0.5
 # Meant for the daemon only (sd_notify(3), sd_listen_fds(3)): children must not inherit it.
 DAEMON_ONLY: Final = (
     "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES",
+    # The collector's password, of the daemon's own traces. An engine that sends traces has it in engine.env.
+    "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
 )  # fmt: skip
 
 
@@ -56,17 +65,19 @@ PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
 
 
 class DirectProcess:
-    def __init__(self, pid: int, control: _Pipe, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
+    def __init__(self, pid: int, child: _Child, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
         self._pid = pid
-        self._control = control
+        self._child = child
         self._ended = ended
+        self._obeys: asyncio.TimerHandle | None = None
+        """The next look whether the shim can obey."""
         self._inside = inside
         """The mark of the container until its main process is found; `pid` is that of the client."""
 
     @property
     def pid(self) -> int:
         with contextlib.suppress(OSError):  # no descriptor to read /proc with
-            if self._inside is not None and (found := containers.main_pid(self._inside)) is not None:
+            if self._inside is not None and (found := container_processes.main_pid(self._inside)) is not None:
                 self._pid, self._inside = found, None
         return self._pid
 
@@ -78,6 +89,8 @@ class DirectProcess:
 
     def kill(self) -> None:
         self._order(b"K")
+        if self._obeys is None:
+            self._look()
 
     def leave(self) -> None:
         """A child does not outlive the daemon."""
@@ -86,7 +99,21 @@ class DirectProcess:
     def _order(self, order: bytes) -> None:
         if not self._ended.done():
             with contextlib.suppress(OSError, ValueError):  # it has just ended
-                self._control.writing.write(order)
+                self._child.control.writing.write(order)
+
+    def _look(self) -> None:
+        """A shim that a signal has stopped reads no order. Its end kills the main process, and `follow` kills the rest."""
+        if self._ended.done() or self._child.shim.returncode is not None:
+            return
+        self._obeys = asyncio.get_running_loop().call_later(OBEYS_S, self._look)
+        if _is_stopped(shim := self._child.shim.pid):
+            log.error(
+                "slot %d: its shim (process %d) is stopped by a signal (SIGSTOP, or a debugger) and cannot end the "
+                "instance: SIGKILL to the shim and its process tree",
+                self._child.slot, shim, extra={"slot": self._child.slot},
+            )  # fmt: skip
+            with contextlib.suppress(ProcessLookupError):
+                self._child.shim.kill()
 
 
 class DirectSpawner:
@@ -117,7 +144,7 @@ class DirectSpawner:
         """None: children do not outlive their daemon. Left-over containers are removed."""
         for launch in slots.values():
             if (container := launch(0).container) is not None:
-                await containers.remove_left_over(container)
+                await container_processes.remove_left_over(container)
             break  # each launch names all containers of the daemon
         return {}
 
@@ -132,7 +159,7 @@ class DirectSpawner:
         name = f"slot {slot}.{generation}"
         mark = f"{os.getpid()}.{slot}.{generation}.{os.urandom(8).hex()}"
         if launch.container is not None:
-            containers.make_folders(launch.container)
+            container_processes.make_folders(launch.container)
         if isinstance(launch.address, UnixAddress):
             _prepare_socket(Path(launch.address.path))
         if launch.scratch is not None:
@@ -146,7 +173,7 @@ class DirectSpawner:
             theirs = (control.reading.fileno(), report.writing.fileno())
             shim = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(SHIM), *map(str, theirs), cpus),
-                *(containers.for_shim(launch.container), *launch.argv),
+                *(container_processes.for_shim(launch.container), *launch.argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -168,7 +195,7 @@ class DirectSpawner:
         self._tasks.add(ended)
         ended.add_done_callback(self._tasks.discard)
         inside = None if launch.container is None else f"{MARK}={mark}".encode()
-        return DirectProcess(first, control, ended, inside)
+        return DirectProcess(first, child, ended, inside)
 
 
 class _Pipe:
@@ -215,7 +242,7 @@ class _Child:
                     lambda: _sweep(self.shim.pid, self.mark), self._failures("kill the rest of its processes")
                 )
                 if self.launch.container is not None:
-                    await containers.remove(self.launch.container)
+                    await container_processes.remove(self.launch.container)
             # All writers have ended, but for one that sleeps in the kernel: the deadline is for it. wait() of asyncio
             # also returns only after the last writer.
             with contextlib.suppress(TimeoutError):
@@ -232,7 +259,9 @@ class _Child:
         for folder in (self.launch.scratch, self.temporary):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-        ended, message = containers.ended_inside(last or Exit(None, int(signal.SIGKILL)), self.launch)
+        ended, message = container_processes.ended_inside(
+            last or Exit(None, int(signal.SIGKILL)), self.launch
+        )
         if message is not None:
             on_line(message)
         return ended
@@ -319,16 +348,38 @@ async def _reported_exit(report: asyncio.StreamReader, on_line: Callable[[str], 
 
 
 async def _pump(stream: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
-    """Split a byte stream into lines; carriage returns of progress bars end lines, too."""
-    rest = b""
-    while chunk := await stream.read(65536):
-        *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-        for line in lines:
+    """Split a byte stream into lines; carriage returns of progress bars end lines, too. An instance that prints without
+    end is read slowly, and most of its lines are left out."""
+    clock = asyncio.get_running_loop().time
+    limit, rest = LineLimit[bytes](clock()), b""
+    while (chunk := await _read(stream, PAUSE_S if limit.holding else None)) != b"":
+        *lines, rest = (rest + (chunk or b"")).replace(b"\r", b"\n").split(b"\n")
+        rest = rest[:MAX_LINE_BYTES]
+        await _tell(*limit.take(lines, clock()), on_line)
+        if limit.holding:
+            await asyncio.sleep(PAUSE_S)
+    await _tell(*limit.rest(), on_line)
+    await _tell(0, (rest,), on_line)
+
+
+async def _read(stream: asyncio.StreamReader, within_s: float | None) -> bytes | None:
+    """None: nothing came in time. Empty: it has ended."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await stream.read(65536)
+    except TimeoutError:
+        return None
+
+
+async def _tell(left_out: int, lines: Sequence[bytes], on_line: Callable[[str], None]) -> None:
+    if left_out:
+        on_line(left_out_text(left_out))
+    for piece in range(0, len(lines), LINES_PER_TURN):
+        for line in lines[piece : piece + LINES_PER_TURN]:
             if line.strip():
                 on_line(line[:MAX_LINE_BYTES].decode(errors="replace").rstrip())
-        rest = rest[:MAX_LINE_BYTES]
-    if rest.strip():
-        on_line(rest.decode(errors="replace").rstrip())
+        # Also after the last piece: the next read may find its bytes there and not wait.
+        await asyncio.sleep(0)
 
 
 async def _sweep(session: int, mark: str) -> None:
@@ -339,6 +390,14 @@ async def _sweep(session: int, mark: str) -> None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(SWEEP_POLL_S)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a tracer has stopped a process (proc(5))."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat[stat.rindex(b")") + 2 :][:1] in {b"T", b"t"}
+    return False
 
 
 def _left_behind(session: int, mark: bytes) -> list[int]:

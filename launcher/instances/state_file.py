@@ -5,19 +5,22 @@ The file is replaced as a whole: a daemon that is killed meanwhile leaves the ol
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
-from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.base.address import Address, TcpAddress, UnixAddress
+from launcher.base.errors import reason
+from launcher.base.files import replace_file
 from launcher.engines.base import Launch
-from launcher.host.replace_file import replace_file
+from launcher.instances.unit import secrets_text
 
 log = logging.getLogger("launcher.instances")
 
@@ -120,3 +123,88 @@ def digest(launch: Launch, prefix: str = sys.prefix) -> str:
     if release.parent.name == "releases":
         text = text.replace(f"{release}/", f"{release.parent.parent}/")
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# --- A folder that only root may read: the running instances, for the next daemon, and secrets for units that start.
+
+
+class StateFolder:
+    """A full disk prevents no start: the next daemon then restarts the instance. The folder is made when needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = StateFile(path / "instances.json")
+
+    @property
+    def records(self) -> Mapping[int, Record]:
+        return self._file.records
+
+    def remember(self, record: Record) -> None:
+        """Record a running instance; if it can't be written now, it is written with the next one."""
+        try:
+            self._file.put(record)
+        except OSError as error:
+            log.warning(
+                "cannot write '%s': %s; a daemon that starts now would restart slot %d",
+                self._file.path, reason(error), record.slot, extra={"slot": record.slot},
+            )  # fmt: skip
+
+    def forget(self, slot: int) -> None:
+        try:
+            self._file.remove(slot)
+        except OSError as error:  # harmless: a record is compared with its unit before an adoption
+            log.warning("cannot write '%s': %s", self._file.path, reason(error))
+
+    @contextlib.contextmanager
+    def secrets(self, slot: int, values: Mapping[str, str]) -> Iterator[str | None]:
+        """An EnvironmentFile= with `values` until systemd has read it; None without values. Raises OSError."""
+        if not values:
+            yield None
+            return
+        path = self.path / f"slot{slot}.env"
+        replace_file(path, secrets_text(values))
+        try:
+            yield str(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+# --- The held slots, for the next daemon. The file is replaced as a whole. ---
+
+
+class HeldFile:
+    """Slot numbers, in memory and in a file that exists only while a slot is held."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._slots = _load_held(path)
+
+    @property
+    def slots(self) -> frozenset[int]:
+        return self._slots
+
+    def note(self, slot: int, *, held: bool) -> None:
+        """Record whether a slot is held. A file that can't be written is only logged."""
+        slots = self._slots | {slot} if held else self._slots - {slot}
+        if slots == self._slots:
+            return
+        self._slots = slots
+        try:
+            if slots:
+                replace_file(self._path, json.dumps(sorted(slots)).encode("ascii"))
+            else:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(
+                "slot %d: cannot write '%s': %s; the next daemon will not know that it is %sheld",
+                slot, self._path, reason(error), "" if held else "no longer ", extra={"slot": slot},
+            )  # fmt: skip
+
+
+def _load_held(path: Path) -> frozenset[int]:
+    """Empty without a file, or with an unreadable one."""
+    try:
+        found = json.loads(path.read_text(encoding="ascii"))
+        return frozenset(int(slot) for slot in found)
+    except (OSError, ValueError, TypeError):
+        return frozenset()

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from launcher.base.errors import NotFoundError, RefusedError
 from launcher.engines.base import Engine
-from launcher.errors import NotFoundError
-from launcher.instances.backoff import Limits
-from launcher.instances.held_file import HeldFile
+from launcher.instances.lifecycle import Limits
 from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
-from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import (
     Event,
     HoldRequested,
     Intent,
     KillRequested,
+    ProbeSettings,
     ReleaseRequested,
     ResumeRequested,
     StartRequested,
@@ -27,7 +27,8 @@ from launcher.instances.slot_state import (
     StopRequested,
     WentIdle,
 )
-from launcher.plan import Plan, Slot
+from launcher.instances.state_file import HeldFile
+from launcher.plan.plan import Plan, Slot
 
 # One step may copy a compile cache, or wait for a busy systemd.
 STUCK_S: Final = 600.0
@@ -48,7 +49,9 @@ class Supervisor:
         traffic: Traffic | None = None,
         caches: Caches | None = None,
         held: HeldFile | None = None,
+        skipped: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`skipped`: seconds so far in which the event loop did not run."""
         self._ending = False
         self._adopted: frozenset[int] = frozenset()
         """Slots with an adopted instance."""
@@ -69,7 +72,7 @@ class Supervisor:
             lambda slot, engine, limits, probing: SlotController(
                 slot, engine=engine, spawner=spawner, prober=prober, limits=limits, probing=probing,
                 strict_binding=strict_binding, announce=announce, traffic=traffic, caches=caches, held=held,
-                generation=self._last_generation.get(slot.id, 0),
+                skipped=skipped, generation=self._last_generation.get(slot.id, 0),
             )
         )  # fmt: skip
         self._group: asyncio.TaskGroup | None = None
@@ -221,3 +224,34 @@ async def _until_loaded(controller: SlotController) -> None:
 async def _until_probed(controller: SlotController) -> State:
     await controller.until(lambda slot: slot.generation > 0 and slot.state is not State.STARTING)
     return controller.slot_state.state
+
+
+# --- Whether a command may take one more instance out of rotation (N-1). ---
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    model: str
+    ready: bool
+    """In rotation, and no request is waiting that will change that."""
+
+
+def min_ready_of(min_ready: int | None, slots: int) -> int:
+    """Instances of a model that must stay ready: `supervision.min_ready`; if unset, 1 for a model with two or more."""
+    return (1 if slots > 1 else 0) if min_ready is None else min_ready
+
+
+def check(command: str, slot: int, slots: Mapping[int, Availability], min_ready: int | None) -> None:
+    """Raise RefusedError where `command` on `slot` would leave fewer than `min_ready` of its model.
+
+    A slot that is not in rotation may always be changed."""
+    target = slots[slot]
+    same = {number: other for number, other in slots.items() if other.model == target.model}
+    minimum = min_ready_of(min_ready, len(same))
+    left = sum(other.ready for number, other in same.items() if number != slot)
+    if target.ready and left < minimum:
+        raise RefusedError(
+            f"cannot {command} slot '{slot}': {left} instances of '{target.model}' would be left ready, "
+            f"and supervision.min_ready is {minimum}",
+            "wait until the others are ready (`numa-launcher status`), or add --force",
+        )

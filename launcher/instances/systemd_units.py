@@ -6,19 +6,71 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from launcher.address import Address, UnixAddress
-from launcher.background import Failures, persist
-from launcher.host.journal_reader import Follower, Line
-from launcher.host.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts
+from launcher.base.address import Address, UnixAddress
+from launcher.base.background import Failures, persist
+from launcher.engines.base import MARK, Launch
+from launcher.instances.diagnosis import UNIT_OOM
+from launcher.instances.journal_reader import Follower, Line
+from launcher.instances.output import LineLimit, left_out_text
 from launcher.instances.ports import Exit
-from launcher.instances.state_folder import StateFolder
-from launcher.instances.unit_facts import diagnosis_lines, exit_of
+from launcher.instances.state_file import Record, StateFolder, digest
+from launcher.instances.systemd_bus import UNIT_EXISTS, BusError, Systemd, UnitFacts
+from launcher.instances.unit import mark
 
 log = logging.getLogger("launcher.instances")
+
+
+# --- Reads a unit's facts: how it ended, and whether it runs what the plan would start. ---
+
+# systemd.exec(5), "Process Exit Codes": EXIT_EXEC.
+CANNOT_EXECUTE: Final = 203
+
+# waitid(2)
+_KILLED, _DUMPED = 2, 3
+
+
+def exit_of(facts: UnitFacts) -> Exit:
+    """How the main process ended; a command that could not be executed is 127, as in a shell."""
+    if facts.code in {_KILLED, _DUMPED}:
+        return Exit(code=None, signal=facts.status)
+    return Exit(code=127 if facts.status == CANNOT_EXECUTE else facts.status, signal=None)
+
+
+def diagnosis_lines(facts: UnitFacts) -> list[str]:
+    """What systemd reports beyond the exit status, as lines that diagnosis reads."""
+    if facts.result in {"success", "exit-code", "signal", "core-dump"}:
+        return []
+    return [f"{UNIT_OOM.partition('=')[0]}={facts.result}"]
+
+
+def fitting(
+    slot: int, record: Record | None, facts: UnitFacts, slots: Mapping[int, Callable[[int], Launch]]
+) -> Launch | str:
+    """The launch that a unit runs if it can be adopted, else why not. It can be adopted if
+
+    1. the plan has the slot, and the state file a record of the unit,
+    2. the unit is active, and the generation that the record names,
+    3. the plan would start it with the same command and environment now."""
+    if slot not in slots:
+        return "the plan has no such slot"
+    if record is None:
+        return "the state file has no record of it"
+    if facts.active != "active" or facts.has_job or not facts.main_pid:
+        return f"it is {facts.active}"
+    expected = mark(slot, record.generation, record.digest)
+    if f"{MARK}={expected}" not in facts.environment or record.invocation not in {"", facts.invocation}:
+        return "it is not the generation that the state file records"
+    launch = slots[slot](record.generation)
+    if digest(launch) != record.digest:
+        return "the plan would start it differently now"
+    return replace(launch, address=record.address)
+
 
 # For a unit to execute its command: systemd sets up its sandbox first.
 START_S: Final = 60.0
@@ -57,6 +109,30 @@ class SystemdProcess:
     def _signal(self, number: signal.Signals, *, whole: bool) -> None:
         if not self._ended.done():
             self._units.send(self._unit, number, whole=whole)
+
+
+class UnitLimit:
+    """The lines of one unit, as journal_reader.Limit."""
+
+    def __init__(self, unit: str, now: float) -> None:
+        self._unit = unit
+        self._limit = LineLimit[Line](now)
+
+    @property
+    def holding(self) -> bool:
+        return self._limit.holding
+
+    def take(self, lines: Sequence[Line], now: float) -> Sequence[Line]:
+        return self._told(*self._limit.take(lines, now))
+
+    def rest(self) -> Sequence[Line]:
+        return self._told(*self._limit.rest())
+
+    def _told(self, left_out: int, lines: Sequence[Line]) -> Sequence[Line]:
+        if not left_out:
+            return lines
+        when = lines[0].time if lines else time.time()
+        return (Line(self._unit, when, left_out_text(left_out)), *lines)
 
 
 class Units:
@@ -165,7 +241,7 @@ class Units:
         if self._follower is None:
             self._follower = self._make_follower()
             self._follower.start()
-        self._follower.listen(unit, on_line)
+        self._follower.listen(unit, on_line, UnitLimit(unit, time.monotonic()))
         return self._follower
 
     def unlisten(self, unit: str) -> None:

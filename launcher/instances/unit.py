@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.cpuset import CpuSet
-from launcher.plan import Placement
+from launcher.base.cpuset import CpuSet
+from launcher.plan.plan import Placement
 
 Property = tuple[str, str, Any]
 """Name, D-Bus signature, value."""
 
 INFINITY: Final = 2**64 - 1
+# Lines of a unit that journald takes in such a time: those of a start come at once.
+LOG_INTERVAL_S: Final = 10.0
+LOG_BURST: Final = 5000
 # Meant for the daemon only, or set by systemd for each unit (systemd.exec(5), "Environment Variables Set").
 UNITS_OWN: Final = frozenset(
     {
@@ -126,7 +129,10 @@ def properties(
         ("TasksMax", "t", INFINITY),
         ("LimitNOFILE", "t", 1 << 16),
         ("SyslogIdentifier", "s", unit.removesuffix(".service")),
-        ("LogRateLimitIntervalUSec", "t", 0),
+        # journald counts up to six times as many, by its free space (systemd 257, journald-rate-limit.c), and says what it
+        # drops; the daemon reads up to 6,000 lines a second.
+        ("LogRateLimitIntervalUSec", "t", int(LOG_INTERVAL_S * 1e6)),
+        ("LogRateLimitBurst", "u", LOG_BURST),
         (
             "LogExtraFields",
             "aay",

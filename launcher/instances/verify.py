@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from launcher.cpuset import CpuSet
-from launcher.host.placement import Bystander, ProcessFacts
-from launcher.plan import Placement
+from launcher.base.cpuset import CpuSet
+from launcher.machine.placement import Bystander, ProcessFacts
+from launcher.plan.plan import Placement
 
 # Least share of an instance's anonymous memory (weights, KV cache, heap) on its nodes, where it is strictly
 # bound. A bound process allocates nowhere else; what may lie elsewhere are pages shared with the parent that

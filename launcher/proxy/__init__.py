@@ -2,20 +2,18 @@
 
 Packages (P: pure, no I/O, no clock); each may import those above it:
 
-    P  errors, routes   HttpError; the routes a client may call
-       watched_file     files that are read again when they change
+    P  routes           the routes a client may call
     P  http1            HTTP/1.1: heads and chunks, bytes in, values out
     P  openai           request bodies, model names, usage, error bodies
-       auth             API keys: records, their file, their limits
     P  sse              where events end; the fast path for usual events
     P  continuation     continuing a cut stream on another instance
-    P  balancing        the queue, the upstreams, the policies, the estimates
     P  request          Request, its states, events and actions; advance() decides
        downstream       clients: listeners, TLS, connections, uploads, response writing
        upstream         instances and the overflow endpoint: pools, connections, attempts
        pages            /health, /metrics, /v1/models
-       observability    counters, histograms, access log, sums for `status`
+       observability    counters, access log, timelines, sums for `status`
        dispatch         performs the actions; registry of requests in flight
+       ended            what the ledger and the audit trail are told of an ended request
        readings         what the daemon reads: counts, budgets, values of metrics
        server           ProxyServer: builds and connects the rest
 

@@ -2,24 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from launcher.accounts.budgets import Budgets, BudgetState
+from launcher.balancing.admission_queue import AdmissionQueue
+from launcher.balancing.balancer import Balancer
 from launcher.config.schema import Proxy
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.proxy.balancing.balancer import Balancer
+from launcher.keys.api_keys import ApiKeys
 from launcher.proxy.dispatch.instances import Instances
-from launcher.proxy.dispatch.occupancy import Occupied
+from launcher.proxy.dispatch.traffic import Occupied
 from launcher.proxy.downstream.clients import Clients
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.observability import figures, stats, totals
-from launcher.proxy.observability.counters import Counters
+from launcher.proxy.downstream.uploads import UploadMemory
+from launcher.proxy.observability import stats
+from launcher.proxy.observability import stats as totals
+from launcher.proxy.observability.stats import Counters
+from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.overflow import Overflow
-from launcher.telemetry.rolling_quantiles import Quantiles
-from launcher.telemetry.spec import Values
+from launcher.telemetry.machine_metrics import Values
+from launcher.telemetry.quantiles import Quantiles
 from launcher.telemetry.timings import Timings
-from launcher.usage.budgets import Budgets, BudgetState
+
+# --- What `GET /v1/status` says of queue, tokens and keys: sums since the proxy's start, and the queue now.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """Requests that wait for an instance."""
+
+    requests: int
+    """Their number."""
+    bytes: int
+    """Sum of their bodies."""
+    oldest_s: float | None
+    """Time since the arrival of the oldest one; null: the queue is empty."""
+    limit_requests: int
+    """`queue_max_requests`: more are refused, or sent to an overflow endpoint."""
+    limit_bytes: int
+    """`queue_max_bytes`, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTotals:
+    """Tokens of the requests that ended since the daemon's start."""
+
+    prompt: int
+    """Of prompts, cached ones included."""
+    cached: int
+    """Of these, found in an instance's prefix cache."""
+    output: int
+    """Generated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTotals:
+    """Requests of one API key since the daemon's start."""
+
+    accepted: int
+    """Requests that were admitted or refused."""
+    in_flight: int
+    """Requests that have not ended."""
+    tokens: int
+    """Prompt and output tokens of those that have ended."""
+    prompt_tokens: int
+    """The prompts' part of them."""
+    output_tokens: int
+    """The generated part of them."""
+
+
+def queue_state(queue: AdmissionQueue, waiting: Collection[Request], now: float) -> QueueState:
+    """`now`: the event loop's time."""
+    oldest = min((request.started for request in waiting), default=None)
+    return QueueState(
+        requests=len(waiting), bytes=queue.bytes, oldest_s=None if oldest is None else now - oldest,
+        limit_requests=queue.max_requests, limit_bytes=queue.max_bytes,
+    )  # fmt: skip
+
+
+def tokens_by_model(counters: Counters) -> dict[str, TokenTotals]:
+    return {
+        model: TokenTotals(prompt=sums.prompt, cached=sums.cached, output=sums.output)
+        for model, sums in sorted(counters.tokens.items())
+    }
+
+
+def token_sum(models: Iterable[TokenTotals]) -> TokenTotals:
+    every = list(models)
+    return TokenTotals(
+        prompt=sum(of.prompt for of in every), cached=sum(of.cached for of in every),
+        output=sum(of.output for of in every),
+    )  # fmt: skip
+
+
+def key_totals(keys: ApiKeys) -> dict[str, KeyTotals]:
+    """By name of the key; empty where no keys are needed."""
+    return {
+        name: KeyTotals(
+            accepted=of.accepted,
+            in_flight=of.in_flight,
+            tokens=of.tokens,
+            prompt_tokens=of.prompt_tokens,
+            output_tokens=of.output_tokens,
+        )
+        for name, of in sorted(keys.sums.items())
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +166,16 @@ class Readings:
         lately, now = self._parts.timings.first_token, self._clock()
         return lately.overall(now) if slot is None else lately.quantiles(slot, now)
 
-    def queue(self) -> figures.QueueState:
-        return figures.queue_state(self._parts.balancer.queue, self._parts.instances.waiting, self._clock())
+    def queue(self) -> QueueState:
+        return queue_state(self._parts.balancer.queue, self._parts.instances.waiting, self._clock())
 
-    def tokens(self) -> dict[str, figures.TokenTotals]:
+    def tokens(self) -> dict[str, TokenTotals]:
         """Of ended requests, by model."""
-        return figures.tokens_by_model(self._parts.counters)
+        return tokens_by_model(self._parts.counters)
 
-    def keys(self) -> dict[str, figures.KeyTotals]:
+    def keys(self) -> dict[str, KeyTotals]:
         """By name."""
-        return figures.key_totals(self._parts.keys)
+        return key_totals(self._parts.keys)
 
     def values(self) -> Values:
         """Of telemetry.metrics.TABLE."""

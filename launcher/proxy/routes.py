@@ -1,8 +1,10 @@
 """The allow-list: the exact paths that clients may call. Everything else is 404.
 
-vLLM 0.32 serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so paths are
-compared undecoded: no spelling of an administration route can match. Left out on purpose: /invocations and /ping
+vLLM (0.32, 0.33) serves its administration (/sleep, /collective_rpc, /v1/load_lora_adapter, ...) beside the API, so paths
+are compared undecoded: no spelling of an administration route can match. Left out on purpose: /invocations and /ping
 (SageMaker's aliases), REALTIME (a WebSocket), /server_info, /kv_event_sources, /inference/v1/abort_requests.
+
+What else differs from route to route is in this table as well: how a whole stream ends, how its usage is asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
+
+from launcher.proxy.sse.ends import StreamEnd
 
 
 class Kind(StrEnum):
@@ -27,6 +31,14 @@ class Kind(StrEnum):
     LOAD = "load"
 
 
+class UsageBy(StrEnum):
+    """How a stream of a route comes to tell its usage; openai/answers.py reads all forms of it."""
+
+    ENGINE = "engine"  # it always does
+    STREAM_OPTIONS = "stream_options"  # the JSON field `include_usage` in there asks for it
+    FORM_FIELD = "stream_include_usage"  # a field of a form does
+
+
 HOST_METRICS = "/metrics/host"
 REALTIME = "/v1/realtime"  # refused with an error of its own
 OWN_PAGES = frozenset(
@@ -35,14 +47,28 @@ OWN_PAGES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """The event stream of a route."""
+
+    end: StreamEnd = StreamEnd.DONE
+    usage: UsageBy = UsageBy.STREAM_OPTIONS
+    opening: int = 0  # events before the first that brings a token (vLLM 0.32)
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     path: str
     methods: tuple[str, ...]
     kind: Kind
-    streams: bool = False  # an event stream on request
-    ends_in_done: bool = False  # its event stream ends in `data: [DONE]`
+    stream: Stream | None = None  # None: it has none
     # JSON: the fields that make the prompt, in the template's order; (): no prompt.
     prompt: tuple[str, ...] = ()
+    generates: bool = False  # more than a token or two
+
+    @property
+    def computes(self) -> bool:
+        """Whether the model runs for it: such a request takes a place of an instance, and its tokens count."""
+        return bool(self.prompt) or self.kind is Kind.FORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +86,12 @@ class NoMethod:
     allow: tuple[str, ...]
 
 
+_OPENAI = Stream()
+_RESPONSES = Stream(StreamEnd.RESPONSE_COMPLETED, UsageBy.ENGINE, opening=4)
+_ANTHROPIC = Stream(StreamEnd.MESSAGE_STOP, UsageBy.ENGINE, opening=2)
+_COHERE = Stream(StreamEnd.MESSAGE_END, UsageBy.ENGINE, opening=2)
+_AUDIO = Stream(usage=UsageBy.FORM_FIELD)
+
 _GET = ("GET", "HEAD")
 _POST = ("POST",)
 _CHAT = ("messages",)
@@ -75,16 +107,23 @@ ROUTES: tuple[Route, ...] = (
     Route("/version", _GET, Kind.ANY),
     Route("/tokenizer_info", _GET, Kind.ANY),
     Route("/v1/models", _GET, Kind.MODELS),
-    Route("/v1/chat/completions", _POST, Kind.JSON, streams=True, ends_in_done=True, prompt=_CHAT),
-    Route("/v1/completions", _POST, Kind.JSON, streams=True, ends_in_done=True, prompt=("prompt",)),
-    Route("/v1/audio/transcriptions", _POST, Kind.FORM, streams=True, ends_in_done=True),
-    Route("/v1/audio/translations", _POST, Kind.FORM, streams=True, ends_in_done=True),
-    Route("/v1/responses", _POST, Kind.JSON, streams=True, prompt=("instructions", "input")),
-    Route("/v1/messages", _POST, Kind.JSON, streams=True, prompt=("system", "messages")),
+    Route("/v1/audio/transcriptions", _POST, Kind.FORM, _AUDIO),
+    Route("/v1/audio/translations", _POST, Kind.FORM, _AUDIO),
+    *(
+        Route(path, _POST, Kind.JSON, stream, prompt, generates=True)
+        for path, stream, prompt in (
+            ("/v1/chat/completions", Stream(opening=1), _CHAT),
+            ("/v1/chat/completions/batch", None, _CHAT),
+            ("/v1/completions", _OPENAI, ("prompt",)),
+            ("/v1/responses", _RESPONSES, ("instructions", "input")),
+            ("/v1/messages", _ANTHROPIC, ("system", "messages")),
+            ("/cohere/v2/chat", _COHERE, ("documents", "messages")),
+            ("/inference/v1/generate", _OPENAI, ("token_ids",)),
+        )
+    ),
     *(
         Route(path, _POST, Kind.JSON, prompt=prompt)
         for path, prompt in (
-            ("/v1/chat/completions/batch", _CHAT),
             ("/v1/embeddings", ("messages", "input")),
             ("/v1/score", _SCORED),
             ("/score", _SCORED),
@@ -92,12 +131,11 @@ ROUTES: tuple[Route, ...] = (
             ("/v2/rerank", ("query", "documents")),
             ("/rerank", ("query", "documents")),
             ("/v1/systemone", ("instructions", "state", "questions")),
+            ("/v1/decisions", ("input", "questions")),  # vLLM 0.33
             ("/v2/embed", ("texts", "inputs")),
-            ("/cohere/v2/chat", ("documents", "messages")),
             ("/classify", ("messages", "input")),
             ("/pooling", ("messages", "input", "data")),
             ("/generative_scoring", ("query", "items")),
-            ("/inference/v1/generate", ("token_ids",)),
         )
     ),
     # Tokenizing and templates only (vLLM 0.32, entrypoints/serve and scale_out): no prompt is computed.
@@ -111,6 +149,7 @@ ROUTES: tuple[Route, ...] = (
             "/v1/messages/count_tokens",
             "/v1/messages/render",
             "/v1/responses/render",
+            "/cohere/v2/chat/render",
             "/tokenize",
             "/detokenize",
         )
@@ -118,7 +157,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _EXACT = {route.path: Match(route) for route in ROUTES}
-_STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED)
+_STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED, _RESPONSES)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, Kind.STORED)
 _MODEL = Route("/v1/models/{id}", _GET, Kind.MODEL)
 _RESPONSE_ID = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,200})(/cancel)?")

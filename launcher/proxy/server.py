@@ -13,43 +13,39 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.address import Address
-from launcher.background import Failures, attempt
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import Upstream
+from launcher.base.address import Address
+from launcher.base.background import Failures, RunningClock, attempt
 from launcher.config.schema import Model, Proxy
-from launcher.proxy.accounting import Accounting
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.upstreams import Upstream
+from launcher.keys.api_keys import ApiKeys
+from launcher.proxy.continuation.template_probe import TemplateChecks
 from launcher.proxy.dispatch.admission import Admission
 from launcher.proxy.dispatch.attempts import Attempts
 from launcher.proxy.dispatch.authorize import Authorizer
-from launcher.proxy.dispatch.executor import Executor
+from launcher.proxy.dispatch.executor import Executor, Responder
 from launcher.proxy.dispatch.instances import Instances, OnIdle, OnSuspect
-from launcher.proxy.dispatch.registry import RequestRegistry
-from launcher.proxy.dispatch.responding import Responder
+from launcher.proxy.dispatch.registry import RequestRegistry, tick_interval_s
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.downstream import response
 from launcher.proxy.downstream.clients import Clients
-from launcher.proxy.downstream.cors import Cors
 from launcher.proxy.downstream.listener import Listener
+from launcher.proxy.downstream.origin import Cors
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.downstream.upload_memory import UploadMemory
+from launcher.proxy.downstream.uploads import UploadMemory
+from launcher.proxy.ended import Accounting
 from launcher.proxy.observability.access_log import AccessLog
-from launcher.proxy.observability.counters import Counters
+from launcher.proxy.observability.stats import Counters
 from launcher.proxy.observability.timelines import Timelines
-from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.openai.models import ModelNames, ModelTraits
 from launcher.proxy.pages.host_load import HostLoad
-from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.pages.renderer import Instance, PageRenderer, Sources
 from launcher.proxy.readings import Parts, Readings
 from launcher.proxy.request.actions import Action
 from launcher.proxy.request.decisions import Decisions
-from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.retry_policy import RetryPolicy
-from launcher.proxy.tick_interval import tick_interval_s
 from launcher.proxy.upstream.overflow import Overflow
-from launcher.proxy.upstream.scraper import Instance
-from launcher.proxy.upstream.template_probe import TemplateChecks
-from launcher.telemetry.spec import Values
+from launcher.telemetry.machine_metrics import Values
 from launcher.telemetry.timings import Timings
 
 _LOG = logging.getLogger(__name__)
@@ -73,9 +69,11 @@ class ProxyServer:
         most_clients: int | None = None,
         more_values: Callable[[], Values] = dict,
         accounting: Accounting | None = None,
+        running: RunningClock | None = None,
     ) -> None:
         """`most_clients`: fewer than `proxy.max_connections`, where the process may not open files for so many.
-        `more_values`: of metrics that others measure, for the metrics page. `accounting`: who is told of ended requests."""
+        `more_values`: of metrics that others measure, for the metrics page. `accounting`: who is told of ended requests.
+        `running`: when the event loop ran."""
         self._proxy = proxy
         self._loop = asyncio.get_running_loop()
         self.counters = Counters()
@@ -94,7 +92,9 @@ class ProxyServer:
         budgets = accounting.budgets
         self._keys = ApiKeys(proxy.api_keys_file, budgets)
         self._overflow = (
-            Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps) if proxy.overflow else None
+            Overflow(proxy.overflow, proxy.connect_timeout_s, accounting.caps, accounting.clock)
+            if proxy.overflow
+            else None
         )
         self._traits = ModelTraits(_names_of(models))
         decisions = Decisions(RetryPolicy(proxy.park_timeout_s), balancer, self._traits, self._overflow)
@@ -199,6 +199,8 @@ class ProxyServer:
         self._listener: Listener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = tick_interval_s(proxy)
+        self._running = running or RunningClock()
+        self._skipped = self._running.skipped()
 
     # --- the daemon's side ---------------------------------------------------------------------
 
@@ -349,12 +351,23 @@ class ProxyServer:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         now = self._loop.time()
+        skipped = self._running.skipped()
+        if skipped > self._skipped:
+            self._excuse(skipped - self._skipped, now)
+            self._skipped = skipped
         self._clients.tick(now)
         self.requests.tick(now)
         self.slow_clients.tick(now, self._instances.models_waited_for)
         self._instances.tick(now)
         if self._overflow is not None:
             self._overflow.tick(now)
+
+    def _excuse(self, seconds: float, now: float) -> None:
+        """The event loop did not run: nobody's silence counts that time."""
+        self._clients.excuse(seconds)
+        self.requests.excuse(seconds, now)
+        self.slow_clients.excuse(seconds)
+        self._instances.excuse(seconds, now)
 
 
 def _names_of(models: Sequence[Model]) -> ModelNames:

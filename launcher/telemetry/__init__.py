@@ -1,1 +1,1 @@
-"""Metrics: the table of our own, and reading and merging those of the engines."""
+"""The state over time: the table of metrics, the engines' pages read and merged, the history of the load."""

@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from launcher.telemetry.histogram import Histogram, Histograms
-from launcher.telemetry.rolling_quantiles import RollingQuantiles
+from launcher.telemetry.quantiles import RollingQuantiles
+
+# --- A histogram that a request pays a bisection for; prometheus_client only renders it. ---
+
+
+class Histogram:
+    """Counts of observations by upper bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "created", "help", "name", "sum")
+
+    def __init__(self, name: str, help_: str, bounds: tuple[float, ...], created: float) -> None:
+        """`bounds`: ascending, without +Inf. `created`: seconds since the epoch."""
+        self.name = name
+        self.help = help_
+        self.bounds: list[float] = list(bounds)
+        # Of each bound, and of what is above all of them.
+        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self.sum: float = 0.0
+        self.created = created
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Histograms:
+    """One histogram for each value of a label."""
+
+    __slots__ = ("_bounds", "_created", "_found", "help", "label", "name")
+
+    def __init__(
+        self, name: str, help_: str, bounds: tuple[float, ...], created: float, *, label: str
+    ) -> None:
+        self.name = name
+        self.help = help_
+        self.label = label
+        self._bounds = bounds
+        self._created = created
+        self._found: dict[str, Histogram] = {}
+
+    def of(self, value: str) -> Histogram:
+        found = self._found.get(value)
+        if found is None:
+            found = self._found[value] = Histogram(self.name, self.help, self._bounds, self._created)
+        return found
+
+    def items(self) -> Iterable[tuple[str, Histogram]]:
+        return self._found.items()
+
 
 # Seconds: from a cached answer to a long generation.
 _DURATION_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

@@ -20,8 +20,8 @@ from bench.balancers import Ours
 from bench.engine_model import Shape
 from bench.sim import Start, quantile, simulate
 from bench.workloads import WORKLOADS, Mix, Request, workload
+from launcher.balancing.upstreams import Ending
 from launcher.config.schema import Policy
-from launcher.proxy.balancing.demand import Ending
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "balancing.md"

@@ -17,13 +17,11 @@ from random import Random
 from bench.engine_model import Cache, Shape, blocks_of
 from bench.sim import Start
 from bench.workloads import Request
-from launcher.address import UnixAddress
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.prefix_cache import fingerprint
+from launcher.balancing.upstreams import Demand, Ending, Ticket, Upstream
+from launcher.base.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Demand, Ending
-from launcher.proxy.balancing.prefix_cache import fingerprint
-from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.balancing.upstreams import Upstream
 
 
 class Ours:

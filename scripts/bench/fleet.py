@@ -34,9 +34,9 @@ from bench.fleet_model import (
 )
 from bench.sim import Run, quantile, simulate
 from bench.workloads import WORKLOADS, Mix, chosen, workload
+from launcher.balancing.cells import MOST_INSTANCES
 from launcher.config.schema import Policy
-from launcher.ingress.picker import ASK_AGAIN_S
-from launcher.proxy.balancing.cells import MOST_INSTANCES
+from launcher.fleet.picker import ASK_AGAIN_S
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"
 BEGIN: Final = "<!-- sim-balance fleet begins: written by scripts/sim-balance fleet --write -->"

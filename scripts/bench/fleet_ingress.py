@@ -14,14 +14,13 @@ from typing import Any
 
 import uvloop
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
+from launcher.fleet.ingress import TURN_S
+from launcher.fleet.loads import HostLoad, InstanceLoad
 from launcher.fleet.members import Member
-from launcher.ingress import haproxy
-from launcher.ingress.decisions import Decisions
-from launcher.ingress.loads import HostLoad, InstanceLoad
-from launcher.ingress.main import TURN_S
-from launcher.ingress.spop import Value, serve
+from launcher.fleet.spoe import Decisions, Value, serve
 
 RETRY_S = 0.05
 MODEL = "m"  # of the load generator's requests

@@ -1,6 +1,6 @@
 """Hosts of a fleet in model time: each a daemon's balancer over its own engines; and ways to choose a host for a request.
 
-The picker is the fleet's own (launcher/ingress/picker.py). It sees the first 16 KiB of a body; first tokens and ends reach
+The picker is the fleet's own (launcher/fleet/picker.py). It sees the first 16 KiB of a body; first tokens and ends reach
 it late; each host's load comes once a second. The daemon that gets a request takes the wished instance if that one can
 start it, else decides as it does on its own.
 """
@@ -25,12 +25,11 @@ from bench.balancers import Ours
 from bench.engine_model import Shape
 from bench.sim import Start
 from bench.workloads import Request
+from launcher.balancing.prefix_cache import fingerprint
+from launcher.balancing.upstreams import Demand, Ticket
 from launcher.config.schema import Policy
-from launcher.ingress.loads import HostLoad, InstanceLoad
-from launcher.ingress.picker import Choice, Picker
-from launcher.proxy.balancing.demand import Demand
-from launcher.proxy.balancing.prefix_cache import fingerprint
-from launcher.proxy.balancing.ticket import Ticket
+from launcher.fleet.loads import HostLoad, InstanceLoad
+from launcher.fleet.picker import Choice, Picker
 from launcher.proxy.request.beginning import read_asked
 
 LATE_S: Final = 0.001  # from a host's first token, or end, until the picker has it

@@ -26,17 +26,17 @@ from typing import Any, Final
 import uvloop
 
 from bench.pages import machine
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
+from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Proxy, Telemetry
-from launcher.cpuset import CpuSet
 from launcher.daemon.load_history import LoadHistory
-from launcher.history.recorder import Recorder
-from launcher.history.rings import FILE_BYTES, HOUR
-from launcher.host.cpu_busy import CpuBusy, read_times
 from launcher.instances.progress import Observation, Progress
 from launcher.instances.slot_state import SlotState, State
+from launcher.machine.load import CpuBusy, read_times
 from launcher.proxy.server import ProxyServer
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.telemetry.engine_metrics import EngineMetrics
+from launcher.telemetry.history_file import FILE_BYTES, HOUR
+from launcher.telemetry.recorder import Recorder
 
 # Between two probes of an instance (supervision.probe_interval_s).
 PROBE_S: Final = 5.0

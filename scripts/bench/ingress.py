@@ -27,9 +27,9 @@ from typing import Any, Final
 from bench.processes import PROC, FailedError, Process, free_port
 from bench.proxies import raise_limits
 from bench.rivals import SCRIPTS
+from launcher.fleet.haproxy import Servers
+from launcher.fleet.loads import HostLoad, Loads
 from launcher.fleet.members import MEMBERS, Member, MemberList, write_members
-from launcher.ingress.haproxy import Servers
-from launcher.ingress.loads import HostLoad, Loads
 
 START_S: Final = 60.0
 CALLS: Final = 20

@@ -38,9 +38,9 @@ from bench.points import SmallPoint, measure
 from bench.processes import PROC, Process, free_port
 from bench.proxies import Cpus, engines, pinned, raise_limits, split_cpus
 from bench.rivals import SCRIPTS
-from launcher.intervals import mean, paired_ratio
-from launcher.usage.entry import Entry
-from launcher.usage.ledger_file import LedgerFile
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_file import LedgerFile
+from launcher.base.intervals import mean, paired_ratio
 
 ON: Final = "on"
 OFF: Final = "off"

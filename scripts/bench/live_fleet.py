@@ -19,8 +19,8 @@ from typing import Final
 from bench.processes import free_port
 from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressConfig
+from launcher.fleet.ingress import Ingress
 from launcher.fleet.members import Member, MemberList, write_members
-from launcher.ingress.main import Ingress
 
 RETRY_S: Final = 0.05
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import uvloop
 from msgspec import structs
 
-from launcher.address import Address, TcpAddress, UnixAddress
+from launcher.balancing.cost_model import CostModel
+from launcher.base import log_lines
+from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.config.schema import Audit, Config, Model, Policy, Proxy, Telemetry, Usage
-from launcher.daemon.accounts import Accounts
-from launcher.daemon.traces import TraceAccount
-from launcher.host import gc_tuning, journal
-from launcher.proxy.accounting import Accounting
-from launcher.proxy.balancing.cost_model import CostModel
+from launcher.daemon import process
+from launcher.daemon.accounts import Accounts, TraceAccount
 from launcher.proxy.dispatch import registry
+from launcher.proxy.ended import Accounting
 from launcher.proxy.server import ProxyServer
 
 
@@ -61,7 +61,7 @@ async def _serve(args: argparse.Namespace) -> None:
     await server.start()
     for slot, upstream in enumerate(args.upstreams):
         server.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
-    gc_tuning.settle()
+    process.settle()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -109,7 +109,7 @@ def main() -> None:
         setattr(CostModel, "prefills_enough", lambda *_: False)  # noqa: B010  mypy refuses a plain assignment
     if args.no_entries:
         setattr(registry, "entry_of", lambda *_: None)  # noqa: B010
-    journal.set_up("info", "text")
+    log_lines.set_up("info", "text")
     profile = cProfile.Profile() if args.profile else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if profile:

@@ -11,8 +11,8 @@ from typing import Final
 
 import psutil
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 
 # What a dashboard asks every 2 s, with what it has seen.
 POLLED: Final = (

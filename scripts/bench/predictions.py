@@ -22,9 +22,8 @@ from bench.balancers import Ours
 from bench.engine_model import Shape
 from bench.sim import quantile, simulate
 from bench.workloads import PREDICTED, Mix, Request, chosen, predicted_workload
+from launcher.balancing.upstreams import LateError, Ticket
 from launcher.config.schema import Policy
-from launcher.proxy.balancing.demand import LateError
-from launcher.proxy.balancing.ticket import Ticket
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "balancing.md"

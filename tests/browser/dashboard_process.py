@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import psutil
 from axe_core_python.sync_playwright import Axe
-from browser.conftest import Visit
-from integration.conftest import SOON_S, DaemonProcess, eventually
+from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.visits import Visit
 
 LIGHT: Final = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"}
 DARK: Final = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"}

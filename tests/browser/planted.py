@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
-from fake_operations import FakeOperations, slot_status
-from ledger_file import LedgerFile
+from support.fake_operations import FakeOperations, slot_status
+from support.ledger_file import LedgerFile
 
+from launcher.accounts.cost import CostNow
+from launcher.accounts.report_values import UsageToday
+from launcher.accounts.timeline import Step, Timeline, TimelineTokens
+from launcher.base.text import GIB
 from launcher.config.schema import Cost
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Difference, Verification
-from launcher.proxy.observability.figures import KeyTotals, QueueState
-from launcher.sizes import GIB
-from launcher.telemetry.rolling_quantiles import Quantiles
-from launcher.telemetry.vllm_metrics import EngineMetrics
-from launcher.timeline import Step, Timeline, TimelineTokens
-from launcher.usage.figures import UsageToday
-from launcher.usage.live import CostNow
+from launcher.proxy.readings import KeyTotals, QueueState
+from launcher.telemetry.engine_metrics import EngineMetrics
+from launcher.telemetry.quantiles import Quantiles
 
 MACHINE: Final = "epyc-9755-2p"
 MODEL: Final = "llama-3.1-8b-instruct"

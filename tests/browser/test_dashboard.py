@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from browser.conftest import ANSWERED, Open, Visit
 from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, WELL, Running, in_thread, serious
-from integration.conftest import fake_config
+from support.daemon_process import fake_config
+from support.visits import ANSWERED, Open, Visit
 
-from launcher.cli.status_table import COLUMNS
+from launcher.cli.status import COLUMNS
 
 # Columns of `top` that do not change from one second to the next.
 STEADY = {"SLOT", "STATE", "CPUS", "REQ/Q", "RST", "LAST CAUSE", "PID", "CPU LIST", "GEN"}

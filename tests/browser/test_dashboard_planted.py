@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from browser.conftest import Open
 from browser.dashboard_process import DARK, LIGHT, PHONE, DashboardProcess, serious
 from browser.planted import MISPLACED, PlantedMachine
-from fake_operations import Backstage
 from playwright.sync_api import Route
+from support.fake_operations import Backstage
+from support.visits import Open
 
 from launcher.instances.causes import Cause, Retry
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from browser.conftest import Open, Visit
 from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, DashboardProcess, serious
 from browser.planted_fleet import PlantedIngress, planted
-from fake_operations import Backstage, FakeOperations
-from integration.test_fleet import IngressProcess
+from support.fake_operations import Backstage, FakeOperations
+from support.fleet_processes import IngressProcess
+from support.visits import Open, Visit
 
 from launcher.fleet.members import Member, MemberList, MemberState, write_members
 

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route
 
 import launcher.dashboard
-from launcher import verdict
-from launcher.dashboard import security
+from launcher.control import verdict
+from launcher.dashboard import server
 
 STATIC = Path(launcher.dashboard.__file__).parent / "static"
 ORIGIN = "http://127.0.0.1:9"
@@ -38,7 +38,7 @@ def page(browser: Browser) -> Iterator[Page]:
             return
         name = route.request.url.removeprefix(f"{ORIGIN}/static/")
         if name == route.request.url:
-            route.fulfill(content_type="text/html", body="<title>-</title>", headers=security.HEADERS)
+            route.fulfill(content_type="text/html", body="<title>-</title>", headers=server.HEADERS)
             return
         file = STATIC / name
         route.fulfill(content_type=TYPES[file.suffix], body=file.read_text(encoding="utf-8"))

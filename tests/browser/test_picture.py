@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Route, expect
 
 import launcher.dashboard
-from launcher.dashboard import security
+from launcher.dashboard import server
 
 State = dict[str, Any]
 
@@ -164,7 +164,7 @@ def opened(browser: Browser) -> Iterator[Page]:
     def answer(route: Route) -> None:
         name = route.request.url.removeprefix(f"{ORIGIN}/static/")
         if name == route.request.url:
-            route.fulfill(content_type="text/html", body=PAGE, headers=security.HEADERS)
+            route.fulfill(content_type="text/html", body=PAGE, headers=server.HEADERS)
             return
         file = STATIC / name
         route.fulfill(content_type=TYPES[file.suffix], body=file.read_text(encoding="utf-8"))

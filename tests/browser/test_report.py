@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from axe_core_python.sync_playwright import Axe
-from bench_results import result
+from support.bench_results import result
 
-from launcher.bench.report import html_page
-from launcher.bench.result import BenchResult
+from launcher.measure.bench.page import html_page
+from launcher.measure.bench.result import BenchResult
 
 Visiting = Callable[..., Any]
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import psutil
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 
 # An accepted restart has ended by then: drain_timeout_s, stop_timeout_s (main.CONFIG), a start, and crashes in between.
 RESTARTED_WITHIN_S: Final = 120.0
@@ -24,7 +24,12 @@ RESTARTED_WITHIN_S: Final = 120.0
 HUNG_WITHIN_S: Final = 60.0
 # (slot with vLLM's counters, slot without): first pair serves streams, second pair does not.
 HANGS: Final = ((1, 7), (2, 6), (3, 7), (0, 6))
+# The whole host stands still for longer than stall_timeout_s (main.CONFIG).
+FREEZE_EVERY_S: Final = 45.0
+FROZEN_S: Final = 7.0
 LOOK_S: Final = 0.5
+# More than eight slots log within HUNG_WITHIN_S.
+EVENTS: Final = 1000
 DESCRIPTORS_SHARE: Final = 0.9
 
 
@@ -44,6 +49,9 @@ class Notes:
     """Slots that `status` reports as not watched."""
     ended_as_hung: set[tuple[int, int]] = field(default_factory=set)
     """Slot and generation of instances that the daemon ended with this cause."""
+    freezes: int = 0
+    health_s: list[float] = field(default_factory=list)
+    """How long /health over TLS took, connection and all, without a freeze in between."""
     descriptors: dict[str, int] = field(default_factory=dict)
 
 
@@ -54,6 +62,7 @@ class Actions:
         self._daemon = daemon
         self._control = control
         self._pause_s = pause_s
+        self._frozen = False
         self._owners = [asyncio.Lock() for _ in range(slots)]
         self.notes = Notes()
 
@@ -115,14 +124,35 @@ class Actions:
                 return  # it died of another fault: try again next time
             begun = time.monotonic()
             replaced = await self._replaced(slot, before["generation"], HUNG_WITHIN_S)
-            after = await self._slot(slot)
+            took = round(time.monotonic() - begun, 1)
             self.notes.hangs.append({
-                "slot": slot, "model": after["model"], "counters": slot % 2 == 0, "replaced": replaced,
-                "took_s": round(time.monotonic() - begun, 1), "cause": (after["last_cause"] or {}).get("name"),
+                "slot": slot, "generation": before["generation"], "model": before["model"],
+                "counters": slot % 2 == 0, "replaced": replaced, "took_s": took,
+                "cause": await self._cause(slot, before["generation"]),
             })  # fmt: skip
             if not replaced:  # as an operator would, so that it can be used again
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(before["pid"], signal.SIGKILL)
+
+    async def _cause(self, slot: int, generation: int) -> str | None:
+        """The cause of this generation's end. `last_cause` may be that of a later one, which another fault ended."""
+        events = (await asyncio.to_thread(self._control.get, f"/events?tail={EVENTS}"))["events"]
+        its = (event["fields"] for event in events if event["fields"].get("slot") == slot)
+        return next((one["cause"] for one in its if "cause" in one and one["generation"] == generation), None)
+
+    async def freeze_host_now_and_then(self) -> None:
+        """Stops the daemon and all its instances for a while, as a paused virtual machine is, without end."""
+        while True:
+            await asyncio.sleep(FREEZE_EVERY_S)
+            all_of_them = [self._daemon, *self._daemon.children(recursive=True)]
+            self.notes.freezes += 1
+            self._frozen = True
+            try:
+                _signal(all_of_them, signal.SIGSTOP)
+                await asyncio.sleep(FROZEN_S)
+            finally:
+                _signal(all_of_them, signal.SIGCONT)
+                self._frozen = False
 
     async def look(self) -> None:
         """Samples status and memory, without end."""
@@ -147,12 +177,15 @@ class Actions:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         while True:
             self.notes.looks += 1
+            begun, freezes, frozen = time.monotonic(), self.notes.freezes, self._frozen
             try:
                 async with asyncio.timeout(30):
                     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
                     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                     said = await reader.readuntil(b"\r\n")
                     writer.transport.abort()
+                if freezes == self.notes.freezes and not frozen:
+                    self.notes.health_s.append(time.monotonic() - begun)
                 if not said.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503")):
                     self.notes.unanswered.append(f"/health: {said!r}")
             except (OSError, EOFError, TimeoutError) as error:
@@ -168,3 +201,9 @@ class Actions:
         limit = int(most / DESCRIPTORS_SHARE)
         resource.prlimit(self._daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
         self.notes.descriptors = {"open": most, "limit": limit}
+
+
+def _signal(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from chaos.clients import Result
-from launcher.errors import LauncherError
-from launcher.usage.audit_verify import verify
-from launcher.usage.entry import Entry
-from launcher.usage.read import entries, open_reader
+from launcher.accounts.audit_verify import verify
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.base.errors import LauncherError
 
 KINDS = ("prompt", "cached_prompt", "output")
 # An estimate, of a stream that was continued by its text: so far may it be from the truth, in tokens and as a share.

@@ -32,9 +32,9 @@ class Result:
     ended: float = 0.0
     status: int = 0
     outcome: str = ""
-    """exact, aborted, told (an honest error after the first byte), dropped (an unstreamed answer was cut, which
-    its length shows), refused (429), failed (an error or nothing before the first byte); the rest is dishonest:
-    wrong (it ended well with another text or usage), silent (a stream just stopped), unframed, lost."""
+    """exact, aborted, told (an honest error after the first byte, or for a poisonous request), dropped (an unstreamed answer
+    was cut, which its length shows), refused (429), failed (an error or nothing before the first byte); the rest is
+    dishonest: wrong (it ended well with another text or usage), silent (a stream just stopped), unframed, lost."""
     detail: str = ""
     tokens: tuple[int, int] | None = None  # prompt and output, of an exact response
     arrivals: array[float] = field(default_factory=lambda: array("d"))  # of events with a choice
@@ -192,7 +192,12 @@ class Reading:
         elif not event.startswith(b"data: {"):
             self.strange = f"no event: {event!r}"
         else:
-            self._chunk(json.loads(event[6:]))
+            try:
+                chunk = json.loads(event[6:])
+            except ValueError:
+                self.strange = f"half an event: {event!r}"
+            else:
+                self._chunk(chunk)
 
     def _chunk(self, chunk: dict[str, Any]) -> None:
         if "error" in chunk:

@@ -14,14 +14,14 @@ import os
 from pathlib import Path
 
 import uvloop
-from synthetic import Machine
+from support.synthetic import Machine
 
-from launcher.config.load import load_config
+from launcher.base import log_lines
+from launcher.config.loading import load_config
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.main import serve
-from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import make_engine
-from launcher.host import journal
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=8)
     args = parser.parse_args()
     config = load_config(args.config, environ=os.environ)
-    journal.set_up(config.logging.level, config.logging.format.value)
+    log_lines.set_up(config.logging.level, config.logging.format.value)
     deployment = build_deployment(
         config, machine=Machine(nodes=args.nodes, cores=1).topology(), cpus_only=True
     )

@@ -7,15 +7,16 @@ Each request may draw a fault, seeded. Before the answer: `reset` (the connectio
 of one, cut, or `torn`: half of one under a length that fits it. Once it streams:
 `fin` and `rst` (the connection ends inside a chunk), `early` (the stream ends as if whole, without [DONE]),
 `stall` (it stops, the socket stays), `garbage` (bytes that are no chunk), `error` (an error event, then
-[DONE], as vLLM's when its engine died). For the whole process: `kill` (-9) and `freeze` (every stream
-stops, /health stays well; `frozen` is who comes then). Each fault is written to FILE with the requests it
-hit, before it happens.
+[DONE], as vLLM's when its engine died), `broken` (an event that is no JSON; the stream goes on behind it).
+For the whole process: `kill` (-9) and `freeze` (every stream stops, /health stays well; `frozen` is who comes then). Each
+fault is written to FILE with the requests it hit, before it happens.
 
 SIGUSR2: everything takes ten times as long, or as long as before.
 SIGUSR1 is a hang that does not end: as `freeze`, but the process stays until somebody ends it. Its /health says 200,
 its /metrics answer, and requests whose clients leave stay on it, as in vLLM when its engine core hangs (vllm#36451).
 As vLLM, it computes on where nobody reads: what was computed waits in memory.
 Engines of slots with an even number have vLLM's counters; those with an odd one have no /metrics.
+A request with `poison` gets the connection closed by every engine, each time: `poison`.
 `unwatched` is written once when nobody has asked for /health for longer than a supervisor may look away.
 """
 
@@ -35,11 +36,16 @@ from typing import Any
 from chaos import language
 
 BEFORE = {"reset": 8, "500": 8, "503": 5, "mute": 2, "nonsense": 4, "slow": 10}
-AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4}
+AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4, "broken": 10}
 WHOLE = {"kill": 3, "freeze": 1}
 FREEZE_S = 30.0  # a frozen process that was not killed exits by itself
 # Without a probe of /health for this long, the instance is not watched: fifty times probe_interval_s (main.CONFIG).
 UNWATCHED_S = 25.0
+# Half an event, and one behind which its rest comes as an event of its own.
+BROKEN = (
+    b'data: {"id": "x", "choi\xff\n\n',
+    b'data: {"id":"x","choices":[{"index":0,"delta":{"con\n\ntent":"a"}}]}\n\n',
+)
 SLOW_S = (0.5, 1.5)
 SLOWNESS = 10.0
 
@@ -117,7 +123,11 @@ class Engine:
     async def notice_neglect(self) -> None:
         """Checks once whether probes arrive. The pause catches probes that were delayed with this process."""
         while True:
+            before = time.monotonic()
             await asyncio.sleep(1)
+            late = time.monotonic() - before - 1
+            if self.looked_at is not None and late > 1:  # the whole host was frozen
+                self.looked_at += late
             if self.looked_at is not None and time.monotonic() - self.looked_at > UNWATCHED_S:
                 seen = self.looked_at
                 await asyncio.sleep(1)
@@ -181,6 +191,10 @@ class Engine:
         if not self.thawed.is_set():
             self.note("frozen", exchange)
         try:
+            if "poison" in asked:
+                self.note("poison", exchange)
+                writer.transport.abort()
+                raise Broken
             fault = self.draw(asked)
             if fault in BEFORE:
                 await self.fail_before(writer, exchange, fault)
@@ -243,7 +257,7 @@ class Engine:
         writer.write(b"0\r\n\r\n")
 
     async def fail_amid(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
-        """Freezes the process; returns if it is continued, which never happens."""
+        """Returns only where the stream goes on behind the fault."""
         if fault == "kill":
             self.kill()
         if fault == "freeze":
@@ -251,6 +265,9 @@ class Engine:
             await self.thawed.wait()
         self.note(fault, exchange)
         match fault:
+            case "broken":
+                self.send(writer, self.random.choice(BROKEN))
+                return
             case "stall":
                 await asyncio.Event().wait()
             case "fin":
@@ -285,7 +302,7 @@ class Engine:
         payload = json.dumps(
             {"id": f"{self.args.tag}x", "model": self.args.model, "choices": [choice], "usage": usage}
         ).encode()
-        if fault in {"early", "garbage"}:
+        if fault in {"early", "garbage", "broken"}:
             self.note("torn", exchange)
             payload, fault = payload[: len(payload) // 2], None
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n".encode()

@@ -14,7 +14,8 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-from chaos.clients import CHAT, PATIENCE_S, Result
+from chaos.clients import CHAT, PATIENCE_S, Result, code_of
+from chaos.wire import Dropped, Wire
 
 # Of the padding in each event of an answer that nobody reads: 80 of them are more than all buffers on the way hold.
 PADDING = 8192
@@ -22,6 +23,14 @@ PADDING = 8192
 UPLOAD_WITHIN_S = 45.0
 # One that never shakes hands or never sends its head, by then: header_timeout_s (main.CONFIG) and a busy machine.
 SILENT_WITHIN_S = 60.0
+# Nobody can answer it: it is told so by then, after a few attempts whose instances may be frozen as it comes
+# (first_token_timeout_s in main.CONFIG), and a busy machine.
+POISON_WITHIN_S = 45.0
+# A burst of these is more than a turn of the event loop may take.
+PIPELINED = 5000
+PIPELINED_WITHIN_S = 60.0
+PIPELINED_PAUSE_S = 3.0
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POLL_S = 0.5
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -161,4 +170,81 @@ class Silent:
                     await reader.read()
             self.closed += time.monotonic() < until
             self.longest_s = max(self.longest_s, time.monotonic() - begun)
+            writer.transport.abort()
+
+
+class Poison:
+    """Asks for what makes every engine close the connection; repeats."""
+
+    def __init__(self, number: int, path: str, results: list[Result]) -> None:
+        self._number = number
+        self._wire = Wire(path)
+        self._results = results
+
+    async def run(self, until: float) -> None:
+        """Runs until the given time.monotonic()."""
+        turn = 0
+        while time.monotonic() < until:
+            turn += 1
+            streamed = turn % 2 == 0
+            name = f"p{self._number}-{turn}"
+            result = Result(name, "poison", streamed=streamed, plain=False, begun=time.monotonic())
+            self._results.append(result)
+            try:
+                async with asyncio.timeout(POISON_WITHIN_S):
+                    await self._one(result)
+            except TimeoutError:
+                result.outcome, result.detail = "lost", f"no end within {POISON_WITHIN_S} s"
+            except (Dropped, OSError) as error:
+                result.outcome, result.detail = "failed", f"{type(error).__name__}: {error}"
+            result.ended = time.monotonic()
+            self._wire.close()
+            await asyncio.sleep(POLL_S)
+
+    async def _one(self, result: Result) -> None:
+        body = {
+            "model": "chaos", "stream": result.streamed, "max_tokens": 8, "user": result.name, "poison": True,
+            "messages": [{"role": "user", "content": "Speak of what nobody survives"}],
+        }  # fmt: skip
+        answer = await self._wire.post(CHAT, json.dumps(body).encode(), result.name)
+        whole = b"".join([piece async for piece in answer.payload()])
+        result.status, result.detail = answer.status, code_of(whole)
+        told = (answer.status, result.detail) == (502, "upstream_error")
+        if answer.status == 200:  # after a comment while it waited
+            told = b'\ndata: {"error":{"message":' in whole and b"[DONE]" not in whole
+        result.outcome = "refused" if answer.status == 429 else "told" if told else "wrong"
+
+
+class Pipeliner:
+    """Sends thousands of requests at once on one connection and reads the responses; repeats."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.asked = 0
+        self.answered = 0
+        self.wrong: list[str] = []
+
+    async def run(self, until: float) -> None:
+        """Runs until the given time.monotonic()."""
+        while time.monotonic() < until:
+            try:
+                async with asyncio.timeout(PIPELINED_WITHIN_S):
+                    await self._burst()
+            except (OSError, EOFError, TimeoutError) as error:
+                self.wrong.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(PIPELINED_PAUSE_S)
+
+    async def _burst(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        try:
+            self.asked += PIPELINED
+            writer.write(HEALTH * PIPELINED)
+            for _ in range(PIPELINED):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = int(head.partition("content-length:")[2].split("\r\n", 1)[0])
+                await reader.readexactly(length)
+                if not head.startswith(("http/1.1 200", "http/1.1 503")):
+                    self.wrong.append(head.partition("\r\n")[0])
+                self.answered += 1
+        finally:
             writer.transport.abort()

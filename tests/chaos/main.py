@@ -2,7 +2,9 @@
 
     scripts/chaos [--seconds N] [--seed N] [--faults SHARE] [--json FILE]
 
-Also there: instances that hang while their health path returns 200 (with and without vLLM's counters, with and without
+Also there: events that are no JSON in the middle of a stream; requests to which every instance closes the connection; a
+client that pipelines thousands of requests; freezes of the whole host; instances that hang
+while their health path returns 200 (with and without vLLM's counters, with and without
 streams); clients that do not read; uploads that never end; TCP and TLS connections that send nothing; a daemon with a tenth
 of its file descriptors left.
 
@@ -35,11 +37,11 @@ import psutil
 from chaos import agreement
 from chaos.actions import Actions
 from chaos.clients import KINDS, Client, Result
-from chaos.hostile import Silent, Unread, Upload
+from chaos.hostile import Pipeliner, Poison, Silent, Unread, Upload
 from chaos.verdict import Fault, judge, readable
 from chaos.wire import Wire
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 
 TESTS = Path(__file__).resolve().parents[1]
 INSTANCES = 8
@@ -49,6 +51,7 @@ UNREAD = 6 * MAX_NUM_SEQS
 # Sent of a body before it drips, or falls silent; the large ones are more than upload_max_bytes together.
 UPLOADS = ((1000, True), (1000, False), (4 << 20, True), (4 << 20, False)) * 3
 SILENT = 80
+POISONS = 3
 READY_S = 180.0
 CONFIG = """
 [[models]]
@@ -174,6 +177,7 @@ class Chaos:
                 for name, work in (
                     ("restarts", self.actions.restart_all_along()),
                     ("hangs", self.actions.hang_now_and_then(until)),
+                    ("freezes", self.actions.freeze_host_now_and_then()),
                     ("look", self.actions.look()),
                     ("health", self.actions.ask_health(self.port)),
                     ("descriptors", self._descriptors()),
@@ -200,10 +204,12 @@ class Chaos:
             Upload(number, self.door, self.results, first=first, drips=drips)
             for number, (first, drips) in enumerate(UPLOADS)
         ]
+        poisons = [Poison(number, self.door, self.results) for number in range(POISONS)]
+        self.pipeliner = Pipeliner(self.door)
         unread = [Unread(number, self.door, self.results) for number in range(UNREAD)]
         early = self.args.seconds / 10
         return [
-            *(one.run(until) for one in (*self.silent, *uploads)),
+            *(one.run(until) for one in (*self.silent, *uploads, *poisons, self.pipeliner)),
             *(after(early, one.run(until)) for one in unread),
         ]
 
@@ -237,7 +243,15 @@ class Chaos:
         found = await asyncio.to_thread(agreement.books, self.ledger, accepted)
         agreed = agreement.compare(self.results, found, page, accepted)
         agreed["wrong"] += await asyncio.to_thread(agreement.differences, self.trail, found.entries)
-        report = judge(self.results, faults, requests, self.actions.notes, silent_s=longest, agreement=agreed)
+        report = judge(
+            self.results,
+            faults,
+            requests,
+            self.actions.notes,
+            silent_s=longest,
+            agreement=agreed,
+            pipeliner=self.pipeliner,
+        )
         return report | {"seconds": self.args.seconds, "seed": self.args.seed}
 
     def end(self) -> None:

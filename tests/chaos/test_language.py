@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chaos import language
 from chaos.clients import CHAT, COMPLETIONS, SUBJECTS
 from chaos.engine import Events, Exchange
-from launcher.proxy.continuation.plan import Complete, Continuation, plan_continuation
+from launcher.proxy.continuation.continuation import Complete, Continuation, plan_continuation
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 

@@ -8,6 +8,7 @@ import pytest
 
 from chaos.actions import Notes
 from chaos.clients import Result
+from chaos.hostile import Pipeliner
 from chaos.verdict import Fault, readable
 from chaos.verdict import judge as judge_all
 
@@ -19,7 +20,16 @@ SILENT = {"TLS": 12.0, "UNIX": 12.0}
 def judge(
     results: list[Result], faults: list[Fault], requests: dict[str, Any], rss: list[int], **noted: Any
 ) -> dict[str, Any]:
-    return judge_all(results, faults, requests, Notes(rss=rss, **noted), silent_s=SILENT, agreement=AGREED)
+    pipeliner = Pipeliner("")
+    return judge_all(
+        results,
+        faults,
+        requests,
+        Notes(rss=rss, **noted),
+        silent_s=SILENT,
+        agreement=AGREED,
+        pipeliner=pipeliner,
+    )
 
 
 def result(outcome: str, name: str = "a", arrivals: tuple[float, ...] = ()) -> Result:
@@ -93,6 +103,7 @@ def test_a_fault_before_the_first_token_cuts_no_stream() -> None:
 def hang(*, replaced: bool = True, cause: str = "hung") -> dict[str, Any]:
     return {
         "slot": 7,
+        "generation": 3,
         "model": "whole",
         "counters": False,
         "replaced": replaced,
@@ -113,14 +124,23 @@ def hang(*, replaced: bool = True, cause: str = "hung") -> dict[str, Any]:
         ({"unwatched": ["slot 1 ready: OSError"]}, "not watched: ['slot 1 ready: OSError']"),
         ({"unanswered": ["no answer"]}, "1 looks without an answer: ['no answer']"),
         ({"ended_as_hung": {(1, 2), (1, 3)}}, "ended as hung, and was not: ['slot1-3']"),
+        ({"health_s": [0.1, 12.0]}, "/health took 12.0 s"),
     ],
 )
 def test_a_failure_of_the_daemon_itself(noted: dict[str, Any], named: str) -> None:
-    hung = Fault("", "hang", 1.0, 0, "1 slot1-2")
-    report = judge([result("exact")], [hung], sums(accepted=1, completed=1), FLAT, **noted)
+    hung = [Fault("", "hang", 1.0, 0, f"1 {instance}") for instance in ("slot1-2", "slot7-3")]
+    report = judge([result("exact")], hung, sums(accepted=1, completed=1), FLAT, **noted)
     assert len(report["broken"]) == 1
     assert named in report["broken"][0]
     assert named.partition("[")[0] in readable(report)
+
+
+def test_an_instance_that_another_fault_ended_first_did_not_hang() -> None:
+    killed = [Fault("a", "kill", 1.0, 3, "1 slot7-3"), Fault("", "hang", 2.0, 0, "1 slot7-4")]
+    report = judge(
+        [result("exact")], killed, sums(accepted=1, completed=1), FLAT, hangs=[hang(cause="killed")]
+    )
+    assert report["hangs"] == report["broken"] == []
 
 
 def test_engines_report_missing_probes() -> None:
@@ -148,6 +168,7 @@ def test_a_silent_connection_kept_too_long() -> None:
         Notes(rss=FLAT),
         silent_s={"TLS": 61.0},
         agreement=AGREED,
+        pipeliner=Pipeliner(""),
     )
     assert report["broken"] == ["silent connections were kept for {'TLS': 61.0} s"]
 
@@ -155,5 +176,45 @@ def test_a_silent_connection_kept_too_long() -> None:
 def test_a_ledger_that_does_not_agree() -> None:
     agreed = {"wrong": ["/metrics say (1, 0, 1), the entries (2, 0, 1)"]}
     asked = sums(accepted=1, completed=1)
-    report = judge_all([result("exact")], [], asked, Notes(rss=FLAT), silent_s=SILENT, agreement=agreed)
+    report = judge_all(
+        [result("exact")],
+        [],
+        asked,
+        Notes(rss=FLAT),
+        silent_s=SILENT,
+        agreement=agreed,
+        pipeliner=Pipeliner(""),
+    )
     assert report["broken"] == ["tokens: /metrics say (1, 0, 1), the entries (2, 0, 1)"]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "holds"),
+    [((10, 10, 32), True), ((10, 11, 11), False), ((10, 10, 33), False)],
+    ids=["usual, and one on ending instances", "the median is over 5 attempts", "over all attempts"],
+)
+def test_attempts_of_poisonous_requests_are_bounded(attempts: tuple[int, ...], holds: bool) -> None:
+    told = [
+        Result(f"p{number}", "poison", streamed=False, plain=False, begun=0.0, outcome="told")
+        for number in range(len(attempts))
+    ]
+    hits = [
+        Fault(f"p{number}", "poison", float(at), 0, f"slot{at}-1")
+        for number, count in enumerate(attempts)
+        for at in range(count)
+    ]
+    broken = judge(told, hits, sums(accepted=3, failed=3), FLAT)["broken"]
+    assert [text.split(":")[0] for text in broken] == (
+        [] if holds else ["poisonous requests got too many attempts"]
+    )
+
+
+def test_pipelined_requests_without_an_answer_are_told() -> None:
+    pipeliner = Pipeliner("")
+    pipeliner.asked, pipeliner.answered = 3, 2
+    report = judge_all(
+        [result("exact")], [], sums(accepted=1, completed=1), Notes(rss=FLAT), silent_s=SILENT, agreement=AGREED,
+        pipeliner=pipeliner,
+    )  # fmt: skip
+    (broken,) = report["broken"]
+    assert broken.startswith("pipelined requests without an answer")

@@ -10,18 +10,37 @@ from typing import Any
 
 from chaos.actions import Notes
 from chaos.clients import KINDS, Result
-from chaos.hostile import SILENT_WITHIN_S
+from chaos.hostile import SILENT_WITHIN_S, Pipeliner
+from launcher.proxy.request.retry_policy import MAX_ATTEMPTS, MAX_FAILED
 
-CUTS = {"fin", "rst", "early", "stall", "garbage", "kill", "freeze", "hang", "stopped"}
+CUTS = {"fin", "rst", "early", "stall", "garbage", "broken", "kill", "freeze", "hang", "stopped"}
 # After these an engine's own counters tell of a request that does not move: with nothing else to do, it hangs.
 HANGS = {"freeze", "hang", "stall", "mute"}
-SHOWN_AT_ONCE = {"fin", "rst", "early", "garbage", "kill", "reset", "500", "503", "nonsense", "error"}
+SHOWN_AT_ONCE = {
+    "fin",
+    "rst",
+    "early",
+    "garbage",
+    "broken",
+    "kill",
+    "reset",
+    "500",
+    "503",
+    "nonsense",
+    "error",
+}
 DISHONEST = {"wrong", "silent", "unframed", "lost"}
 CONTINUED_SHARE = 0.99
 # The median after a fail-over, more than the p99 of a first token in the same run without a fault: a fail-over waits for no
 # time limit (main.CONFIG has 2 s and more). The tail is the machine's, and is only told.
 FIRST_TOKEN_S = 1.0
 RSS_GROWTH = 1.10
+# An attempt is sent again where its connection was idle before (upstream/connection.py). Attempts on instances that end
+# don't count against the request: only MAX_ATTEMPTS bounds those of a request that meets many of them.
+POISON_ATTEMPTS = 2 * MAX_ATTEMPTS
+USUAL_POISON_ATTEMPTS = 2 * MAX_FAILED
+# /health on a machine whose cores are all busy, while another client pipelines thousands of requests.
+HEALTH_WITHIN_S = 10.0
 EXAMPLES = 12
 # A client without a fault has its first event by then, however many other clients do not read.
 STARVED_S = 40.0
@@ -29,6 +48,8 @@ STARVED_S = 40.0
 STATED = {
     (408, "timeout"), (413, "too_large"), (429, "queue_full"), (429, "rate_limit_exceeded"), (503, "upload_memory"),
 }  # fmt: skip
+_NO_SPREAD = {"max": 0.0}
+_NO_ATTEMPTS = {"max": 0.0, "p50": 0.0}
 _NO_RSS: dict[str, Any] = {"start": 0.0, "end": 0.0}
 
 
@@ -51,6 +72,7 @@ def judge(
     *,
     silent_s: Mapping[str, float],
     agreement: Mapping[str, Any],
+    pipeliner: Pipeliner,
 ) -> dict[str, Any]:
     """The report; `broken` names every bound that does not hold. `silent_s`: the longest that a silent connection was
     kept, by kind. `agreement`: of ledger, metrics and clients (agreement.py)."""
@@ -107,6 +129,16 @@ def judge(
         "agreement": dict(agreement),
         "rss_mib": _rss(notes.rss),
         "silent_s": dict(silent_s),
+        "freezes": notes.freezes,
+        "health_s": _spread(sorted(notes.health_s)),
+        "poison_attempts": _spread(
+            sorted(Counter(f.name for hit in hits.values() for f in hit if f.kind == "poison").values())
+        ),
+        "pipelined": {
+            "asked": pipeliner.asked,
+            "answered": pipeliner.answered,
+            "wrong": pipeliner.wrong[:3],
+        },
         "refusals": dict(Counter(f"{r.status} {r.detail}" for r in results if r.outcome == "refused")),
         "refused_without_reason": [
             f"{r.kind} {r.name}: {r.status} {r.detail}"
@@ -114,7 +146,7 @@ def judge(
             if r.outcome == "refused" and (r.kind in KINDS or (r.status, r.detail) not in STATED)
         ],
         "restarts": notes.restarts,
-        "hangs": notes.hangs,
+        "hangs": _hangs(notes, faults),
         "failed_actions": notes.failed,
         "looks": notes.looks,
         "unanswered": notes.unanswered,
@@ -137,6 +169,12 @@ def judge(
         if result.outcome in DISHONEST | {"failed"} or (result.outcome == "told" and result.plain)
     ][:EXAMPLES]  # fmt: skip
     return report
+
+
+def _hangs(notes: Notes, faults: Iterable[Fault]) -> list[dict[str, Any]]:
+    """The hangs that began: an instance that another fault ended before it took the signal did not hang."""
+    hung = {fault.engine.rpartition(" ")[2] for fault in faults if fault.kind == "hang"}
+    return [one for one in notes.hangs if f"slot{one['slot']}-{one['generation']}" in hung]
 
 
 def _wrongly_hung(notes: Notes, faults: Iterable[Fault]) -> list[str]:
@@ -241,6 +279,7 @@ def _broken(report: dict[str, Any]) -> list[str]:
     )
     late = gaps["p50"] if gaps else 0.0
     usual = report["first_token_without_fault_s"]
+    attempts = report["poison_attempts"] or _NO_ATTEMPTS
     bound = FIRST_TOKEN_S + (usual["p99"] if usual else 0.0)
     bounds = {
         f"{report['failed_before_commit']} requests failed before their first byte": report["failed_before_commit"] == 0,
@@ -258,6 +297,15 @@ def _broken(report: dict[str, Any]) -> list[str]:
         f"starved by others: {report['starved'][:3]}": not report["starved"],
         f"not watched: {report['unwatched'][:3]}": not report["unwatched"],
         f"{len(report['unanswered'])} looks without an answer: {report['unanswered'][:3]}": not report["unanswered"],
+        f"poisonous requests got too many attempts: {report['poison_attempts']}": (
+            attempts["max"] <= POISON_ATTEMPTS and attempts["p50"] <= USUAL_POISON_ATTEMPTS
+        ),
+        f"pipelined requests without an answer: {report['pipelined']}": (
+            report["pipelined"]["asked"] == report["pipelined"]["answered"] and not report["pipelined"]["wrong"]
+        ),
+        f"/health took {(report['health_s'] or _NO_SPREAD)['max']} s": (
+            (report["health_s"] or _NO_SPREAD)["max"] <= HEALTH_WITHIN_S
+        ),
         f"silent connections were kept for {report['silent_s']} s": (
             max(report["silent_s"].values(), default=0.0) <= SILENT_WITHIN_S
         ),
@@ -307,6 +355,10 @@ def readable(report: dict[str, Any]) -> str:
         f"looks without an answer        {len(report['unanswered'])} of {report['looks']}: {report['unanswered'][:3]}",
         f"refusals                       {report['refusals']}, for no stated reason {len(report['refused_without_reason'])}",
         f"silent connections             kept at most {report['silent_s']} s",
+        f"freezes of the host            {report['freezes']}",
+        f"attempts of poisonous requests {report['poison_attempts']}",
+        f"pipelined requests             {report['pipelined']}",
+        f"/health over TLS               {report['health_s']}",
         f"descriptors                    {report['descriptors']}",
         *(f"  {example}" for example in report["examples"]),
         "BROKEN: " + "; ".join(report["broken"]) if report["broken"] else "all bounds hold",

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from audit_trails import Clock, a_writer, last_file, stop, write, write_trail
+from support.audit_trails import Clock, a_writer, last_file, stop, write, write_trail
 
+from launcher.accounts.audit_verify import HEAD
 from launcher.cli import main
-from launcher.usage.audit_folder import HEAD
 
 
 @pytest.fixture

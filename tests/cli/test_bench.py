@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.test_result import RESULT
-from bench.test_run import SAMPLE, Endpoint, ScriptedDriver
+from support.bench_endpoint import SAMPLE, Endpoint, ScriptedDriver
+from support.bench_results import RESULT
 
 from launcher import cli
-from launcher.bench import store
-from launcher.bench.figures import by_load
-from launcher.bench.result import BenchResult
 from launcher.cli import bench_target
+from launcher.measure.bench import store
+from launcher.measure.bench.figures import by_load
+from launcher.measure.bench.result import BenchResult
 
 
 @pytest.fixture
@@ -116,7 +116,6 @@ def test_a_full_disk_keeps_the_printed_table(
         (["--dataset", "/nowhere/x.jsonl"], "cannot read --dataset '/nowhere/x.jsonl': no such file"),
         (["--key-file", "/nowhere/key"], "cannot read --key-file '/nowhere/key': no such file"),
         (["--seed", "-1"], "--seed"),
-        (["--driver", "wrk"], "choose one of vllm"),
         (["--requets", "1"], "did you mean '--requests'?"),
     ],
 )

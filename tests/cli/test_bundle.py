@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
+from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
-from launcher.cli import bundle_parts, main
-from launcher.cli.bundle_parts import Bundle
-from launcher.errors import LauncherError
-from launcher.topology.snapshot import read_snapshot
+from launcher.base.errors import LauncherError
+from launcher.cli import bundle as bundle_parts
+from launcher.cli import main
+from launcher.cli.bundle import Bundle
+from launcher.machine.snapshot import read_snapshot
 
 # Values that the configuration leads to, and how each is said: in the file, by a file of its own, by the environment.
 IN_CONFIG, IN_FILE, IN_ENVIRON, IN_ARGV, IN_URL = (

@@ -16,14 +16,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
+from support.daemon_process import SOON_S
+from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.timeline import Ended
+from launcher.base.errors import BusyError, LauncherError
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import Request, SlotCommand
-from launcher.errors import BusyError, LauncherError
-from launcher.timeline import Ended
-from launcher.usage.entry import Entry
 
 Run = Any
 
@@ -466,7 +467,7 @@ def test_logs_follow(daemon: Backstage) -> None:
             following.say("five")
             assert logs.stdout.readline().endswith("| five\n")
         logs.send_signal(signal.SIGINT)
-        assert logs.stdout.read() == ""
+        assert logs.communicate(timeout=SOON_S) == ("", None)
     assert logs.returncode == 130
 
 
@@ -494,7 +495,7 @@ def test_lines_that_were_shown_are_not_shown_again_after_a_restart(
         return [line | {"generation": 1} for line in answer]
 
     asked: list[str] = []
-    monkeypatch.setattr("launcher.cli.follow.time.sleep", nap)
+    monkeypatch.setattr("launcher.cli.logs.time.sleep", nap)
     monkeypatch.setattr(ControlClient, "lines", lines)
     assert main(["logs", "0", "-f", "-n", "5"]) == 130
     out, err = capsys.readouterr()
@@ -518,7 +519,7 @@ def test_events_go_on_with_the_next_daemon(
         if len(naps) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.cli.follow.time.sleep", nap)
+    monkeypatch.setattr("launcher.cli.logs.time.sleep", nap)
     assert main(["events", "-f", "-n", "1"]) == 130
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
@@ -681,3 +682,16 @@ def test_reload(
         (["layout.use_smt=true"], False, False), ([], False, False),
         (["layout.instances_per_socket=3"], False, True), ([], True, False),
     ]  # fmt: skip
+
+
+def test_quickstart_on_a_taken_port_names_its_own_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("quickstart", "--model", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main([*words, "--port", str(port), "--state-dir", str(tmp_path / "q")]) == 2
+    why, remedy = capsys.readouterr().err.splitlines()
+    assert why == f"cannot listen on '127.0.0.1:{port}': address already in use"
+    assert "choose another port with --port" in remedy
+    assert not (tmp_path / "q").exists()

@@ -11,18 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import bench_results
 import pytest
-from fake_operations import Backstage, FakeOperations
-from ledger_file import LedgerFile
+from support import bench_results
+from support.fake_operations import Backstage, FakeOperations
+from support.ledger_file import LedgerFile
 
-from launcher.bench import store
-from launcher.bench.result import BenchResult
+from launcher.accounts.cost import CostNow
+from launcher.base.errors import LauncherError
 from launcher.cli import cost, cost_estimate, main
 from launcher.config.schema import Cost
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
-from launcher.usage.live import CostNow
+from launcher.measure.bench import store
+from launcher.measure.bench.result import BenchResult
 
 Output = pytest.CaptureFixture[str]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_operations import Backstage, FakeOperations
+from support.fake_operations import Backstage, FakeOperations
 
 from launcher.cli import main
 
@@ -55,7 +55,9 @@ def test_from_start_to_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             with urllib.request.urlopen(asked, timeout=60) as answer:
                 assert json.load(answer)["verdict"]["line"].startswith("OK 2/2 ready")
         assert main(["dashboard", "--listen", f"127.0.0.1:{link[2]}"]) == 2
-        assert f"cannot listen on '127.0.0.1:{link[2]}': address already in use" in capsys.readouterr().err
+        why, remedy = capsys.readouterr().err.splitlines()
+        assert why == f"cannot listen on '127.0.0.1:{link[2]}': address already in use"
+        assert "choose another address with --listen" in remedy
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert line(process) == ""

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from launcher.cli import main
-from launcher.cli.fleet import untrusted
+from launcher.cli.fleet import OwnNode, own_node, untrusted
 from launcher.fleet.config import FleetConfig, Ingress
 
 WITHOUT_RAY = (
     "import sys; sys.modules['ray'] = None; from launcher.cli import main; sys.exit(main(sys.argv[1:]))"
 )
+
+# Has Ray's name and a socket that takes connections.
+RAYLET = """
+import socket, sys
+socket_name = sys.argv[1].partition("=")[2]
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(socket_name)
+    listener.listen()
+    open("/proc/self/comm", "w").write("raylet")
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def raylet(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The name, command line and users, as psutil reads them, of a process that looks like a Ray daemon."""
+    words = {
+        "raylet_socket_name": tmp_path / "raylet", "node_ip_address": "127.0.0.1", "gcs-address": "10.0.0.9:6379",
+    }  # fmt: skip
+    line = [sys.executable, "-c", RAYLET, *(f"--{name}={value}" for name, value in words.items())]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        yield psutil.Process(process.pid).as_dict(["name", "cmdline", "uids"])
+        process.kill()
 
 
 def fleet_toml(folder: Path, more: str = "") -> str:
@@ -63,3 +93,13 @@ def test_a_head_that_is_gone_is_said_at_once(
 ) -> None:
     assert main(["fleet", action, "-c", fleet_toml(tmp_path, 'ray = "127.0.0.1:1"')]) == 2
     assert "cannot reach Ray's head at '127.0.0.1:1': connection refused" in capsys.readouterr().err
+
+
+def test_this_hosts_node_is_that_of_a_user_who_may_start_it(raylet: dict[str, Any]) -> None:
+    """The instances' user, too, may call a process raylet; who asks that one for the head would send it the token."""
+    other = {**raylet, "uids": (os.geteuid() + 1,) * 3}
+    assert own_node([other, {**raylet, "uids": None}, {**raylet, "name": "python"}]) is None
+    assert own_node([other, raylet]) == OwnNode("127.0.0.1", "10.0.0.9:6379")
+    assert own_node([{**raylet, "uids": (0, 0, 0)}]) is not None
+    assert own_node([{**raylet, "cmdline": raylet["cmdline"][:-1]}]) is None  # no head
+    own_node()  # of all processes here: it raises for none

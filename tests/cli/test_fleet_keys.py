@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 
 import pytest
-from cli.test_fleet_operations import run
-from local_hosts import LocalHosts
+from support.local_hosts import LocalHosts
+from support.terminal import run
 
-from launcher.errors import LauncherError
-from launcher.fleet import keys
+from launcher.base.errors import LauncherError
 from launcher.fleet.config import FleetConfig, Ingress
-from launcher.proxy.auth import key_record, key_store, key_version
+from launcher.fleet.hosts import spread
+from launcher.keys import key_file, key_record
 
 NAMES = ("h1", "h2", "h3")
 CONFIG = FleetConfig(ingress=Ingress(hosts=("10.0.0.1",)))
@@ -41,7 +41,7 @@ def test_a_key_opens_every_host_and_is_printed_once(
     key = out.strip()
     assert err == "the keys file is on 3 hosts of 3\n"
     assert len(set(files(hosts))) == 1
-    (record,) = key_store.read(str(hosts.folder / "h2.keys"))
+    (record,) = key_file.read(str(hosts.folder / "h2.keys"))
     assert (record.name, record.concurrency) == ("ann", 4)
     assert key_record.proves(key, bytes.fromhex(record.salt), bytes.fromhex(record.hash))
     assert key not in "".join(files(hosts)) + err + caplog.text
@@ -62,7 +62,7 @@ def test_changes_reach_all_hosts(hosts: LocalHosts, capsys: pytest.CaptureFixtur
     found = {record["name"]: record for record in json.loads(capsys.readouterr().out)}
     assert found["ann"]["budget"] == "5M-tokens/day"
     assert found["bob"]["revoked"]
-    assert key_version.version(hosts.key_stamp("h3")) == 4
+    assert key_file.version(hosts.key_stamp("h3")) == 4
 
 
 def test_what_remains_of_a_budget_is_that_of_all_hosts(
@@ -94,7 +94,7 @@ def test_a_host_that_is_away_is_named_and_gets_it_when_it_returns(
     hosts.away = set()
     assert fleet_key(hosts, "list") == 1
     assert "h1 gets it when it answers: it has another keys file" in capsys.readouterr().err
-    keys.spread(hosts)
+    spread(hosts)
     assert fleet_key(hosts, "list") == 0
 
 
@@ -135,7 +135,7 @@ def test_of_two_operators_at_once_one_is_told_to_start_again(
     with pytest.raises(LauncherError, match="they were changed meanwhile"):
         fleet_key(hosts, "add", "cal")
     assert capsys.readouterr().out == ""
-    assert [record.name for record in key_store.read(str(hosts.folder / "h1.keys"))] == ["ann", "bob"]
+    assert [record.name for record in key_file.read(str(hosts.folder / "h1.keys"))] == ["ann", "bob"]
 
 
 def test_hosts_with_keys_of_their_own_wait_for_a_choice(
@@ -147,10 +147,10 @@ def test_hosts_with_keys_of_their_own_wait_for_a_choice(
         fleet_key(host, "add", name)
     for name, host_name in (("ann", "h1"), ("bob", "h3")):
         text = (hosts.folder / name / "h1.keys").read_text().partition("\n")[2]
-        key_store.rewrite(str(hosts.folder / f"{host_name}.keys"), lambda _, text=text: text)
+        key_file.rewrite(str(hosts.folder / f"{host_name}.keys"), lambda _, text=text: text)
     with pytest.raises(LauncherError, match="those of h1 and h3 differ"):
         fleet_key(hosts, "add", "cal")
     assert fleet_key(hosts, "adopt", "h3") == 0
     assert len(set(files(hosts))) == 1
-    assert [record.name for record in key_store.read(str(hosts.folder / "h1.keys"))] == ["bob"]
+    assert [record.name for record in key_file.read(str(hosts.folder / "h1.keys"))] == ["bob"]
     capsys.readouterr()

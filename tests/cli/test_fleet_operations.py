@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import Backstage, FakeOperations, slot_status
-from ledger_file import LedgerFile, unix
-from local_hosts import LocalHosts
+from support.fake_operations import Backstage, FakeOperations, slot_status
+from support.ledger_file import LedgerFile, unix
+from support.local_hosts import LocalHosts
+from support.terminal import run
 
-from launcher.cli import fleet_operations
-from launcher.cli.fleet_tables import plan_of
-from launcher.cli.parser import Parser
+from launcher.base.errors import LauncherError
+from launcher.base.text import printable
+from launcher.cli.fleet_operations import plan_of
 from launcher.daemon.status import Status
-from launcher.errors import LauncherError
 from launcher.fleet.config import FleetConfig, Ingress
-from launcher.fleet.hosts import Hosts
 from launcher.fleet.members import MemberState
-from launcher.printable import printable
 
 NAMES = ("h1", "h2", "h3")
 NOW = unix("2026-11-23T01:30")
@@ -57,13 +54,6 @@ class Fleet:
     def __call__(self, *words: str) -> int:
         """`numa-launcher fleet WORDS`."""
         return run(words, self.hosts, self.config)
-
-
-def run(words: Sequence[str], hosts: Hosts, config: FleetConfig) -> int:
-    parser = Parser(prog="numa-launcher fleet")
-    fleet_operations.add_actions(parser.add_subparsers(dest="action", required=True))
-    args: argparse.Namespace = parser.parse([*words, "-c", "fleet.toml"])
-    return fleet_operations.run(args.action, args, hosts, config)
 
 
 @pytest.fixture

@@ -12,13 +12,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cloud import Certificate, make_certificate
+from support.cloud import Certificate, make_certificate
 
 from launcher.cli.fleet_status import Screen, gather, lines, stragglers, well
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
-from launcher.fleet.members import MEMBERS, Member, MemberList, MemberState, Report, View, write_members
-from launcher.ingress.loads import HostLoad, InstanceLoad
+from launcher.fleet.loads import HostLoad, InstanceLoad
+from launcher.fleet.members import (
+    MEMBERS,
+    Decision,
+    Member,
+    MemberList,
+    MemberState,
+    Report,
+    View,
+    write_members,
+)
 
 
 def load(*ready: bool, ttft: float | None = None) -> HostLoad:
@@ -57,6 +66,15 @@ def test_one_screen() -> None:
         "member list: 7.2",
     ]
     assert well(WELL)
+
+
+def test_a_forgotten_host_that_is_back_is_said() -> None:
+    gone = Decision(host="c", forgotten=True, epoch=7, version=1)
+    members = msgspec.structs.replace(WELL.members, decisions=(gone,))
+    view = View(spec="", members=members, reports={"c": Report(node="n", address="c:1")}, heard={}, error="")
+    text = lines(gather(FleetConfig(ingress=Ingress(hosts=("127.0.0.1",), listen="127.0.0.1:1")), view, ""))
+    assert "; c forgotten; " in text[0]
+    assert any(line.startswith("  c: was removed by `fleet forget` and is back") for line in text)
 
 
 def test_what_is_not_well_is_said_below_the_table() -> None:

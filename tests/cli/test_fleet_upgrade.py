@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
-from local_hosts import LocalHosts
+from support.fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
+from support.local_hosts import LocalHosts
 
+from launcher.base.errors import LauncherError, TimedOutError
 from launcher.cli.fleet_upgrade import RELOAD, Figures, Settings, accept, upgrade, worse
 from launcher.control.client import UnreachableError
 from launcher.daemon.status import Status
-from launcher.errors import LauncherError, TimedOutError
 from launcher.instances.verify import Difference
 
 NAMES = ("h1", "h2", "h3")

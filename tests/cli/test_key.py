@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import Backstage, FakeOperations
+from support.fake_operations import Backstage, FakeOperations
 
+from launcher.accounts.budgets import BudgetState, Past
 from launcher.cli import main, options
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.usage.budgets import BudgetState, Past
+from launcher.keys.api_keys import ApiKeys
 
 Output = pytest.CaptureFixture[str]
 
@@ -276,6 +276,24 @@ def test_list_without_a_daemon_reads_the_ledger(
     assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["20k-tokens/month", "-", "-"]
     past = Past([("ann", time.time(), 500, 0)])
     (tmp_path / "usage.db").touch()
-    monkeypatch.setattr("launcher.usage.past.read_past", lambda *_: past)
+    monkeypatch.setattr("launcher.accounts.spent_file.read_past", lambda *_: past)
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-3:-1] == ["19,500", "tokens"]
+
+
+@pytest.mark.parametrize("words", [("add", "bob"), ("set", "ann", "--concurrency", "2"), ("revoke", "ann")])
+def test_a_fleets_file_is_changed_on_all_hosts_only(
+    words: tuple[str, ...], file: Path, capsys: Output
+) -> None:
+    """Within seconds the fleet replaces it by that of the other hosts: a key that was revoked here would be valid again."""
+    assert run(file, "add", "ann") == 0
+    text = f"# fleet 3\n{file.read_text()}"
+    file.write_text(text)
+    capsys.readouterr()
+    assert run(file, *words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"cannot change API keys '{file}': a fleet has this file" in shown.err
+    assert "numa-launcher fleet key" in shown.err
+    assert file.read_text() == text
+    assert [record["name"] for record in listed(file, capsys)] == ["ann"]

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic import Machine
+from support.synthetic import Machine
 
 from launcher.cli import main
-from launcher.topology import sysfs
-from launcher.topology.machines import find_topology
-from launcher.topology.render import to_json
+from launcher.machine import sysfs
+from launcher.machine.named import find_topology
+from launcher.machine.topology_text import to_json
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -13,19 +13,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
-from verdicts import BEST, FINGERPRINT
+from support.fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
+from support.verdicts import BEST, FINGERPRINT
 
+from launcher.base.errors import LauncherError
 from launcher.cli import main
-from launcher.cli.status import CLEAR
-from launcher.cli.status_table import COLUMNS, WIDTH, rows, to_text
+from launcher.cli.status import CLEAR, COLUMNS, WIDTH, rows, to_text
+from launcher.control.verdict import duration, seconds, summary
 from launcher.daemon.status import Resident, SlotStatus, Zentorch
-from launcher.errors import LauncherError
 from launcher.instances.verify import Difference
-from launcher.telemetry.rolling_quantiles import Quantiles
-from launcher.telemetry.vllm_metrics import EngineMetrics
-from launcher.tuning.remembered import judge
-from launcher.verdict import duration, seconds, summary
+from launcher.measure.tune.remembered import judge
+from launcher.telemetry.engine_metrics import EngineMetrics
+from launcher.telemetry.quantiles import Quantiles
 
 NOW = 160.0
 LOAD = EngineMetrics(

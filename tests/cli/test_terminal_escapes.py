@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
-from terminal import Terminal
+from support.fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
+from support.terminal import Terminal
 
+from launcher.base.errors import LauncherError
 from launcher.cli import main, slot_verbs
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.verify import Difference
 

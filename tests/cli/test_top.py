@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_operations import CAUSE, Backstage, FakeOperations, slot_status
-from terminal import Terminal
+from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
+from support.terminal import Terminal
 
 from launcher.cli import main
 

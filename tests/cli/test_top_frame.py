@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_operations import CAUSE, FakeOperations, slot_status
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
+from support.fake_operations import CAUSE, FakeOperations, slot_status
 
+from launcher.base.cpuset import CpuSet
 from launcher.cli.top_frame import View, compose
-from launcher.cpuset import CpuSet
-from launcher.topology.machines import find_topology
+from launcher.machine.named import find_topology
 
 EPYC = find_topology("epyc-9755-2p")
 RESERVED = CpuSet.parse("126-127,254-255,382-383,510-511")

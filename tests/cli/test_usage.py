@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import Backstage, FakeOperations
-from ledger_file import LedgerFile, unix
+from support.fake_operations import Backstage, FakeOperations
+from support.ledger_file import LedgerFile, unix
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.report_values import UsageToday
+from launcher.base.errors import LauncherError
+from launcher.base.money import picos
 from launcher.cli import main
 from launcher.cli.usage_table import requests_to_lines, to_lines
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
-from launcher.money import picos
-from launcher.usage.entry import Entry
-from launcher.usage.figures import UsageToday
 
 NOW = unix("2026-11-23T01:30")
 GOLDEN = Path(__file__).parent / "usage"
@@ -378,3 +378,19 @@ def test_missing_requests_are_told() -> None:
         "1,234 requests of this time are missing: the ledger could not be written. Sums are too low." in lines
     )
     assert not any("missing" in line for line in to_lines(report(None), None))
+
+
+def test_a_backup_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, backup = tmp_path / "own" / "usage.db", tmp_path / "backup.db"
+    LedgerFile(backup).batch([Entry(1_795_168_800.0, "r")])
+    path.parent.mkdir()
+    path.with_name("usage.db.broken-20261120T101500Z").write_bytes(b"broken")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[[models]]\nname = "m"\npath = "/m"\n[usage]\npath = "{path}"\n')
+    assert main(["usage", "restore", str(backup), "-c", str(config)]) == 0
+    said = capsys.readouterr().out
+    assert f"{path}: restored from {backup}" in said
+    assert "later ones are not in it" in said
+    assert "does not count any longer" in said
+    assert main(["usage", "restore", str(tmp_path / "none.db"), "-c", str(config)]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.config.load import parse_config
+from launcher.config.loading import parse_config
 from launcher.config.schema import Config, Model, Section
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.toml"))

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_operations import Backstage, FakeOperations
+from support.fake_operations import Backstage, FakeOperations
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import SlotCommand
-from launcher.errors import LauncherError
 
 
 @pytest.fixture

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import FakeOperations
-from fakes import until
+import uvloop
+from support.fake_operations import FakeOperations
+from support.fakes import until
+from support.flooding import WORST_S, Asker, least_wait, pipeline
 
 from launcher.control import server as control
+from launcher.control.connections import Bound, Peer
 from launcher.control.messages import SlotCommand
-from launcher.control.server import ControlServer
+from launcher.control.server import ANSWERS_OF_USER, ControlServer
 
+READERS = next(group for group in grp.getgrall() if group.gr_gid != os.getegid())
+ONE = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 # The bound in these tests, and far more than it takes to see that it holds.
 BOUND_S, SOON_S = 0.5, 60.0
 
@@ -141,3 +148,121 @@ async def test_requests_in_a_row_on_one_connection(path: str, operations: FakeOp
     answer = await said(path, b"".join(one % (n % 2) for n in range(20)))
     assert answer.count(b"HTTP/1.1 200 OK") == 20
     assert operations.asked == [(n % 2, SlotCommand.STOP) for n in range(20)]
+
+
+def get(path: bytes) -> bytes:
+    return b"GET /v1/%b HTTP/1.1\r\nHost: x\r\n\r\n" % path
+
+
+# What is sent, and what comes last of the answers.
+FLOODS = {
+    "requests": (get(b"config") * 2000 + get(b"slots/0/logs?tail=1"), b'"last"'),
+    "a body of small chunks": (
+        b"POST /v1/slots/0/stop HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000
+        + b"0\r\n\r\n" + get(b"slots/0/logs?tail=1"), b'"last"'
+    ),
+    "lines to follow": (get(b"slots/0/logs?tail=20000&follow=1"), b'"last"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.parametrize("reader", [False, True], ids=["operator", "reader"])
+def test_one_client_holds_up_no_other(tmp_path: Path, kind: str, *, reader: bool) -> None:
+    """Nor the tokens of the proxy, which are passed on by the same event loop."""
+    sent, last = FLOODS[kind]
+    path = str(tmp_path / "c.sock")
+
+    async def measure() -> float:
+        size = 2000 if kind == "lines to follow" and reader else 20
+        lines = FakeOperations(
+            lines=["a line of words" + " and words" * size] * (150 if reader else 20_000) + ["last"]
+        )
+        everybody = Peer(1, 4_000_001 if reader else 0, READERS.gr_gid)
+        server = ControlServer(path, None, lines, read_group=READERS.gr_name, peer_of=lambda _: everybody)
+        await server.start()
+        ask = Asker(path, get(b"config"))
+        try:
+            return await least_wait(ask, lambda: pipeline(path, sent, 1, last, may_close=reader))
+        finally:
+            ask.close()
+            await server.stop()
+
+    assert uvloop.run(measure()) <= WORST_S
+
+
+async def test_a_reading_user_has_a_share_of_followers_and_connections(
+    tmp_path: Path, operations: FakeOperations
+) -> None:
+    """Others have theirs; root and operators need none."""
+    path, who = str(tmp_path / "c.sock"), 0
+
+    def peer(_transport: object) -> Peer:
+        return Peer(1, who, READERS.gr_gid)
+
+    server = ControlServer(
+        path,
+        None,
+        operations,
+        read_group=READERS.gr_name,
+        peer_of=peer,
+        connections=Bound(4, 6),
+        followers=Bound(2, 3),
+    )
+    await server.start()
+    writers = []
+
+    async def first_line(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writers.append(writer)
+        writer.write(request)
+        async with asyncio.timeout(SOON_S):
+            return await reader.readline()
+
+    follow = get(b"slots/0/logs?tail=1&follow=1")
+    told = {}
+    for who, times in ((4_000_001, 3), (4_000_002, 2), (0, 4), (4_000_001, 2), (4_000_003, 2), (0, 1)):
+        told.setdefault(who, []).extend([(await first_line(follow)).split()[1] for _ in range(times)])
+    # By user: followers up to two of one and three in all, then connections up to four and six.
+    assert told == {
+        4_000_001: [b"200", b"200", b"503", b"503", b"503"], 4_000_002: [b"200", b"503"],
+        0: [b"200"] * 5, 4_000_003: [b"503", b"503"],
+    }  # fmt: skip
+    for writer in writers:
+        writer.close()
+    await until(lambda: operations.following == 0)
+    who = 4_000_003
+    assert (await first_line(follow)).split()[1] == b"200", "what is given back may be taken again"
+    writers[-1].close()
+    await server.stop()
+
+
+async def test_a_reading_user_has_a_share_of_answers(tmp_path: Path) -> None:
+    """Many slow reports of one user: the others' are answered meanwhile."""
+    path, who = str(tmp_path / "c.sock"), 4_000_001
+    over = asyncio.Event()
+
+    class Slow(FakeOperations):
+        begun = 0
+
+        async def usage_today(self) -> None:
+            self.begun += 1
+            await over.wait()
+
+    operations = Slow()
+    users: dict[int, int] = {}
+
+    def peer(transport: asyncio.BaseTransport | None) -> Peer:
+        assert transport is not None
+        connection = transport.get_extra_info("socket").fileno()
+        return Peer(1, users.setdefault(connection, who), READERS.gr_gid)
+
+    server = ControlServer(path, None, operations, read_group=READERS.gr_name, peer_of=peer)
+    await server.start()
+    asking = [asyncio.create_task(said(path, ONE)) for _ in range(10)]
+    await until(lambda: len(users) == len(asking) and operations.begun == ANSWERS_OF_USER)
+    who = 4_000_002
+    other = asyncio.create_task(said(path, ONE))
+    await until(lambda: operations.begun == ANSWERS_OF_USER + 1)
+    over.set()
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in await asyncio.gather(*asking, other))
+    await server.stop()

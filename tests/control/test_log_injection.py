@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from daemon_logs import Logs, collected
-from fake_operations import FakeOperations
+from support.daemon_logs import Logs, collected
+from support.fake_operations import FakeOperations
 
 from launcher.control.server import ControlServer
 

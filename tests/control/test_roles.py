@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_operations import FakeOperations
+from support.fake_operations import FakeOperations
 
+from launcher.control.connections import Bound
 from launcher.control.messages import SlotCommand
 from launcher.control.server import ControlServer
 
@@ -142,8 +143,12 @@ async def test_without_a_read_group_the_kernel_refuses_other_users(
     assert operations.asked == [(0, SlotCommand.STOP)] * 2
 
 
-async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.control.connections.MAX_PER_USER", 2)
+async def test_a_user_can_not_take_all_connections(folder: Path, operations: FakeOperations) -> None:
+    shared = str(folder / "c.sock")
+    server = ControlServer(
+        shared, CHANGERS.gr_name, operations, read_group=READERS.gr_name, connections=Bound(2, 512)
+    )
+    await server.start()
     follow = ("curl", "--silent", "--no-buffer", "--unix-socket", shared)
     where = "http://localhost/v1/slots/0/logs?tail=1&follow=1"
     held = []
@@ -163,6 +168,7 @@ async def test_a_user_can_not_take_all_connections(shared: str, monkeypatch: pyt
     assert (await ask(shared, READER, "GET", "status"))[1]["ready"] == 2
     held[1].terminate()
     await held[1].communicate()
+    await server.stop()
 
 
 async def test_readers_get_no_secret_and_do_not_drive_out_events(

@@ -17,15 +17,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_operations import FakeOperations
-from fakes import until
+from support.fake_operations import FakeOperations
+from support.fakes import until
 
-from launcher.control.action import ControlAction
+from launcher.base.errors import LauncherError
+from launcher.control.connections import Peer, _groups_by_name, group_id, may_use, peer_of
+from launcher.control.handlers import ControlAction
 from launcher.control.messages import SUMMARY, Request, SlotCommand
-from launcher.control.peers import Peer, _groups_by_name, group_id, may_use, peer_of
 from launcher.control.server import MAX_BODY_BYTES, ControlServer
-from launcher.daemon.machine_status import Misplaced, SlotPlaces
-from launcher.errors import LauncherError
+from launcher.daemon.machine import Misplaced, SlotPlaces
 
 SOON_S = 60.0
 
@@ -312,7 +312,7 @@ def test_who_may_use_it() -> None:
 
 
 def test_groups_by_name_where_the_kernel_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.control.peers.SO_PEERGROUPS", 9999)
+    monkeypatch.setattr("launcher.control.connections.SO_PEERGROUPS", 9999)
     here, there = socket.socketpair()
     with here, there:
 
@@ -345,12 +345,15 @@ async def test_the_peer_is_who_the_kernel_says() -> None:
 
 
 async def test_another_user_is_refused(
-    http: aiohttp.ClientSession, operations: FakeOperations, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path, operations: FakeOperations, caplog: pytest.LogCaptureFixture
+) -> None:
     """The file's mode refuses first; this is the second lock, for a mode that somebody has changed."""
-    monkeypatch.setattr("launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, 4_000_001))
-    code, body = await asked(http, "POST", "/v1/slots/0/stop")
+    path = str(tmp_path / "c.sock")
+    server = ControlServer(path, None, operations, peer_of=lambda _: Peer(7, 4_000_001, 4_000_001))
+    await server.start()
+    async with aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path)) as http:
+        code, body = await asked(http, "POST", "/v1/slots/0/stop")
+    await server.stop()
     assert (code, operations.asked) == (403, [])
     assert "not in its group" in body["error"]["message"]
     assert "refused POST /v1/slots/0/stop of Peer(" in caplog.text
@@ -539,29 +542,19 @@ async def test_a_verification_may_take_longer(
     assert (code, body["verified"]["ok"]) == (200, True)
 
 
-async def test_too_many_followers(
-    http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("launcher.control.answers.MAX_FOLLOWERS", 1)
-    async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response, asyncio.timeout(SOON_S):
-        await response.content.readline()
-        assert (await asked(http, "GET", "/v1/slots/0/logs?follow=1"))[0] == 503
-    await until(lambda: not operations.following)
-    async with http.get("/v1/slots/0/logs?tail=1&follow=1") as response:
-        assert response.status == 200
-
-
-async def test_members_of_the_read_group_may_only_read(
-    tmp_path: Path, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_members_of_the_read_group_may_only_read(tmp_path: Path, operations: FakeOperations) -> None:
     readers = grp.getgrgid(os.getegid())
-    server = ControlServer(str(tmp_path / "c.sock"), None, operations, read_group=readers.gr_name)
+    gid = readers.gr_gid
+    server = ControlServer(
+        str(tmp_path / "c.sock"),
+        None,
+        operations,
+        read_group=readers.gr_name,
+        peer_of=lambda _: Peer(7, 4_000_001, gid),
+    )
     await server.start()
     assert stat.S_IMODE((tmp_path / "c.sock").stat().st_mode) == 0o666
     server._allowed_group = 4_000_009  # a group that nobody here is in
-    monkeypatch.setattr(
-        "launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, readers.gr_gid)
-    )
     connector = aiohttp.UnixConnector(str(tmp_path / "c.sock"))
     async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
         assert (await asked(http, "GET", "/v1/status"))[0] == 200
@@ -569,9 +562,7 @@ async def test_members_of_the_read_group_may_only_read(
         assert (code, operations.asked) == (403, [])
         assert body["error"]["message"] == "cannot change anything here: user '4000001' may only read"
         assert "control.group" in body["error"]["remedy"]
-        monkeypatch.setattr(
-            "launcher.control.server.peer_of", lambda _transport: Peer(7, 4_000_001, 4_000_001)
-        )
+        gid = 4_000_001
         code, body = await asked(http, "GET", "/v1/status")
         assert code == 403
         assert "user '4000001' is not in its group" in body["error"]["message"]

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import until
-from rollout.test_diff import made
+from support.deployments import made
+from support.fakes import until
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.base.errors import LauncherError
+from launcher.base.money import PICOS
 from launcher.daemon import accounts as module
 from launcher.daemon.accounts import Accounts
-from launcher.errors import LauncherError
-from launcher.money import PICOS
-from launcher.proxy.dispatch.occupancy import Occupied
+from launcher.proxy.dispatch.traffic import Occupied
 from launcher.telemetry import metrics
-from launcher.usage.entry import Entry
-from launcher.usage.read import entries, open_reader
 
 ENTRY = Entry(ended_at=2e9, request_id="r")
 
@@ -129,10 +129,9 @@ async def test_a_broken_ledger_does_not_open_a_budget(tmp_path: Path) -> None:
     await third.stop()
 
 
-def set_version(path: Path, version: int) -> None:
-    """Of the ledger's schema: one that is too new cannot be read."""
+def change(path: Path, script: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
+        connection.executescript(script)
 
 
 async def test_a_ledger_that_could_not_be_read_is_tried_again(
@@ -161,13 +160,14 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
         found.unlink()
     with closing(sqlite3.connect(path)) as connection:
         [version] = connection.execute("PRAGMA user_version").fetchone()
-    set_version(path, 99)
+    # One of a newer version cannot be read.
+    change(path, "CREATE TABLE tomorrow (x); PRAGMA user_version = 99")
     second = accounts(tmp_path, proxy={"overflow": cloud})
     await second.start(dict)
     assert spent(second) is None
     assert not second.accounting.caps["cloud"].known
     second.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
-    set_version(path, version)
+    change(path, f"DROP TABLE tomorrow; PRAGMA user_version = {version}")
     await until(lambda: spent(second) == 340)
     await until(lambda: second.accounting.caps["cloud"].known)
     assert second.accounting.caps["cloud"].settled == 2 * PICOS
@@ -182,7 +182,8 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
 async def test_a_daemon_ends_while_it_waits_for_its_ledger(tmp_path: Path) -> None:
     path = tmp_path / "usage" / "usage.db"
     path.parent.mkdir()
-    set_version(path, 99)
+    # One of a newer version cannot be read.
+    change(path, "CREATE TABLE tomorrow (x); PRAGMA user_version = 99")
     found = accounts(tmp_path)
     await found.start(dict)
     await found.stop()

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from ledger_file import LedgerFile
+from support.ledger_file import LedgerFile
 
+from launcher.base import clock as clocks
 from launcher.config.schema import Cost
 from launcher.daemon import costs as module
 from launcher.daemon.costs import Costs
@@ -20,10 +21,11 @@ LABELS = ("USD",)
 
 
 class Clock:
-    """time.time and time.monotonic."""
+    """time.monotonic, and a wall clock that nobody sets."""
 
     def __init__(self) -> None:
         self.now = float(BEGAN)
+        self.wall = clocks.Clock(self.time, self.time)
 
     def time(self) -> float:
         return self.now
@@ -38,6 +40,9 @@ class Ledger:
 
     def meter(self, amounts: Iterable[tuple[str, str, float]]) -> None:
         self.metered += amounts
+
+    def suspect(self) -> None:
+        self.suspected = True
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def powercap(root: Path, uj: int) -> Path:
 
 
 async def test_the_last_hour_and_today(clock: Clock, planted: LedgerFile) -> None:
-    costs = Costs(lambda: Cost(hourly=3.6), Ledger(planted.path))
+    costs = Costs(lambda: Cost(hourly=3.6), Ledger(planted.path), clock=clock.wall)
     clock.now += 60
     await costs.read()
     clock.now += HOUR - 60
@@ -80,7 +85,7 @@ async def test_the_last_hour_and_today(clock: Clock, planted: LedgerFile) -> Non
 
 
 async def test_without_a_price_there_is_nothing(clock: Clock, planted: LedgerFile) -> None:
-    costs = Costs(Cost, Ledger(planted.path))
+    costs = Costs(Cost, Ledger(planted.path), clock=clock.wall)
     clock.now += 100
     await costs.read()
     assert costs.now() is None
@@ -89,7 +94,7 @@ async def test_without_a_price_there_is_nothing(clock: Clock, planted: LedgerFil
 
 async def test_a_price_that_a_reload_brings(clock: Clock, planted: LedgerFile) -> None:
     prices = [Cost()]
-    costs = Costs(lambda: prices[-1], Ledger(planted.path))
+    costs = Costs(lambda: prices[-1], Ledger(planted.path), clock=clock.wall)
     clock.now += HOUR
     costs.count()
     prices.append(Cost(hourly=3.6, currency="EUR"))
@@ -100,7 +105,7 @@ async def test_a_price_that_a_reload_brings(clock: Clock, planted: LedgerFile) -
 async def test_without_a_ledger_the_bill_still_counts(clock: Clock, tmp_path: Path) -> None:
     for ledger in (None, Ledger(tmp_path / "none.db")):
         clock.now = float(BEGAN)
-        costs = Costs(lambda: Cost(hourly=3.6), ledger)
+        costs = Costs(lambda: Cost(hourly=3.6), ledger, clock=clock.wall)
         clock.now += HOUR
         await costs.read()
         now = costs.now()
@@ -113,7 +118,7 @@ async def test_without_a_ledger_the_bill_still_counts(clock: Clock, tmp_path: Pa
 async def test_measured_energy_is_billed_and_metered(clock: Clock, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "none.db")
     root = powercap(tmp_path / "powercap", 0)
-    costs = Costs(lambda: Cost(watts="measured", price_per_kwh=3.6), ledger, root)
+    costs = Costs(lambda: Cost(watts="measured", price_per_kwh=3.6), ledger, root, clock.wall)
     costs.count()
     for step in (1, 2):
         clock.now += 10

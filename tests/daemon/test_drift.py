@@ -5,27 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes import a_slot
-from synthetic import Machine
+from support.planned_machine import PLAN, PLANNED
 
-from launcher.config.schema import Strategy
-from launcher.cpuset import CpuSet
+from launcher.base.cpuset import CpuSet
+from launcher.base.text import GIB
 from launcher.daemon.drift import MachineView, added, drift, read_machine
-from launcher.plan import Plan
-from launcher.sizes import GIB
-from launcher.topology import sysfs
-from launcher.topology.model import Topology
-
-MACHINE = Machine(nodes=2, cores=4)
-PLANNED = MACHINE.topology()
-PLAN = Plan(
-    Strategy.CONTIGUOUS,
-    (a_slot(0, cpus="0-3", nodes="0"), a_slot(1, cpus="4-7", nodes="1")),
-    CpuSet(),
-    CpuSet(),
-    (),
-    (),
-)
+from launcher.machine import sysfs
+from launcher.machine.topology import Topology
+from launcher.plan.plan import LedgerRow
 
 REMEDY = " planned there; numa-launcher reload plans again"
 
@@ -63,6 +50,8 @@ def smaller(node: int, gib: float) -> Topology:
         ),
         (smaller(0, 96), ["node 0 has 96.0 GiB of memory, planned with 64.0"]),
         (smaller(0, 63.5), []),
+        (smaller(0, 62.5), []),
+        (smaller(0, 65.5), []),
         (replace(PLANNED, numa_nodes=PLANNED.numa_nodes[:1]), ["NUMA node 1 is gone"]),
         (
             replace(PLANNED, online=CpuSet.parse("0-6"), allowed=CpuSet.parse("0-6")),
@@ -73,6 +62,16 @@ def smaller(node: int, gib: float) -> Topology:
 )
 def test_drift(now: Topology, lines: list[str]) -> None:
     assert list(drift(PLANNED, now, PLAN)) == lines
+
+
+@pytest.mark.parametrize(("left_gib", "lines"), [(1.6, 0), (1.4, 1)])
+def test_a_little_less_memory_matters_where_the_plan_no_longer_fits(left_gib: float, lines: int) -> None:
+    planned = int((64 - left_gib) * GIB)
+    row = LedgerRow(0, 64 * GIB, 64 * GIB, 0, planned, 0, 0, slots=(0,))
+    assert len(drift(PLANNED, smaller(0, 62.5), replace(PLAN, ledger=(row,)))) == lines
+    assert drift(PLANNED, smaller(0, 65.5), replace(PLAN, ledger=(row,))) == ()
+    # The kernel's own small changes are none, however full the node.
+    assert drift(PLANNED, smaller(0, 63), replace(PLAN, ledger=(row,))) == ()
 
 
 def test_cpus_without_a_slot() -> None:

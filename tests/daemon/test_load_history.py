@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Proxy
-from launcher.config.telemetry_schema import Telemetry
-from launcher.cpuset import CpuSet
+from launcher.config.usage_schema import Telemetry
 from launcher.daemon.load_history import LoadHistory
-from launcher.errors import LauncherError
-from launcher.history.columns import HOST
-from launcher.host.oom import NodeMemory
 from launcher.instances.progress import Observation, Progress
 from launcher.instances.slot_state import SlotState, State
+from launcher.machine.oom import NodeMemory
 from launcher.proxy.server import ProxyServer
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.telemetry.engine_metrics import EngineMetrics
+from launcher.telemetry.history_columns import HOST
 
 
 def controller(slot: int, cpus: str, state: State = State.READY, progress: Progress | None = None) -> Any:

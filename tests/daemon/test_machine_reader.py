@@ -8,15 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fakes import a_slot
-from synthetic import Machine
+from support.fakes import a_slot
+from support.synthetic import Machine
 
-from launcher.cpuset import CpuSet
-from launcher.daemon.machine_reader import MachineReader
-from launcher.host.cpu_busy import CpuBusy
-from launcher.host.disks import DiskSpace
-from launcher.host.oom import NodeMemory
-from launcher.host.placement import MisplacedThread
+from launcher.base.cpuset import CpuSet
+from launcher.daemon.machine import MachineReader
+from launcher.machine.load import CpuBusy, DiskSpace
+from launcher.machine.oom import NodeMemory
+from launcher.machine.placement import MisplacedThread
 
 TOPOLOGY = Machine(sockets=2, cores=2).topology()
 

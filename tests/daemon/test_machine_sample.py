@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.daemon.machine_sample import MachineSample
-from launcher.host.disks import DiskSpace
-from launcher.host.oom import NodeMemory
+from launcher.daemon.machine import MachineSample
+from launcher.machine.load import DiskSpace
+from launcher.machine.oom import NodeMemory
 from launcher.telemetry import machine_metrics as names
 
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from fake_operations import machine_load, slot_status
-from fakes import a_slot
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_operations import machine_load, slot_status
+from support.fakes import a_slot
 
+from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Strategy
-from launcher.cpuset import CpuSet
-from launcher.daemon.machine_status import MAX_MISPLACED, NodeUse, Resident, busy_list, node_uses, slot_places
-from launcher.host.oom import NodeMemory
-from launcher.host.placement import MisplacedThread
-from launcher.plan import LedgerLine, LedgerRow, Placement, Plan
-from launcher.topology.machines import find_topology
+from launcher.daemon.machine import MAX_MISPLACED, NodeUse, Resident, busy_list, node_uses, slot_places
+from launcher.machine.named import find_topology
+from launcher.machine.oom import NodeMemory
+from launcher.machine.placement import MisplacedThread
+from launcher.plan.plan import LedgerLine, LedgerRow, Placement, Plan
 
 GIB = 1 << 30
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import SOON_S, FakeSpawner, until
-from rollout.test_diff import made
+from support.deployments import made
+from support.fakes import SOON_S, FakeSpawner, until
 
-from launcher.cpuset import CpuSet
-from launcher.daemon import main
+from launcher.base import processes
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
+from launcher.daemon import main, process
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.main import Daemon
-from launcher.errors import LauncherError
-from launcher.host import gc_tuning, notify, open_files
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Setup:
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    monkeypatch.setattr(gc_tuning, "settle", lambda: None)  # it is for a process's whole life
+    monkeypatch.setattr(process, "settle", lambda: None)  # it is for a process's whole life
     spawner = Spawner()
 
     def choose(_config: Any, _environ: Any, allowed: CpuSet, *_more: Any) -> Spawner:
@@ -90,14 +90,14 @@ async def test_a_defect_stays_one(setup: Setup, tmp_path: Path, monkeypatch: pyt
 async def test_a_report_that_fails_is_tried_again(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.background.RETRY_S", 0.0)
+    monkeypatch.setattr("launcher.base.background.RETRY_S", 0.0)
     tries = []
 
     def fails(_text: str) -> None:
         tries.append(1)
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(notify, "status", fails)
+    monkeypatch.setattr(process, "status", fails)
     running = asyncio.create_task(setup.build(at(tmp_path)).run())
     try:
         await until(lambda: len(tries) > 2)
@@ -148,7 +148,7 @@ async def test_cpus_that_may_come_online_are_the_instances_too(setup: Setup, tmp
 async def test_clients_leave_descriptors_to_the_instances(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "limit_now", lambda: 1026)
+    monkeypatch.setattr(processes, "limit_now", lambda: 1026)
     deployment = at(tmp_path)
     assert deployment.connections == sum(slot.model.max_num_seqs for slot in deployment.plan.slots)
     proxy = setup.build(deployment).proxy

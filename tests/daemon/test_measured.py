@@ -9,15 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from verdicts import BEST
+from support.verdicts import BEST
 
 from launcher.config.schema import Config, Control, Engine, EngineKind, Layout, Model
 from launcher.daemon.deployment import Deployment, build_deployment
 from launcher.daemon.measured import fingerprint_of, model_fingerprint, software_of, with_measured_layout
-from launcher.engines.software_versions import Stack
-from launcher.topology.machines import find_topology
-from launcher.tuning.best_file import remember
-from launcher.tuning.remembered import BestLayout, cpus_of
+from launcher.engines.vllm_software import Stack
+from launcher.machine.named import find_topology
+from launcher.measure.tune.remembered import BestLayout, cpus_of, remember
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_a_refused_command() -> None:
 
 
 def test_a_reload() -> None:
-    rollout = "launcher.rollout.rollout"
+    rollout = "launcher.rollout"
     found = folded(
         event(
             100.0,
@@ -215,7 +215,7 @@ def test_a_reload() -> None:
 def test_drift_is_one_item_until_it_ends() -> None:
     def drift(time: float, text: str) -> Event:
         message = f"the machine has changed: {text}" if text else "the machine matches the plan again"
-        return event(time, message, "warning", "launcher.daemon.machine_watch", drift=text)
+        return event(time, message, "warning", "launcher.daemon.drift", drift=text)
 
     found = folded(
         drift(100.0, "cpu 3 is offline"),

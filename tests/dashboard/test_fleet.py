@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from browser.planted_fleet import planted
-from fakes import FakeClock
+from support.fakes import FakeClock
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import UnreachableError
 from launcher.dashboard import fleet as module
-from launcher.dashboard.fleet import Fleet, read_status
-from launcher.dashboard.fleet_frame import FleetAt
+from launcher.dashboard.fleet import Fleet, FleetAt, read_status
 from launcher.dashboard.poll import POLL_S, Packed
-from launcher.errors import LauncherError
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from browser.planted_fleet import planted
 
-from launcher.dashboard.fleet_frame import FleetAt, FleetSeen, fleet_frame, status_of
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.dashboard.fleet import FleetAt, FleetSeen, fleet_frame, status_of
 
 AT = FleetAt(status="/s/ingress.sock", endpoints=("http://a:8000",), dashboard="https://{host}.example.com/")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.address import Address, TcpAddress, UnixAddress, in_url
+from launcher.base.address import Address, TcpAddress, UnixAddress, in_url
+from launcher.base.errors import LauncherError
 from launcher.dashboard.listen import bind, link, parse
-from launcher.errors import LauncherError
 
 
 @pytest.mark.parametrize(

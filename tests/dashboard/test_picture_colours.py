@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launcher.dashboard
-from launcher.bench.page_style import contrast
+from launcher.measure.bench.page_style import contrast
 
 STATIC = Path(launcher.dashboard.__file__).parent / "static"
 SCHEMES = ("light", "dark")

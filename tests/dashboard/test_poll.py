@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_operations import FakeOperations
-from fakes import FakeClock
+from support.fake_operations import FakeOperations
+from support.fakes import FakeClock
 
+from launcher.base.errors import LauncherError, NotFoundError
 from launcher.dashboard import poll
 from launcher.dashboard.poll import POLL_S, Packed, Poll
-from launcher.errors import LauncherError, NotFoundError
 
 GONE = LauncherError("cannot reach it", "start it")
 

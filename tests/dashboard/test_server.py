@@ -13,13 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_operations import CAUSE, FakeOperations, slot_status
+from support.fake_operations import CAUSE, FakeOperations, slot_status
 
+from launcher.base.errors import LauncherError
 from launcher.control.server import ControlServer
-from launcher.dashboard import security
-from launcher.dashboard.control import ControlReader
-from launcher.dashboard.server import Dashboard
-from launcher.errors import LauncherError
+from launcher.dashboard.api import ControlReader
+from launcher.dashboard.server import Dashboard, has_token
 
 TOKEN = "t0ken"
 GRANTED = {"Authorization": f"Bearer {TOKEN}"}
@@ -105,8 +104,8 @@ def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         return one == other
 
     monkeypatch.setattr(hmac, "compare_digest", note)
-    assert security.has_token("Bearer t0ken", TOKEN)
-    assert not security.has_token("Bearer t", TOKEN)
+    assert has_token("Bearer t0ken", TOKEN)
+    assert not has_token("Bearer t", TOKEN)
     assert compared == [(b"t0ken", b"t0ken"), (b"t", b"t0ken")]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.base.text import GIB
 from launcher.doctor.build_jobs import available_bytes, build_jobs, main
-from launcher.sizes import GIB
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import TimedOutError
 from launcher.config.schema import Engine, EngineKind
 from launcher.doctor.facts import Compiler, Kernel
 from launcher.doctor.gather import find_compiler, find_software, gather, read_kernel
-from launcher.errors import TimedOutError
 
 
 def test_this_host() -> None:

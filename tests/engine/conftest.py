@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
+from support.engine_runs import READY_S, Configure
 
 from launcher.engines import tiny_model
-
-# Two instances load side by side on two busy cores; the first start compiles.
-READY_S = 600.0
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory, vllm: str) -> Path:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile caches, shared by all daemons of this run as on a server."""
     return tmp_path_factory.mktemp("cache")
-
-
-Configure = Callable[..., str]
 
 
 @pytest.fixture(scope="session")

@@ -19,17 +19,14 @@ from typing import Any
 
 import psutil
 import pytest
-from engine.conftest import Configure
-from integration.conftest import SOON_S, DaemonProcess, eventually
+from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.engine_runs import Configure, bench, stored
 
-from launcher.bench import workloads
-from launcher.bench.load import Load
-from launcher.bench.result import BenchResult
-from launcher.bench.run import run
-from launcher.bench.store import load_all
-from launcher.bench.target import Target
-from launcher.bench.vllm_driver import VllmDriver
-from launcher.intervals import quantile_ratio
+from launcher.base.intervals import quantile_ratio
+from launcher.measure.bench import workloads
+from launcher.measure.bench.load_generator import Target, VllmDriver
+from launcher.measure.bench.offered_load import Load
+from launcher.measure.bench.run import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 
@@ -45,19 +42,6 @@ BY_HAND = 5000
 @pytest.fixture(scope="module")
 def config(configure: Configure) -> str:
     return configure(max_model_len=4096)
-
-
-def bench(daemon: DaemonProcess, state: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", "bench", "-c", str(daemon.config), "--state-dir", str(state), *words],
-        check=False, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-
-
-def stored(state: Path) -> BenchResult:
-    (result,), broken = load_all(state / "bench")
-    assert not broken
-    return result
 
 
 def by_hand(daemon: DaemonProcess, vllm: str, model: Path, folder: Path, seed: int) -> dict[str, Any]:

@@ -21,20 +21,19 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from fakes import a_slot
+from support.fakes import a_slot
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
+from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Supervision
-from launcher.cpuset import CpuSet
 from launcher.engines.base import Launch
-from launcher.instances.backoff import Limits
 from launcher.instances.causes import Cause
-from launcher.instances.health import HttpProber
-from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.lifecycle import Limits
 from launcher.instances.slot_controller import SlotController
-from launcher.instances.slot_state import StartRequested, State
+from launcher.instances.slot_state import ProbeSettings, StartRequested, State
 from launcher.instances.spawn_direct import DirectSpawner
-from launcher.plan import Slot
+from launcher.instances.watch import HttpProber
+from launcher.plan.plan import Slot
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.conftest import eventually
+from support.daemon_process import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]

@@ -21,14 +21,14 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.base.text import GIB, MIB
 from launcher.config.schema import Config, Engine, Layout, Memory, Model
 from launcher.engines import tiny_model
-from launcher.planning.demand import pool_for
-from launcher.planning.model_profile import read_profile
-from launcher.planning.planner import make_plan
-from launcher.planning.serving import serving_of
-from launcher.sizes import GIB, MIB
-from launcher.topology.sysfs import read
+from launcher.machine.sysfs import read
+from launcher.models.reader import read_profile
+from launcher.plan.memory import pool_for
+from launcher.plan.planner import make_plan
+from launcher.plan.serving import effective_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
@@ -149,7 +149,7 @@ def test_tokens_and_memory_are_as_predicted(kind: str, vllm: str, tmp_path: Path
     profile = read_profile(str(folder), "float32")
     topology = read(Path("/"))
     plan = make_plan(topology, config, {kind: profile})
-    told = serving_of(model, config, profile, topology.cpu)
+    told = effective_config(model, config, profile, topology.cpu)
     pool = pool_for(profile, told, 1)
     assert told.max_model_len == LENGTH
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine.conftest import READY_S, Configure
-from engine.test_smoke import chat
-from integration.conftest import DaemonProcess, eventually, free_port
 from monitoring.grafana import expressions
-from prometheus import running
+from support.daemon_process import DaemonProcess, eventually, free_port
+from support.engine_runs import READY_S, Configure, chat
+from support.prometheus import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 

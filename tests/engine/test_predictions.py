@@ -19,12 +19,12 @@ from statistics import median
 import aiohttp
 import pytest
 from aiohttp import web
-from engine.conftest import READY_S, Configure
-from integration.conftest import SOON_S, DaemonProcess, eventually, free_port
-from proxy.end_to_end.test_access_control import new_key
+from support.daemon_process import SOON_S, DaemonProcess, eventually, free_port
+from support.engine_runs import READY_S, Configure
+from support.keys import new_key
 
-from launcher.usage.entry import Entry
-from launcher.usage.read import entries, open_reader
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_reader import entries, open_reader
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 

@@ -20,13 +20,13 @@ import aiohttp
 import openai
 import psutil
 import pytest
-from engine.conftest import READY_S
-from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import READY_S
 
-from launcher.cpuset import CpuSet
-from launcher.usage.entry import Entry
-from launcher.usage.read import entries, open_reader
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.base.cpuset import CpuSet
 
 # Well below supervision.stop_timeout_s (30): it did not wait for that.
 STOP_S = 120.0

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import openai
 import psutil
 import pytest
-from engine.conftest import READY_S, Configure
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import READY_S, Configure, chat
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
-
-
-def chat(url: str, *, stream: bool) -> str:
-    question: Any = [{"role": "user", "content": "How many cores?"}]
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=READY_S) as client:
-        if not stream:
-            whole = client.chat.completions.create(
-                model="tiny", messages=question, max_tokens=8, temperature=0
-            )
-            return whole.choices[0].message.content or ""
-        chunks = client.chat.completions.create(
-            model="tiny", messages=question, max_tokens=8, temperature=0, stream=True
-        )
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def test_one_instance_starts_answers_and_survives_a_kill(configure: Configure, tmp_path: Path) -> None:

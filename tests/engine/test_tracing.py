@@ -7,9 +7,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from engine.conftest import READY_S, Configure
-from integration.conftest import DaemonProcess, eventually
-from otlp_receiver import receiving, uncovered
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import READY_S, Configure
+from support.otlp_receiver import receiving, uncovered
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1200)]
 

@@ -14,13 +14,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine.conftest import READY_S, Configure
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
+from support.engine_runs import READY_S, Configure
 
-from launcher.tuning.best_file import recall, remember
+from launcher.measure.tune.remembered import recall, remember
 
-pytestmark = pytest.mark.timeout(3600)
+# Three to eight minutes: each visit starts real engines.
+pytestmark = [pytest.mark.release, pytest.mark.timeout(3600)]
 BUDGET_S = 180.0
+# Of the visits that a budget needs: two, and less than the four of two pairs.
+VISITS = 3
 # The budget counts visits; beside them are the interpreter, the plan and the table.
 SLACK_S = 90.0
 SEARCH = ("--strategies", "interleaved", "--instances", "1,2", "--no-refine", "--repeats", "1")
@@ -35,13 +38,9 @@ def one_instance(configure: Configure) -> str:
     return text.replace(line, f"{line}  # as delivered")
 
 
-@pytest.fixture(scope="module")
-def tuned(one_instance: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def search(config: Path, state: Path, budget_s: float) -> dict[str, Any]:
     """One run: its JSON, what it printed, and how long it took."""
-    folder = tmp_path_factory.mktemp("tune")
-    file = folder / "config.toml"
-    file.write_text(one_instance + f'[control]\nsocket = "{folder}/c.sock"\n')
-    words = ["-c", str(file), *SEARCH, "--budget", f"{BUDGET_S:.0f}s", "--state-dir", str(folder / "state")]
+    words = ["-c", str(config), *SEARCH, "--budget", f"{budget_s:.0f}s", "--state-dir", str(state)]
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "tune", *words, "--json"], capture_output=True, text=True, check=False,
@@ -50,21 +49,40 @@ def tuned(one_instance: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     print(done.stderr)
     assert done.returncode == 0, done.stderr
     took_s = time.monotonic() - began
-    return {**json.loads(done.stdout), "said": done.stderr, "took_s": took_s, "state": folder / "state"}
+    told = json.loads(done.stdout)
+    longest_s = max(visit["start_s"] + visit["measure_s"] for visit in told["visits"])
+    more = {"said": done.stderr, "took_s": took_s, "budget_s": budget_s, "longest_s": longest_s}
+    return {**told, **more, "state": state}
+
+
+@pytest.fixture(scope="module")
+def tuned(one_instance: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run that had time for both layouts.
+
+    An instance starts within 30 s or, with a cold page cache on cores that others use, 90 s: where the budget was over
+    after the first visit, which is right, that visit says what two of them take."""
+    folder = tmp_path_factory.mktemp("tune")
+    file = folder / "config.toml"
+    file.write_text(one_instance + f'[control]\nsocket = "{folder}/c.sock"\n')
+    found = search(file, folder / "state", BUDGET_S)
+    if len(found["visits"]) > 1:
+        return found
+    return search(file, folder / "again", VISITS * found["longest_s"])
 
 
 def test_it_ends_within_the_time_that_it_prints(tuned: dict[str, Any]) -> None:
-    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget 3 min", tuned["said"]), tuned["said"]
+    assert re.search(r"plan: at most \d+ visits, about \d+ min; budget \d+ min", tuned["said"]), tuned["said"]
     used_s = sum(visit["start_s"] + visit["measure_s"] for visit in tuned["visits"])
     assert tuned["took_s"] <= used_s + SLACK_S
     # The last visit was begun because the visits before it said that it fits.
-    assert used_s <= BUDGET_S + max(visit["start_s"] + visit["measure_s"] for visit in tuned["visits"])
+    assert used_s <= tuned["budget_s"] + tuned["longest_s"]
 
 
 def test_both_layouts_are_measured(tuned: dict[str, Any]) -> None:
     assert len({each["cores"] for each in tuned["candidates"]}) == 1, "both use all cores"
     assert sorted(each["layout"]["instances_per_socket"] for each in tuned["candidates"]) == [1, 2]
     for row in tuned["candidates"]:
+        assert row["output_tokens_per_s"] is not None, tuned["said"]
         assert row["output_tokens_per_s"] > 0
         assert row["ttft_p99_s"] > 0
         assert row["itl_p99_s"] > 0

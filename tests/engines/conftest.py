@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.config.schema import Model
-from launcher.cpuset import CpuSet
-from launcher.plan import Placement, Slot
-from launcher.sizes import GIB
+from launcher.base.cpuset import CpuSet
+from launcher.base.text import GIB
+from launcher.config.schema import Config, Model
+from launcher.plan.plan import Placement, Slot
+from launcher.plan.serving import effective_config
 
 MakeSlot = Callable[..., Slot]
 
@@ -35,6 +36,8 @@ def make_slot() -> MakeSlot:
             omp_cpus=tuple(CpuSet.parse(part) for part in omp),
         )
         fields = {"name": "tiny", "path": "/models/tiny"} | model
-        return Slot(id=id, model=Model(**fields), placement=placement, kv_cache_bytes=kv)  # type: ignore[arg-type]
+        its = Model(**fields)  # type: ignore[arg-type]
+        effective = effective_config(its, Config(models=(its,)))
+        return Slot(id=id, model=its, effective=effective, placement=placement, kv_cache_bytes=kv)
 
     return make

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.address import TcpAddress, UnixAddress
+from launcher.base.address import TcpAddress, UnixAddress
+from launcher.base.errors import LauncherError
 from launcher.engines.command import CommandEngine
-from launcher.engines.numa_binding import Binding, MemPolicy
-from launcher.errors import LauncherError
-from launcher.plan import Slot
+from launcher.engines.numactl import Binding, MemPolicy
+from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 

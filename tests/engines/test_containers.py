@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
 from launcher.config.schema import Runtime
-from launcher.engines.base import Launch
+from launcher.engines.base import Launch, secret_names, shell_lines
 from launcher.engines.command import CommandEngine
 from launcher.engines.containers import OOM_LINE, ContainedEngine, Volume, Wrapping
-from launcher.engines.environment import secret_names, shell_lines
-from launcher.engines.numa_binding import Binding
-from launcher.engines.software_versions import Stack
+from launcher.engines.numactl import Binding
 from launcher.engines.vllm import VllmEngine
-from launcher.plan import Slot
+from launcher.engines.vllm_software import Stack
+from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 IMAGE = "docker.io/vllm/vllm-openai-cpu:v0.32.0-x86_64"

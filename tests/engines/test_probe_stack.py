@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
-from launcher.engines.software_versions import Stack, parse_release, zentorch_mismatch
-from launcher.errors import LauncherError
+from launcher.engines.vllm_software import Stack, parse_release, zentorch_mismatch
 
 
 def environment(root: Path, **packages: str) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
 from launcher.engines.command import CommandEngine
-from launcher.engines.numa_binding import Binding, MemPolicy
+from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
-from launcher.engines.software_versions import Stack
 from launcher.engines.vllm import VllmEngine
-from launcher.errors import LauncherError
-from launcher.plan import Slot
+from launcher.engines.vllm_software import Stack
+from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 
@@ -123,6 +123,31 @@ def test_a_container_has_all_that_its_engine_reads_and_writes(
     ]
     assert f"--env=VLLM_CACHE_ROOT={tmp_path}/cache/image0123456789ab/slot0/vllm" in words
     assert not any("LD_PRELOAD" in word for word in words)
+
+
+def test_a_container_gets_no_folder_because_of_a_link_that_an_instance_may_have_made(
+    tmp_path: Path, make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All instances write to the hub's folder; it is mounted as a whole for the model that is named."""
+    hub, secret = tmp_path / "hub", tmp_path / "root"
+    snapshot, beside = hub / "snapshots" / "1", tmp_path / "beside"
+    for folder in (snapshot, secret, beside):
+        folder.mkdir(parents=True)
+    (secret / "id_rsa").write_text("secret")
+    (snapshot / "model.safetensors").symlink_to(secret / "id_rsa")
+    (beside / "config.json").symlink_to(snapshot / "config.json")
+    (tmp_path / "link").symlink_to(snapshot)
+    monkeypatch.setenv("HF_HOME", str(hub))
+    local = (snapshot, beside, tmp_path / "link")
+    models = tuple(Model(name=str(path), path=str(path)) for path in (*local, "org/model"))
+    engine = Engine(runtime=Runtime.PODMAN, image="i", cache_dir="/srv/cache")
+    setting, run = Config(models=models, engine=engine), tmp_path / "run"
+    stack = Stack(command=("vllm",), client="/bin/podman")
+    made = make_engine(setting, stack, Binding.of_container(binds_memory=True), run)
+    words = made.launch(make_slot(path=str(snapshot)), 1).argv
+    assert {word.partition(":")[2] for word in words if word.startswith("--volume=")} == {
+        str(run), f"{beside}:ro", f"{tmp_path}/link:ro", "/srv/cache", str(hub),
+    }  # fmt: skip
 
 
 def test_a_container_shares_the_hosts_downloads(

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from launcher.address import UnixAddress
-from launcher.engines.numa_binding import Binding, MemPolicy
-from launcher.engines.software_versions import Stack
+from launcher.base.address import UnixAddress
+from launcher.base.errors import LauncherError
+from launcher.base.text import GIB
+from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.vllm import VllmEngine
-from launcher.errors import LauncherError
-from launcher.plan import Slot
-from launcher.sizes import GIB
+from launcher.engines.vllm_software import Stack
+from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
 

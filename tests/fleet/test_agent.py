@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import threading
 from pathlib import Path
 
 import pytest
-from fake_operations import Backstage, FakeOperations
+from support.fake_operations import Backstage, FakeOperations
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import UnreachableError
-from launcher.errors import LauncherError
 from launcher.fleet.agent import OUTPUT, Agent, tcp_address
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
-from launcher.fleet.members import MEMBERS, Member, MemberList, Node, read_members
+from launcher.fleet.members import MEMBERS, Member, MemberList, Node, read_members, write_members
 
 NODE = Node(id="n1", host="h1", address="10.0.0.1", names=frozenset({"h1", "10.0.0.1"}))
 LIST = MemberList(epoch=2, version=3, members=(Member(host="h1", address="10.0.0.1:8000"),))
@@ -74,6 +75,17 @@ def test_a_file_that_cannot_be_read_is_written_again(tmp_path: Path) -> None:
     assert its.report().kept == MemberList()
     its.keep(LIST)
     assert read_members(tmp_path / "fleet" / MEMBERS) == LIST
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user: run it as root")
+@pytest.mark.parametrize("planted", ["fleet", f"fleet/{MEMBERS}"])
+def test_a_list_that_another_user_planted_is_moved_aside_and_said(planted: str, tmp_path: Path) -> None:
+    """A director would believe it, and hand it to the other ingress hosts."""
+    write_members(tmp_path / "fleet" / MEMBERS, LIST)
+    os.chown(tmp_path / planted, 4242, 4242)
+    found = agent(tmp_path).report()
+    assert found.kept == MemberList()
+    assert found.problem == f"another user had made {tmp_path}/{planted}.foreign-1, which is not used"
 
 
 def test_other_hosts_keep_no_list(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.cli import build_parser
-from launcher.errors import LauncherError
 from launcher.fleet.config import load_fleet
 
 
@@ -79,3 +80,19 @@ def test_the_example_and_the_units_name_what_is_there() -> None:
     assert set(re.findall(r"\$\{?(\w+)", ray)) | {"RAY_AUTH_MODE"} == set(
         re.findall(r"^(\w+)=", (folder / "ray.env").read_text(), flags=re.MULTILINE)
     )
+
+
+def test_ray_has_a_token_and_is_of_a_version_that_asks_for_it() -> None:
+    """Ray before 2.52 runs the programs of whoever reaches its ports, whatever the environment says."""
+    root = Path(__file__).parents[2]
+    (needed,) = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "fleet"
+    ]
+    least = re.fullmatch(r"ray>=(\d+)\.(\d+)", needed)
+    assert least is not None
+    assert (int(least[1]), int(least[2])) >= (2, 52)
+    unit = (root / "systemd" / "numa-launcher-ray.service").read_text()
+    assert (
+        "RAY_AUTH_MODE=token" in " ".join(re.findall(r"^Environment=(.*)", unit, flags=re.MULTILINE)).split()
+    )
+    assert "RAY_AUTH_MODE=token\n" in (root / "configs" / "fleet" / "ray.env").read_text()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
+from support.hand_clock import STEPS_S
 
-from launcher.errors import LauncherError, NotFoundError, RefusedError
+from launcher.base.errors import LauncherError, NotFoundError, RefusedError
 from launcher.fleet.director import LOST_S, Director, next_list
-from launcher.fleet.members import Member, MemberList, MemberState, Node, Report
+from launcher.fleet.members import MOST_DECISIONS, Decision, Member, MemberList, MemberState, Node, Report
 
 READY, DRAINING, LOST = MemberState.READY, MemberState.DRAINING, MemberState.LOST
 
@@ -98,6 +99,70 @@ def test_a_forgotten_host_does_not_come_back_from_the_same_directors_old_list() 
     }
 
 
+@pytest.mark.parametrize("old_epoch", [4, 5, 9])
+def test_a_forgotten_host_does_not_come_back_with_another_directors_list(old_epoch: int) -> None:
+    """One that was cut off meanwhile: its list has the host, and its clock may be ahead."""
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    director = started(cluster, clock)
+    del cluster.hosts["b"]
+    director.turn()
+    director.forget("b")
+    mine = cluster.files["a"]
+    old = MemberList(epoch=int(clock.now) - 5 + old_epoch, version=7, members=(member("a"), member("b")))
+    for merged in (
+        next_list(old, {"a": report("a", kept=mine)}, set()),
+        next_list(mine, {"a": report("a", kept=old)}, set()),
+        next_list(MemberList(epoch=3000), {"a": report("a", kept=mine), "c": report("c", kept=old)}, set()),
+    ):
+        assert "b" not in states(merged)
+        # Nor later, whoever has which list by then.
+        assert "b" not in states(next_list(old, {"a": report("a", kept=merged)}, set()))
+        assert "b" not in states(next_list(merged, {"a": report("a", kept=old)}, set()))
+
+
+def test_a_forgotten_host_that_comes_back_itself_waits_for_fleet_up() -> None:
+    """With its own old director, too: its agent answers there. The address may be another machine's by now."""
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    cut_off, director = started(cluster, clock), started(cluster, clock)
+    del cluster.hosts["b"]
+    director.turn()
+    director.forget("b")
+    cluster.hosts["b"] = True
+    for _ in range(2):
+        cut_off.turn()
+        director.turn()
+        clock.now += 1
+        assert states(cluster.files["a"]) == {"a": READY}
+    director = started(cluster, clock)
+    assert states(director.view().members) == {"a": READY}
+    assert director.view().members.has_forgotten("b")
+    director.admit(["a", "b"])
+    for _ in range(2):
+        assert states(cluster.files["a"]) == {"a": READY, "b": READY}
+        cut_off.turn()
+        director.turn()
+    # And once more.
+    del cluster.hosts["b"]
+    director.turn()
+    director.forget("b")
+    cut_off.turn()
+    assert states(cluster.files["a"]) == {"a": READY}
+
+
+def test_what_was_forgotten_is_bounded() -> None:
+    cluster, clock = FakeCluster("a"), Clock()
+    director = started(cluster, clock)
+    many = tuple(
+        Decision(host=f"h{number}", forgotten=True, epoch=1, version=number)
+        for number in range(MOST_DECISIONS + 5)
+    )
+    cluster.files["a"] = MemberList(epoch=1, decisions=many)
+    director.turn()
+    members = director.view().members
+    assert len(members.decisions) == MOST_DECISIONS
+    assert (members.has_forgotten("h0"), members.has_forgotten("h20")) == (False, True)
+
+
 class FakeCluster:
     """Nodes, their agents and the files of ingress hosts."""
 
@@ -105,10 +170,20 @@ class FakeCluster:
         self.hosts = dict.fromkeys(hosts, True)
         self.files = {host: MemberList() for host in ingress}
         self.unwritable: set[str] = set()
+        self.namesakes: dict[str, tuple[str, ...]] = {}
         self.written = 0
 
     def nodes(self) -> Sequence[Node]:
-        return [Node(id="n", host=host, address=host, names=frozenset({host})) for host in self.hosts]
+        return [
+            Node(
+                id="n",
+                host=host,
+                address=host,
+                names=frozenset({host}),
+                namesakes=self.namesakes.get(host, ()),
+            )
+            for host in self.hosts
+        ]
 
     def report(self, node: Node) -> Report:
         return report(node.host, kept=self.files.get(node.host)) if self.hosts[node.host] else Report()
@@ -128,8 +203,8 @@ class Clock:
         return self.now
 
 
-def started(cluster: FakeCluster, clock: Clock) -> Director:
-    director = Director(cluster, "spec", clock)
+def started(cluster: FakeCluster, clock: Clock, elapsed: Callable[[], float] | None = None) -> Director:
+    director = Director(cluster, "spec", clock, elapsed or clock)
     director.turn()
     return director
 
@@ -165,6 +240,19 @@ def test_an_agent_is_lost_after_a_while_and_comes_back_by_itself() -> None:
     cluster.hosts["b"] = True
     director.turn()
     assert states(cluster.files["a"])["b"] is READY
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_a_set_clock_loses_nobody_and_keeps_nobody(step_s: float) -> None:
+    cluster, clock, elapsed = FakeCluster("a", "b"), Clock(), Clock()
+    director = started(cluster, clock, elapsed)
+    clock.now += step_s
+    cluster.hosts["b"] = False
+    director.turn()
+    assert states(cluster.files["a"])["b"] is READY
+    elapsed.now += LOST_S + 1
+    director.turn()
+    assert states(cluster.files["a"])["b"] is LOST
 
 
 def test_a_restarted_director_waits_as_long_for_hosts_that_it_only_read_of() -> None:
@@ -217,6 +305,17 @@ def test_forget_is_for_hosts_that_are_gone() -> None:
     director.forget("b")
     director.turn()
     assert states(cluster.files["a"]) == {"a": READY}
+
+
+def test_hosts_with_one_name_are_a_reported_problem() -> None:
+    cluster, clock = FakeCluster("a", "b"), Clock()
+    cluster.namesakes["b"] = ("10.0.0.8",)
+    director = started(cluster, clock)
+    assert states(director.view().members) == {"a": READY, "b": READY}
+    reports = director.view().reports
+    assert (reports["a"].problem, reports["b"].address) == ("", "b:1")
+    assert reports["b"].problem == "several hosts have this name: b is used, 10.0.0.8 not"
+    assert "NODE_NAME" in reports["b"].remedy
 
 
 def test_of_two_directors_the_newer_ones_list_stays() -> None:

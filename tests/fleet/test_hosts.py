@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 from launcher.fleet.hosts import each
 
 

@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launcher.config.load import load_config
-from launcher.cpuset import CpuSet
-from launcher.proxy.auth.api_keys import OPEN_PATHS
+from launcher.base.cpuset import CpuSet
+from launcher.config.loading import load_config
+from launcher.keys.api_keys import OPEN_PATHS
 from launcher.proxy.routes import Match, match
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "kubernetes"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 from launcher.fleet.members import Member, MemberList, MemberState, read_members, write_members
 
 
@@ -30,4 +30,12 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "members.json"
     path.write_text("{")
     with pytest.raises(LauncherError, match=f"cannot read {path}"):
+        read_members(path)
+
+
+def test_a_list_that_others_may_write_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    write_members(path, MemberList(epoch=7))
+    path.chmod(0o666)
+    with pytest.raises(LauncherError, match=f"cannot read {path}: other users may write to it"):
         read_members(path)

@@ -20,8 +20,8 @@ import psutil
 
 from fleet_hosts import real_engine
 from fleet_hosts.hosts import Host, make_network
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
 from launcher.fleet.members import Member, MemberList, read_members, write_members
 
 TESTS: Final = Path(__file__).resolve().parents[1]

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psutil
+
 from fleet_hosts.fleet import DAEMON_PORT, INGRESS_PORT, Fleet, eventually
 from fleet_hosts.hosts import Host, join, part
 from fleet_hosts.load import End, Load, shares
@@ -154,6 +156,8 @@ async def haproxy(stage: Stage) -> None:
     row.begun = time.monotonic()
     row.victims = frozenset({f"{ingress.address}:{INGRESS_PORT}"})
     fleet.kill(*victims)
+    # Until the kernel has closed its sockets it accepts connections.
+    await asyncio.to_thread(psutil.wait_procs, victims, timeout=10)
     row.fails_until = time.monotonic()
     await asyncio.to_thread(fleet.wait_known)
     row.found.append(f"back after {time.monotonic() - row.begun:.1f} s")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-from integration.conftest import eventually
+from support.daemon_process import eventually
+from support.processes import still_running
 
 from fleet_hosts.hosts import BRIDGE
 
@@ -20,10 +20,6 @@ def start() -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(DRILL), *NOTHING], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
-
-
-def left(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 def links() -> set[str]:
@@ -43,7 +39,7 @@ def test_of_two_drills_the_killed_one_leaves_nothing_and_the_other_goes_on() -> 
     assert len(processes) > 4 * 4
     killed.kill()
     killed.communicate()
-    eventually(lambda: not left(processes), what="the killed drill's processes end")
+    eventually(lambda: not still_running(processes), what="the killed drill's processes end")
     told, errors = other.communicate(timeout=120)
     assert other.returncode == 0, told + errors
     assert "dishonest: 0" in told

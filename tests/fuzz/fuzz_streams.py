@@ -13,7 +13,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["launcher.proxy"]):
-    from proxy import stream_checks
+    from support import stream_checks
 
 
 def one(data: bytes) -> None:

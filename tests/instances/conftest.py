@@ -1,4 +1,4 @@
-"""What the supervisor's effects do, they do on asyncio and on uvloop."""
+"""These tests run on uvloop, as the daemon does."""
 
 from __future__ import annotations
 
@@ -9,5 +9,4 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both loops."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}

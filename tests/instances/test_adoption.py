@@ -7,17 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_slot, until
+from support.fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_slot, until
 
+from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Strategy, Supervision
-from launcher.cpuset import CpuSet
-from launcher.instances.backoff import Limits
-from launcher.instances.logtail import LogLine
+from launcher.instances.lifecycle import Limits
+from launcher.instances.output import LogLine
 from launcher.instances.ports import Adopted, InstanceEvent, InstanceReady
-from launcher.instances.probe_settings import ProbeSettings
-from launcher.instances.slot_state import State
+from launcher.instances.slot_state import ProbeSettings, State
 from launcher.instances.supervisor import Supervisor
-from launcher.plan import Plan
+from launcher.plan.plan import Plan
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)
 PROBES = ProbeSettings(probe_interval_s=1000.0, tail_lines=50, ready_poll_s=0.001, recheck_s=0.001)

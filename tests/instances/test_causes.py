@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host.oom import KernelReport
 from launcher.instances.causes import RULES, Retry
 from launcher.instances.diagnosis import diagnose
 from launcher.instances.ports import Exit
+from launcher.machine.oom import KernelReport
 
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.txt"))
 # The kernel's log was readable there, and had nothing to say of memory unless a file beside the run says so.

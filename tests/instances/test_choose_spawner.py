@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Config
-from launcher.cpuset import CpuSet
-from launcher.errors import LauncherError
 from launcher.instances.choose_spawner import choose_spawner
 from launcher.instances.ports import Spawner
 from launcher.instances.spawn_direct import DirectSpawner

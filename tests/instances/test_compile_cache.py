@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
 from launcher.engines.base import Launch
 from launcher.instances.cache_files import FORGOTTEN_S, SHARED, STAMP
 from launcher.instances.compile_cache import CompileCaches

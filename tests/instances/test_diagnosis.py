@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from launcher.engines.containers import OOM_LINE
-from launcher.host.oom import KernelReport, NodeMemory
 from launcher.instances.diagnosis import RULES, UNIT_OOM, Retry, diagnose, failed_start, hung, hung_or_dead
 from launcher.instances.ports import Exit
+from launcher.machine.oom import KernelReport, NodeMemory
 
 FAILED = Exit(code=1, signal=None)
 

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from launcher.config.schema import Supervision
-from launcher.instances.backoff import JITTER, Limits, restart_delay
 from launcher.instances.causes import Cause, Retry
 from launcher.instances.diagnosis import exited
-from launcher.instances.lifecycle import TRANSITIONS, advance
+from launcher.instances.lifecycle import (
+    JITTER,
+    STARTING_STOP_S,
+    TRANSITIONS,
+    Limits,
+    Step,
+    advance,
+    restart_delay,
+)
 from launcher.instances.slot_state import (
     Action,
     DeadlinePassed,
@@ -36,7 +43,6 @@ from launcher.instances.slot_state import (
     StopRequested,
     WentIdle,
 )
-from launcher.instances.transitions import STARTING_STOP_S, Step
 
 NOW = 5000.0
 LIMITS = Limits.of(Supervision())

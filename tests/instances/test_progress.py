@@ -17,7 +17,7 @@ from launcher.instances.progress import (
     stall,
     started,
 )
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 COUNTED = EngineMetrics(running=1, waiting=0, generated=10, steps=5)
 LLAMA = EngineMetrics(running=1, waiting=2, generated=413, steps=1_234_570)

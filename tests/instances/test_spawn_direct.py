@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from fakes import SOON_S, until
-from instances.test_spawner_contract import TREE, Lines
+from support.fakes import SOON_S, until
+from support.processes import TREE, Lines, still_running
 
-from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.cpuset import CpuSet
+from launcher.base.address import Address, TcpAddress, UnixAddress
+from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Launch
 from launcher.instances.ports import Exit
-from launcher.instances.spawn_direct import DirectProcess, DirectSpawner
+from launcher.instances.spawn_direct import LINES_PER_TURN, DirectProcess, DirectSpawner
 
 ALLOWED = CpuSet(os.sched_getaffinity(0))
 TCP = TcpAddress("127.0.0.1", 1)
@@ -44,11 +46,6 @@ def open_fds() -> int:
     return psutil.Process().num_fds()
 
 
-def gone(processes: list[psutil.Process]) -> bool:
-    """Zombies count: they are dead, and whoever adopted them reaps them in its own time."""
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
-
-
 async def test_pid_is_the_main_process_in_a_session_of_its_own() -> None:
     lines = Lines()
     process = await start(launch("sh", "-c", "echo pid $$; exec sleep 1000"), lines)
@@ -67,7 +64,7 @@ async def test_the_process_tree_ends_with_its_shim() -> None:
     assert shim is not None
     shim.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)
-    assert gone(family)
+    assert not still_running(family)
 
 
 async def test_the_shim_ignores_signals() -> None:
@@ -82,10 +79,61 @@ async def test_the_shim_ignores_signals() -> None:
     assert await ended(process) == Exit(None, signal.SIGTERM), "and the daemon's word is still obeyed"
 
 
+async def test_a_stopped_shim_is_killed_with_its_tree(caplog: pytest.LogCaptureFixture) -> None:
+    """It reads no order: `stop` would wait for ever."""
+    lines = Lines()
+    process = await start(launch(*TREE), lines)
+    family = await lines.pids(3)
+    shim = psutil.Process(process.pid).parent()
+    assert shim is not None
+    shim.suspend()
+    process.terminate()
+    process.kill()
+    try:
+        assert await ended(process) == Exit(None, signal.SIGKILL)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            shim.kill()
+    assert not still_running(family)
+    (said,) = caplog.messages
+    assert said.startswith(f"slot 0: its shim (process {shim.pid}) is stopped by a signal")
+
+
+async def test_a_flood_of_lines_leaves_the_loop_time_and_the_diagnosis_its_last_lines() -> None:
+    total, turn, per_turn, lines = 200_000, 0, Counter[int](), list[str]()
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def hear(line: str) -> None:
+        per_turn[turn] += 1
+        lines.append(line)
+
+    flood = f"yes abcd | head -n {total}; echo out of memory; exit 3"
+    counting = asyncio.create_task(turns())
+    process = await DirectSpawner({"PATH": os.environ["PATH"]}, ALLOWED).spawn(
+        0, 1, launch("sh", "-c", flood), hear
+    )
+    assert await ended(process) == Exit(3, None)
+    counting.cancel()
+    left_out = [
+        int(line.split()[1])
+        for line in lines
+        if line.endswith("lines were left out here: more than 500 a second")
+    ]
+    assert sum(left_out) + len(lines) - len(left_out) == total + 1
+    assert sum(left_out) > total / 2
+    assert lines[-2:] == ["abcd", "out of memory"]
+    assert max(per_turn.values()) <= LINES_PER_TURN + 1
+
+
 SPAWNER = """
 import asyncio, os, sys
-from launcher.address import TcpAddress
-from launcher.cpuset import CpuSet
+from launcher.base.address import TcpAddress
+from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Launch
 from launcher.instances.spawn_direct import DirectSpawner
 
@@ -112,7 +160,7 @@ async def test_the_tree_ends_with_a_killed_daemon() -> None:
     daemon.kill()
     await daemon.wait()
     await until(
-        lambda: gone(family), 0.01
+        lambda: not still_running(family), 0.01
     )  # their own end, which nobody can wait for: they are not our children
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import pytest
-from fakes import SOON_S
+from support.fakes import SOON_S
+from support.processes import TREE, Lines, still_running
 
-from launcher.address import Address, TcpAddress, UnixAddress
-from launcher.cpuset import CpuSet
+from launcher.base.address import Address, TcpAddress, UnixAddress
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
 from launcher.engines.base import Launch
-from launcher.errors import LauncherError
 from launcher.instances.ports import Exit, Process, Spawner
 from launcher.instances.spawn_direct import MAX_LINE_BYTES, DirectSpawner
 from launcher.instances.spawn_systemd import SystemdSpawner
@@ -31,34 +31,6 @@ KIND = os.environ.get("NUMA_LAUNCHER_TEST_SPAWNER", "direct")
 ALLOWED = CpuSet(os.sched_getaffinity(0))
 TCP = TcpAddress("127.0.0.1", 1)
 FRAME = Frame(daemon_unit="contract.service", slice="contract.slice", stop_s=5.0)
-
-# A tree such as vLLM's: a child, and a grandchild in a session of its own, each saying its pid and sleeping.
-TREE = (
-    "sh", "-c",
-    "sleep 1000 & echo pid $!; setsid sh -c 'echo pid $$; exec sleep 1000' & echo pid $$; wait",
-)  # fmt: skip
-
-
-class Lines(list[str]):
-    """What an instance has said; can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._more = asyncio.Event()
-
-    def hear(self, line: str) -> None:
-        self.append(line)
-        self._more.set()
-
-    async def until(self, enough: Callable[[list[str]], bool]) -> None:
-        async with asyncio.timeout(SOON_S):
-            while not enough(self):
-                self._more.clear()
-                await self._more.wait()
-
-    async def pids(self, count: int) -> list[psutil.Process]:
-        await self.until(lambda lines: sum(line.startswith("pid ") for line in lines) == count)
-        return [psutil.Process(int(line.split()[1])) for line in self if line.startswith("pid ")]
 
 
 def launch(*argv: str, env: dict[str, str] | None = None, address: Address = TCP) -> Launch:
@@ -99,11 +71,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 async def ended(process: Process) -> Exit:
     async with asyncio.timeout(SOON_S):
         return await process.wait()
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    """Zombies count: they are dead, and whoever adopted them reaps them in its own time."""
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
 
 
 async def test_lines_arrive_from_both_streams_in_order(start: Start) -> None:
@@ -188,7 +155,7 @@ async def test_kill_takes_the_whole_tree(start: Start) -> None:
     family = await lines.pids(3)
     process.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)
-    assert gone(family), "wait() returns when nothing is left"
+    assert not still_running(family), "wait() returns when nothing is left"
 
 
 async def test_the_tree_ends_with_its_main_process(start: Start) -> None:
@@ -198,7 +165,7 @@ async def test_the_tree_ends_with_its_main_process(start: Start) -> None:
     family = await lines.pids(3)
     os.kill(process.pid, signal.SIGKILL)
     assert await ended(process) == Exit(None, signal.SIGKILL)
-    assert gone(family)
+    assert not still_running(family)
 
 
 async def test_a_stopped_process_can_be_killed(start: Start) -> None:
@@ -209,7 +176,7 @@ async def test_a_stopped_process_can_be_killed(start: Start) -> None:
         member.suspend()
     process.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)
-    assert gone(family)
+    assert not still_running(family)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +220,13 @@ async def test_an_engines_own_sockets_are_gone_when_it_starts_again(start: Start
 
 
 async def test_what_an_instance_inherits(start: Start) -> None:
-    """Our environment and the launch's, which wins; not what systemd tells the daemon; no descriptors of ours."""
+    """Our environment and the launch's, which wins; not what systemd tells the daemon, nor its password for the
+    collector of traces; no descriptors of ours."""
     lines = Lines()
     environ = {"A": "ours", "B": "ours", "NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "OMP_NUM_THREADS": "3"}
-    script = """printf "%s\\n" "$A $B $SECRET [$NOTIFY_SOCKET$WATCHDOG_USEC$OMP_NUM_THREADS]"; echo $(ls /proc/self/fd)"""
+    environ |= {"OTEL_EXPORTER_OTLP_HEADERS": "key=hush", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=hush"}
+    of_the_daemon = "".join(f"${name}" for name in environ if len(name) > 1)
+    script = f"""printf "%s\\n" "$A $B $SECRET [{of_the_daemon}]"; echo $(ls /proc/self/fd)"""
     secret = {"B": "its own", "SECRET": 'a"b\\c$d`e'}
     await ended(await start(launch("sh", "-c", script, env=secret), lines, environ))
     assert lines == ['ours its own a"b\\c$d`e []', "0 1 2 3"], "3 is the folder that ls reads"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.address import TcpAddress, UnixAddress
+from launcher.base.address import TcpAddress, UnixAddress
 from launcher.engines.base import Launch
 from launcher.instances.state_file import Record, StateFile, digest
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes import SOON_S, FakeEngine, FakeProber, FakeSpawner, a_slot, until
-from proxy.scripted_engine import FakeEngine as Listening
+from support.fakes import SOON_S, FakeEngine, FakeProber, FakeSpawner, a_slot, until
+from support.scripted_engine import FakeEngine as Listening
 
+from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Model, Proxy, Strategy, Supervision
-from launcher.cpuset import CpuSet
-from launcher.instances.backoff import Limits
+from launcher.instances.lifecycle import Limits
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
-from launcher.instances.probe_settings import ProbeSettings
 from launcher.instances.slot_state import (
     DrainRequested,
     Event,
     HoldRequested,
+    ProbeSettings,
     QuarantineRequested,
     RestartRequested,
     ResumeRequested,
@@ -30,7 +30,7 @@ from launcher.instances.slot_state import (
     StopRequested,
 )
 from launcher.instances.supervisor import Supervisor
-from launcher.plan import LedgerRow, Plan
+from launcher.plan.plan import LedgerRow, Plan
 from launcher.proxy.server import ProxyServer
 
 LIMITS = replace(Limits.of(Supervision()), backoff_initial_s=0.01, backoff_max_s=0.02)

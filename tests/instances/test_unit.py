@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.cpuset import CpuSet
+from launcher.base.cpuset import CpuSet
 from launcher.instances.unit import SANDBOX, Frame, as_user, bit_mask, properties, secrets_text
-from launcher.plan import Placement
+from launcher.plan.plan import Placement
 
 PLACE = Placement(
     socket=0, node=1, cpus=CpuSet.parse("4-7"), membind=CpuSet.parse("1"), omp_cpus=(CpuSet.parse("4-7"),)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes import a_slot
+from support.fakes import a_slot
 
-from launcher.cpuset import CpuSet
-from launcher.host.placement import Bystander, ProcessFacts, ThreadGroup
+from launcher.base.cpuset import CpuSet
 from launcher.instances.verify import MIN_BOUND_SHARE, Requested, verify
+from launcher.machine.placement import Bystander, ProcessFacts, ThreadGroup
 
 MIB = 1 << 20
 

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess, FakeTraffic, a_slot
+from support.fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess, FakeTraffic, a_slot
 
-from launcher.address import UnixAddress
-from launcher.host.oom import OomWatch
+from launcher.base.address import UnixAddress
+from launcher.base.background import RunningClock
 from launcher.instances.causes import Cause
 from launcher.instances.instance import Instance
-from launcher.instances.probe_settings import ProbeSettings
+from launcher.instances.slot_state import ProbeSettings
 from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER, Watcher
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.machine.oom import OomWatch
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 WHERE = UnixAddress("/x")
 PROBES = ProbeSettings(
@@ -44,6 +45,7 @@ class Setup:
     probes: int = 0
     until: int = 10**9
     step_s: float = 10.0
+    running: RunningClock | None = None
     each: Callable[[], None] = lambda: None
 
     def is_current(self) -> bool:
@@ -56,8 +58,8 @@ class Setup:
     def watcher(self) -> Watcher:
         return Watcher(
             a_slot(), self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, settings=lambda: PROBES,
-            clock=self.clock, is_current=self.is_current, suspected=asyncio.Event(), output=lambda: self.output,
-            pressure=lambda: self.pressure, ended=lambda _pid: self.ended,
+            clock=self.running or self.clock, is_current=self.is_current, suspected=asyncio.Event(),
+            output=lambda: self.output, pressure=lambda: self.pressure, ended=lambda _pid: self.ended,
         )  # fmt: skip
 
     async def failure(self) -> Cause | None:
@@ -75,6 +77,21 @@ async def test_work_without_progress_is_hung_with_evidence() -> None:
     assert cause.evidence[0].startswith("3 requests in flight and no progress for 6")
     assert "10 tokens generated, 5 steps, 1 running" in cause.evidence[1]
     assert setup.instance.progress.counted == COUNTED
+
+
+async def test_a_freeze_of_the_whole_host_is_no_hang() -> None:
+    setup = Setup(prober=FakeProber(counted=COUNTED), traffic=FakeTraffic(requests=3), step_s=1.0, until=60)
+    setup.running = RunningClock(setup.clock)
+
+    def freeze() -> None:
+        setup.clock.now += 3600 if setup.probes == 20 else 0
+
+    setup.each = freeze
+    assert await setup.failure() is None
+    setup.until = 10**9
+    cause = await setup.failure()
+    assert cause is not None
+    assert cause.name == "hung"
 
 
 async def test_tokens_that_the_proxy_relays_are_progress() -> None:

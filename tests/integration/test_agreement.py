@@ -16,7 +16,7 @@ import pytest
 from chaos.agreement import books, compare
 from chaos.clients import Client, Result
 from chaos.wire import Wire
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -16,16 +16,14 @@ from zoneinfo import ZoneInfo
 
 import aiohttp
 import pytest
-from proxy.end_to_end.test_access_control import new_key
+from support.daemon_process import FAKE_ENGINE, eventually
+from support.keys import new_key
 
-from launcher.usage.budget_rules import Rules
-from launcher.usage.budgets import Budgets
-from launcher.usage.past import read_past
-from launcher.usage.spent_file import SpentFile
+from launcher.accounts.budgets import Budgets, Rules
+from launcher.accounts.spent_file import SpentFile, read_past
+from launcher.base.clock import Clock
 
-from .conftest import FAKE_ENGINE, eventually
-
-PROXY = Path(__file__).parent.parent / "budget_proxy.py"
+PROXY = Path(__file__).parents[1] / "support" / "budget_proxy.py"
 WORKERS = 8
 MOST_OUTPUT = 40
 # The fake engine's prompt tokens are the length of the messages' JSON.
@@ -123,7 +121,7 @@ async def load(url: str, key: str, received: Received, chance: random.Random, *,
 def spent(tmp_path: Path, budget: str) -> int:
     """What the next daemon would count."""
     file = SpentFile(tmp_path / "usage.db.spent")
-    budgets = Budgets(Rules(), UTC, time.time, file.slot)
+    budgets = Budgets(Rules(), UTC, Clock(), file.slot)
     budgets.follow({"ann": budget})
     budgets.learn(read_past(tmp_path / "usage.db", UTC, time.time()))
     file.close()

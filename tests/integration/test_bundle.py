@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.conftest import FAKE_ENGINE, DaemonProcess, eventually
+from support.daemon_process import FAKE_ENGINE, DaemonProcess, eventually
 
 pytestmark = pytest.mark.timeout(900)
 

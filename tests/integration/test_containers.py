@@ -21,10 +21,10 @@ from typing import Any
 
 import psutil
 import pytest
-from integration.conftest import FAKE_ENGINE, DaemonProcess, eventually, fake_config
 from integration.load import Load
+from support.daemon_process import FAKE_ENGINE, DaemonProcess, eventually, fake_config
 
-from launcher.cpuset import CpuSet
+from launcher.base.cpuset import CpuSet
 
 pytestmark = [
     pytest.mark.slow,

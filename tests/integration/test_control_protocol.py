@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
 
-from launcher.control.docs import ASK, SOCKET
-from launcher.daemon.machine_status import MachineStatus
+from launcher.accounts.cost import CostReport
+from launcher.accounts.report_values import UsageReport, UsageRequests
+from launcher.accounts.timeline import Timeline
+from launcher.control.protocol_page import ASK, SOCKET
+from launcher.daemon.machine import MachineStatus
 from launcher.daemon.status import SlotStatus, Status
-from launcher.timeline import Timeline
-from launcher.usage.cost import CostReport
-from launcher.usage.figures import UsageReport, UsageRequests
 
 pytestmark = pytest.mark.timeout(900)
 

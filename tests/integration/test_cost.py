@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.daemon_process import DaemonProcess, eventually
 
 from launcher.control.client import ControlClient
-from launcher.usage.energy import POWERCAP
-
-from .conftest import DaemonProcess, eventually
+from launcher.machine.load import POWERCAP
 
 CONFIG = '[cost]\nhourly = 360\nwatts = "measured"\nprice_per_kwh = 0.3\n'
 

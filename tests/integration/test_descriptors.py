@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from integration.conftest import SOON_S, DaemonProcess, eventually
+from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 from launcher.control.client import ControlClient
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
+from support.daemon_process import DaemonProcess, eventually
 
 pytestmark = pytest.mark.timeout(900)
 

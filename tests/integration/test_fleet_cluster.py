@@ -11,7 +11,7 @@ import psutil
 import pytest
 from fleet_hosts.fleet import DAEMON_PORT, INSTANCES, RAY_PORT, Fleet
 from fleet_hosts.hosts import NETWORK, Host, own_network
-from integration.conftest import eventually
+from support.daemon_process import eventually
 
 # Two directors, a new head, Ray's own time-outs.
 pytestmark = [pytest.mark.release, pytest.mark.timeout(900)]

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.test_fleet_operations import run
-from integration.conftest import SOON_S, DaemonProcess, eventually
-from local_hosts import LocalHosts
+from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.local_hosts import LocalHosts
+from support.terminal import run
 
+from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
-from launcher.errors import LauncherError
-from launcher.fleet.budgets import Known, exchange
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
+from launcher.fleet.hosts import Exchange
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -200,7 +200,7 @@ def test_a_budget_holds_over_both_daemons(
     for daemon in daemons.values():
         daemon.wait_ready(2)
     one, other = daemons.values()
-    known: Known = {}
+    exchange = Exchange(hosts)
 
     def budget(daemon: DaemonProcess) -> dict[str, Any]:
         [state] = ControlClient(str(daemon.socket)).get("/budgets")["budgets"]
@@ -208,13 +208,13 @@ def test_a_budget_holds_over_both_daemons(
 
     while budget(one)["spent"] < 120:
         assert chat(one.port, key)[0] == 200
-    assert exchange(hosts, known) == {}
+    assert exchange.turn() == {}
     assert budget(other)["spent"] == budget(other)["spent_elsewhere"] == budget(one)["spent_here"]
     while budget(other)["spent"] < 200:
         assert chat(other.port, key)[0] == 200
     assert chat(other.port, key)[0] == 429
     assert chat(one.port, key)[0] == 200  # it does not know yet
-    assert exchange(hosts, known) == {}
+    assert exchange.turn() == {}
     assert [chat(daemon.port, key)[0] for daemon in daemons.values()] == [429, 429]
     assert (
         budget(one)["spent"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cloud import CloudProcess, cloud_process, make_certificate
-from integration.conftest import DaemonProcess
-from integration.test_fleet import LIMIT, TOKENS, Fleet, IngressProcess, Tally
+from support.cloud import CloudProcess, cloud_process, make_certificate
+from support.daemon_process import DaemonProcess
+from support.fleet_processes import LIMIT, TOKENS, Fleet, IngressProcess, Tally
 
 pytestmark = pytest.mark.timeout(600)
 

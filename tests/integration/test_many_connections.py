@@ -15,7 +15,7 @@ import aiohttp
 import psutil
 import pytest
 import uvloop
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
 
 pytestmark = pytest.mark.timeout(900)
 

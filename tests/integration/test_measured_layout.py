@@ -7,15 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from integration.conftest import DaemonProcess, eventually
 from msgspec.structs import replace
-from verdicts import BEST
+from support.daemon_process import DaemonProcess, eventually
+from support.verdicts import BEST
 
-from launcher.config.load import load_config
+from launcher.config.loading import load_config
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.measured import fingerprint_of
-from launcher.tuning.best_file import remember
-from launcher.tuning.remembered import cpus_of
+from launcher.measure.tune.remembered import cpus_of, remember
 
 
 def test_from_the_state_folder_to_status(start: Callable[..., DaemonProcess], tmp_path: Path) -> None:

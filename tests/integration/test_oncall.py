@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from integration.conftest import SOON_S, DaemonProcess, eventually
 from integration.load import Load
+from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cloud import CloudProcess, cloud_process, make_certificate
-from integration.conftest import DaemonProcess, eventually
+from support.cloud import CloudProcess, cloud_process, make_certificate
+from support.daemon_process import DaemonProcess, eventually
 
-from launcher.money import PICOS, token_prices
+from launcher.base.money import PICOS, token_prices
 
 Start = Callable[..., DaemonProcess]
 PRICES = token_prices(1.0, 4.0)

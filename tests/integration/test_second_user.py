@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
+from launcher.base.errors import LauncherError
+from launcher.base.files import make_folder, replace_file
 from launcher.config.schema import Strategy
 from launcher.engines.base import Launch
-from launcher.errors import LauncherError
-from launcher.host.replace_file import replace_file
-from launcher.host.state_folder import make_folder
 from launcher.instances.compile_cache import CompileCaches
-from launcher.tuning.apply import apply_layout
-from launcher.tuning.model import Layout
+from launcher.measure.tune.apply import apply_layout
+from launcher.measure.tune.model import Layout
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can act for a second user: run scripts/test integration as root"
@@ -185,7 +184,7 @@ def test_daemon_state_is_not_kept_in_the_users_folder(base: Path, roots: Path) -
 
 
 def test_results_of_root_beside_the_users_downloads(base: Path) -> None:
-    """tmpfiles.conf gives the instances' user a folder, and root two folders of results in it."""
+    """tmpfiles.conf gives the instances' user folders, and root those that root reads beside them."""
     root = base.parent
     (root / "etc").mkdir()
     (root / "etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\nnuma-launcher:x:{USER}:{USER}::/:/bin/sh\n")
@@ -196,8 +195,13 @@ def test_results_of_root_beside_the_users_downloads(base: Path) -> None:
     )  # fmt: skip
     state = root / "var/lib/numa-launcher"
     replace_file(make_folder(state / "tuning") / "best.json", b"{}", mode=0o644)
-    as_user("touch own huggingface/model; mv own own2; rm own2", state)
+    as_user("touch huggingface/model home/own .cache/own; mv home/own home/own2; rm home/own2", state)
     for attack in (
+        "touch own",
+        "mkdir planted",
+        "ls fleet",
+        "ls ray",
+        "rmdir fleet && mkdir fleet",
         "mv tuning elsewhere",
         "ln -sfn / bench",
         "rm -r tuning",

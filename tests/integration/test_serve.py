@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from integration.conftest import SOON_S, DaemonProcess, eventually, fake_config, free_port
+from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config, free_port
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import resource
+import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from integration.conftest import SOON_S, DaemonProcess, eventually
+from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config
 
+from launcher.base.cpuset import CpuSet
 from launcher.control.client import ControlClient
-from launcher.cpuset import CpuSet
 from launcher.instances.watch import SAMPLE_S
 
 pytestmark = pytest.mark.timeout(300)
@@ -154,3 +158,35 @@ def test_a_thread_that_leaves_its_cpus_is_shown_everywhere(start: Start) -> None
     assert (event["fields"]["slot"], event["fields"]["generation"]) == (0, 1)
     os.sched_setaffinity(slot["pid"], planned)
     eventually(lambda: daemon.slot(0)["verified"]["ok"] and not places()["misplaced"], what="in place again")
+
+
+def test_a_stopped_reader_of_stderr_and_a_flood_of_lines_hold_up_nobody(tmp_path: Path) -> None:
+    """Ctrl-S on the terminal, and an instance that prints 5-byte lines without end."""
+    os.mkfifo(tmp_path / "daemon.log")
+    reader = os.open(tmp_path / "daemon.log", os.O_RDONLY | os.O_NONBLOCK)
+    flood = json.dumps(["sh", "-c", 'yes abcd & exec "$@"', "flood"])
+    config = fake_config(instances=1).replace("command = [", f"command = {flood[:-1]}, ")
+    daemon = DaemonProcess(tmp_path, config.replace("[layout]", "[layout]\nreserve_cores = 1"))
+    try:
+        daemon.wait_ready(1)
+        pending = array.array("i", [0])
+        eventually(
+            lambda: not fcntl.ioctl(reader, termios.FIONREAD, pending) and pending[0] >= 40_000,
+            what="a full pipe",
+        )
+        process = psutil.Process(daemon.process.pid)
+        begun, used = time.monotonic(), sum(process.cpu_times()[:2])
+        while time.monotonic() < begun + 1:
+            with urllib.request.urlopen(f"{daemon.url}/health", timeout=SOON_S) as answer:
+                assert answer.status == 200
+            time.sleep(0.02)
+        assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - begun) < 0.5
+        lines = daemon.cli("logs", "0", "--lines", "2000").stdout
+        assert "lines were left out here" in lines
+        cpus = [os.sched_getaffinity(thread.id) for thread in process.threads()]
+        assert all(len(each) == 1 for each in cpus), "reserved ones, also of threads that began early"
+        daemon.end()
+    finally:
+        os.close(reader)
+        daemon.process.kill()
+        daemon.process.wait()

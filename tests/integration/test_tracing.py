@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from integration.conftest import DaemonProcess, eventually, free_port
-from otlp_receiver import receiving, uncovered
+from support.daemon_process import DaemonProcess, eventually, free_port
+from support.otlp_receiver import receiving, uncovered
 
 pytestmark = pytest.mark.timeout(120)
 

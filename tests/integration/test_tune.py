@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.conftest import FAKE_ENGINE, SOON_S, DaemonProcess, eventually, fake_config
+from support.daemon_process import FAKE_ENGINE, SOON_S, DaemonProcess, eventually, fake_config
 
-SURFACE = Path(__file__).parent.parent / "tuning" / "surface.py"
+SURFACE = Path(__file__).parents[1] / "measure" / "tune" / "surface.py"
 MACHINE = ("--machine", "epyc-9755-2p")
 # 81 measurements in 27 visits: ten kills after one to four of them leave some to measure.
 SEARCH = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
 
 MIB = 1 << 20
 BODY = 63 * MIB

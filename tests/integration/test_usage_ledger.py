@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.daemon_process import SOON_S, DaemonProcess, eventually
 
-from launcher.usage.latency import merged
-from launcher.usage.read import entries, open_reader
-from launcher.usage.schema import DIMENSIONS, INTEGERS
+from launcher.accounts.latency import merged
+from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.accounts.ledger_schema import DIMENSIONS, INTEGERS
 
-from .conftest import SOON_S, DaemonProcess, eventually
-
-BUSY_LEDGER = Path(__file__).parent.parent / "busy_ledger.py"
+BUSY_LEDGER = Path(__file__).parents[1] / "support" / "busy_ledger.py"
 FOREVER = 1e12
 # A batch lasts a second, and its commit milliseconds; other jobs may use the cpus.
 LOST_S = 1.0

@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from synthetic import Machine  # noqa: E402
+from support.synthetic import Machine  # noqa: E402
 
 MACHINES = {
     "made-2s-nps2-smt2": Machine(sockets=2, nodes=2, l3=2, cores=4, smt=2),

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prometheus import MONITORING
 from prometheus_client.parser import text_string_to_metric_families
+from support.prometheus import MONITORING
 
+from launcher.telemetry.machine_metrics import MetricKind
 from launcher.telemetry.metrics import TABLE
-from launcher.telemetry.spec import MetricKind
 from launcher.telemetry.timings import Timings
 
 VLLM = Path(__file__).parents[1] / "telemetry" / "vllm-0.32.0.metrics.txt"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from monitoring.grafana import known, metrics_in
-from prometheus import MONITORING, ROOT, promtool
 from prometheus_client.parser import text_string_to_metric_families
-from test_docs import anchors
+from support.prometheus import MONITORING, ROOT, promtool
+from support.source_tree import anchors
 
 from launcher.cli import VERBS
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import yaml
-from prometheus import MONITORING, promtool
+from support.prometheus import MONITORING, promtool
 
 from launcher.cli.fleet_operations import targets
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 from monitoring.grafana import DASHBOARD, expressions, known, metrics_in
-from prometheus import MONITORING
+from support.prometheus import MONITORING
 
 
 def test_every_metric_exists() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the proxy's tests; a test that leaks a task fails. All run on asyncio and on uvloop."""
+"""Fixtures of the proxy's tests; a test that leaks a task fails. All run on uvloop, as the daemon does."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from random import Random
 import aiohttp
 import pytest
 import uvloop
-from fakes import SOON_S
-from proxy.proxy_under_test import Build, ProxyUnderTest
+from support.fakes import SOON_S
+from support.overflow import cloud, outside, proxy_with  # noqa: F401  fixtures
+from support.proxy_under_test import Build, ProxyUnderTest
 
+from launcher.accounts.entry import Entry
+from launcher.base.money import TokenPrices
 from launcher.config.schema import Model, Proxy
-from launcher.money import TokenPrices
-from launcher.proxy.accounting import Accounting
+from launcher.proxy.ended import Accounting
 from launcher.proxy.server import ProxyServer
-from launcher.usage.entry import Entry
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both loops."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.proxy.routes import ROUTES, Kind, Match, NoMethod, match, split_target
+from launcher.proxy.routes import ROUTES, Kind, Match, NoMethod, Route, match, split_target
 
 ADMINISTRATION = """
     /sleep /wake_up /is_sleeping /collective_rpc /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
@@ -117,6 +118,69 @@ def test_targets(target: str, path: str, query: str) -> None:
     assert split_target(target) == (path, query)
 
 
+# What routers of vLLM 0.33 declare (entrypoints/) and clients may call. /v1/decisions is not in 0.32.
+ENGINE = """
+    get /health get /load get /version get /tokenizer_info get /v1/models get /v1/responses/{response_id}
+    post /v1/chat/completions post /v1/chat/completions/batch post /v1/completions post /v1/responses
+    post /v1/responses/{response_id}/cancel post /v1/messages post /v1/messages/count_tokens post /cohere/v2/chat
+    post /cohere/v2/chat/render post /generative_scoring post /v1/systemone post /v1/decisions post /classify
+    post /v1/embeddings post /v2/embed post /pooling post /score post /v1/score post /rerank post /v1/rerank
+    post /v2/rerank post /v1/chat/completions/render post /v1/chat/completions/derender post /v1/completions/render
+    post /v1/completions/derender post /v1/messages/render post /v1/responses/render post /inference/v1/generate
+    post /tokenize post /detokenize post /v1/audio/transcriptions post /v1/audio/translations
+""".split()  # noqa: SIM905
+SERVED = set(zip(ENGINE[::2], ENGINE[1::2], strict=True))
+# Of other processes of vLLM (entrypoints/launchers/dp_supervisor.py), and REALTIME, which gets an error of its own.
+NOT_OURS = {"/ready", "/readyz", "/v1/realtime", "/static"}
+STREAMED = {
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/cohere/v2/chat",
+    "/inference/v1/generate", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/responses/{response_id}",
+}  # fmt: skip
+
+
+def route_of(method: str, path: str) -> Route | None:
+    found = match(method.upper(), path.format(response_id="resp_1"))
+    return found.route if isinstance(found, Match) else None
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(SERVED))
+def test_a_route_of_the_engine_is_served(method: str, path: str) -> None:
+    route = route_of(method, path)
+    assert route is not None
+    assert (route.stream is not None) == (path in STREAMED)
+
+
+def test_the_table_has_nothing_that_the_engine_has_not() -> None:
+    ours = {route.path for route in ROUTES if route.kind in {Kind.JSON, Kind.FORM, Kind.ANY}}
+    assert ours <= {path for _, path in SERVED}
+
+
+_VERBS = {
+    "get",
+    "post",
+    "put",
+    "patch",
+    "delete",
+    "head",
+    "options",
+    "api_route",
+    "add_api_route",
+    "websocket",
+    "mount",
+}
+
+
+def _routes(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Method and path of each route that a syntax tree declares, whatever its router is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VERBS:
+            match node.args:
+                case [ast.Constant(value=str() as path), *_] if path.startswith("/"):
+                    yield node.func.attr, path
+                case _:
+                    pass
+
+
 @pytest.mark.engine
 def test_every_route_of_the_installed_vllm_was_judged() -> None:
     """A new vLLM's new route is either let in or known as one to keep out. Reads its sources, starts nothing."""
@@ -124,10 +188,18 @@ def test_every_route_of_the_installed_vllm_was_judged() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("no vLLM in this environment")
     root = Path(spec.submodule_search_locations[0]) / "entrypoints"
-    literal = re.compile(r'@router\.(?:get|post)\(\s*"(/[^"]+)"')
-    found = {path for file in root.rglob("api_router.py") for path in literal.findall(file.read_text())}
-    judged = {
-        path for path in found if match("GET", path.format(response_id="resp_1", cancel="")) is not None
+    texts = [file.read_text() for file in root.rglob("*.py")]
+    trees = [ast.parse(text) for text in texts if "fastapi" in text]
+    found = {route for tree in trees for route in _routes(tree)}
+    assert ("post", "/v1/chat/completions") in found
+    assert {route for route in found - SERVED if route[1] not in {*ADMINISTRATION, *NOT_OURS}} == set()
+    streamed = {
+        path
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncFunctionDef) and "media_type='text/event-stream'" in ast.unparse(node)
+        for decorator in node.decorator_list
+        for _, path in _routes(decorator)
     }
-    assert "/v1/chat/completions" in judged
-    assert found - judged <= set(ADMINISTRATION)
+    assert "/v1/messages" in streamed
+    assert streamed <= STREAMED

@@ -9,9 +9,9 @@ import random
 
 import aiohttp
 import pytest
-from fakes import SOON_S
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call, Script, answer_chat, event
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call, Script, answer_chat, event
 
 from launcher.config.schema import Policy
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fake_operations import Backstage, FakeOperations
+from support.fake_operations import Backstage, FakeOperations
 
 ROOT = Path(__file__).resolve().parents[2]
 

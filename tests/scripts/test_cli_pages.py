@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_operations import Backstage, FakeOperations, slot_status
-from terminal import Terminal
+from support.fake_operations import Backstage, FakeOperations, slot_status
+from support.terminal import Terminal
 
 from launcher.cli import VERBS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import build
+from launcher.base import build
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -49,8 +49,9 @@ def test_refused(words: list[str], why: str) -> None:
 
 def test_clean_removes_libraries_and_their_record(tmp_path: Path) -> None:
     package = tmp_path / "launcher"
-    (package / "proxy").mkdir(parents=True)
-    (package / "build.py").write_text((ROOT / "launcher" / "build.py").read_text())
+    for folder in ("base", "proxy"):
+        (package / folder).mkdir(parents=True)
+    (package / "base" / "build.py").write_text((ROOT / "launcher" / "base" / "build.py").read_text())
     library = package / "proxy" / f"sse{EXTENSION_SUFFIXES[0]}"
     library.touch()
     (package / build.RECORD).touch()
@@ -72,8 +73,8 @@ def test_nothing_of_an_earlier_build_is_copied(tmp_path: Path, monkeypatch: pyte
 
 def test_an_entry_that_matches_nothing_is_named(tmp_path: Path) -> None:
     package = tmp_path / "launcher"
-    package.mkdir()
-    (package / "build.py").write_text((ROOT / "launcher" / "build.py").read_text())
+    (package / "base").mkdir(parents=True)
+    (package / "base" / "build.py").write_text((ROOT / "launcher" / "base" / "build.py").read_text())
     done = run(str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.startswith("cannot compile: no module matches 'launcher/proxy/")
+    assert done.stderr.startswith("cannot compile: no module matches 'launcher/balancing/")

@@ -48,3 +48,11 @@ def test_llama_server_keeps_to_the_slot() -> None:
     assert command[command.index("--load-mode") + 1] == "none"
     assert command[command.index("--sse-ping-interval") + 1] == "1"
     assert "--metrics" in command
+
+
+def test_that_the_control_group_equals_root_is_said_wherever_it_is_set() -> None:
+    example = (CONFIGS / "server.toml").read_text(encoding="utf-8")
+    (line,) = (line for line in example.splitlines() if line.startswith("# group ="))
+    assert "equals root" in line
+    for page in ("configuration", "control"):
+        assert "equals root" in (CONFIGS.parent / "docs" / f"{page}.md").read_text(encoding="utf-8")

@@ -95,3 +95,64 @@ def test_uninstall_takes_what_install_puts() -> None:
     for file, where in SHELL_FILES.items():
         assert f'"configs/shell/{file}:$share/{where}"\n' in installs
     assert {path.name for path in (ROOT / "systemd").iterdir()} == {*UNITS, "sysusers.conf", "tmpfiles.conf"}
+
+
+@pytest.mark.parametrize("var", ["var", "data/var"])
+def test_purge_leaves_mounts(tmp_path: Path, var: str) -> None:
+    """A model store that is mounted below our folders: its files stay, its mounts are named, all else goes. So where /var is
+    a symbolic link to a larger disk: mountinfo has no such paths."""
+    top, store = tmp_path / "top", tmp_path / "store"
+    state, cache = top / var / "lib/numa-launcher", top / var / "cache/numa-launcher"
+    if var != "var":
+        top.mkdir()
+        (top / "var").symlink_to(var)
+    models = state / "huggingface" / "hub [1]"
+    for folder in (
+        models,
+        cache,
+        state / "usage",
+        top / "opt/numa-launcher",
+        top / "etc/numa-launcher/secrets",
+        store,
+    ):
+        folder.mkdir(parents=True)
+    (store / "weights").write_text("shared")
+    (state / "usage" / "ledger.sqlite").touch()
+    (state / "huggingface" / "token\nof two lines").touch()
+    # The cache is a mount itself; both are binds of a folder on the same file system, so with the same device number.
+    script = (
+        f'mount --bind "{store}" "{models}" && mount --bind "{store}" "{cache}" && '
+        f'scripts/uninstall --purge --dry-run --root "{top}" && test -e "{state}/usage/ledger.sqlite" && '
+        f'scripts/uninstall --purge --root "{top}"'
+    )
+    private = ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--mount")
+    done = run(*private, "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert (store / "weights").read_text() == "shared"
+    assert [path for path in top.rglob("*") if path.is_file()] == []
+    assert models.is_dir()
+    assert cache.is_dir()
+    assert sorted(path.name for path in state.iterdir()) == ["huggingface"]
+    assert not (top / "etc/numa-launcher").exists()
+    for mount in (models, cache):
+        assert done.stdout.count(f"left: {mount} is a mount") == 2
+
+
+def test_of_a_link_in_place_of_a_folder_only_the_link_is_removed(tmp_path: Path) -> None:
+    top, disk = tmp_path / "top", tmp_path / "disk"
+    disk.mkdir()
+    (disk / "weights").touch()
+    (top / "var/lib").mkdir(parents=True)
+    link = top / "var/lib/numa-launcher"
+    link.symlink_to(disk)
+    done = run("scripts/uninstall", "--purge", "--root", str(top))
+    assert done.returncode == 0, done.stderr
+    assert f"left: {link} is a link to {disk}" in done.stdout
+    assert not link.is_symlink()
+    assert (disk / "weights").exists()
+
+
+def test_help_names_what_purge_removes() -> None:
+    text = run("scripts/uninstall", "--help").stdout
+    assert "usage ledger" in text
+    assert "mount" in text

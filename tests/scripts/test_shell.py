@@ -163,3 +163,83 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
         (tmp_path / "usr/bin" / name).touch(mode=0o755)
     there = f"export NUMA_LAUNCHER_TEST_PROMETHEUS={tmp_path}; apt-get() {{ return 1; }}; "
     assert lib(there + "fetch_prometheus", tmp_path).returncode == 0
+
+
+def packaged_checkout(tmp_path: Path) -> Path:
+    """A checkout with one file of each packaged kind."""
+    checkout = tmp_path / "checkout"
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    for name in (
+        "scripts/lib.sh", "scripts/torch_cpu.py", "scripts/compile", "scripts/compile_modules.py", "launcher/__init__.py",
+        "launcher/fleet/haproxy.cfg", "launcher/accounts/references.toml", "launcher/dashboard/static/index.html",
+    ):  # fmt: skip
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, checkout / name)
+    return checkout
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "launcher/__init__.py", "launcher/fleet/haproxy.cfg", "launcher/accounts/references.toml",
+        "launcher/dashboard/static/index.html", "pyproject.toml", "README.md", "scripts/compile_modules.py",
+    ],
+)  # fmt: skip
+def test_a_change_of_any_packaged_file_is_installed(tmp_path: Path, changed: str) -> None:
+    checkout = packaged_checkout(tmp_path)
+    ask = "editable=no; fingerprint command"
+    before = lib(ask, checkout).stdout
+    assert before == lib(ask, checkout).stdout
+    assert len(before.strip()) == 64
+    with (checkout / changed).open("a") as file:
+        file.write("\n# changed\n")
+    assert lib(ask, checkout).stdout != before
+
+
+def test_what_python_leaves_in_a_checkout_is_no_change(tmp_path: Path) -> None:
+    checkout = packaged_checkout(tmp_path)
+    before = lib("editable=no; fingerprint command", checkout).stdout
+    (checkout / "launcher/__pycache__").mkdir()
+    (checkout / "launcher/__pycache__/__init__.cpython-311.pyc").write_bytes(b"x")
+    (checkout / "launcher/core.cpython-311-x86_64-linux-gnu.so").write_bytes(b"x")
+    (checkout / "launcher/compiled.sha256").write_bytes(b"x")
+    assert lib("editable=no; fingerprint command", checkout).stdout == before
+
+
+def test_an_installation_leaves_the_checkout_as_it_was(tmp_path: Path) -> None:
+    """setuptools builds inside the folder that pip is given: an installation as root gives it a copy."""
+    checkout = packaged_checkout(tmp_path)
+    (checkout / "build" / "lib").mkdir(parents=True)
+    (checkout / "build" / "lib" / "old.py").touch()
+    before = files_of(checkout)
+    pip = tmp_path / "python"
+    # A pip that leaves in the folder that it installs from what setuptools leaves there.
+    pip.write_text(
+        "#!/bin/sh\n"
+        'for word; do last=$word; done\ncase $last in *"[command]") from=${last%"[command]"};; *) exit 0;; esac\n'
+        f'mkdir -p "$from/build/lib" "$from/numa_launcher.egg-info"; touch "$from/build/lib/new.py"\n'
+        f'ls -R "$from" >{tmp_path}/seen\n'
+    )
+    pip.chmod(0o755)
+    (tmp_path / "venv").mkdir()
+    done = lib(
+        f"editable=no; venv={tmp_path}/venv; state={tmp_path}; python={pip}; make_venv() {{ :; }}; check_disk() {{ :; }}; "
+        "install_launcher command",
+        checkout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = (tmp_path / "seen").read_text()
+    assert "haproxy.cfg" in seen
+    assert "new.py" in seen
+    assert "old.py" not in seen, "setuptools would install modules that are no more"
+    assert files_of(checkout) == before

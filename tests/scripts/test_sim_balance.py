@@ -13,6 +13,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sim-balance"
 
 
+@pytest.mark.release
 def test_each_mechanism_is_switched_off(tmp_path: Path) -> None:
     kept = tmp_path / "ablation.json"
     done = subprocess.run(
@@ -37,6 +38,7 @@ def test_each_mechanism_is_switched_off(tmp_path: Path) -> None:
     assert any(ratio != 1.0 for cells in waiting.values() for ratio in cells["12 prompts"])
 
 
+@pytest.mark.slow
 def test_predictions_of_first_tokens(tmp_path: Path) -> None:
     kept = tmp_path / "predictions.json"
     workloads = "chat,long prompts,mixed,prefix-heavy"

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.telemetry.engine_metrics import EngineMetrics, parse
 from launcher.telemetry.merge import Merger, Page
-from launcher.telemetry.vllm_metrics import EngineMetrics, parse
 
 NAMES = (
     "vllm:num_requests_running",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.telemetry import metrics
-from launcher.telemetry.rendering import render, to_markdown
-from launcher.telemetry.spec import MetricKind
+from launcher.telemetry.machine_metrics import MetricKind
+from launcher.telemetry.metrics import render, to_markdown
 from launcher.telemetry.timings import Timings
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

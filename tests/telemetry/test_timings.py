@@ -6,7 +6,7 @@ import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from launcher.telemetry.rendering import render
+from launcher.telemetry.metrics import render
 from launcher.telemetry.timings import FIRST_TOKEN_BOUNDS, Timings
 
 

@@ -52,11 +52,13 @@ def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     repo, tests = folder / "repo", ROOT / "tests"
     for name in ("scripts", "systemd", "configs"):
         shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(tests / "fake_engine.py", repo)
-    (folder / "instances").mkdir()
-    for name in ("conftest.py", "test_spawner_contract.py"):
-        shutil.copy(tests / "instances" / name, folder / "instances")
-    files = [wheel, tests / "fakes.py", tests / "conftest.py", ROOT / "pyproject.toml"]
+    shutil.copy(tests / "support" / "fake_engine.py", repo)
+    for name in (
+        "instances/conftest.py", "instances/test_spawner_contract.py", "support/fakes.py", "support/processes.py",
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(tests / name, folder / name)
+    files = [wheel, tests / "conftest.py", ROOT / "pyproject.toml"]
     files += [GUEST / name for name in ("notes.py", "load.py", "contract")]
     facts = recorded("oncall", "nps2", folder, files)
     facts["load"] = [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()]
@@ -101,7 +103,7 @@ def of_units(
 ) -> dict[str, Any]:
     """The facts that a script of guest/ recorded on a host with the shipped units; `more`: files of guest/ that it needs."""
     guest = [GUEST / name for name in ("notes.py", "units.py", *more)]
-    files = [wheel, ROOT / "tests" / "fake_engine.py", *guest, *(ROOT / "systemd").iterdir()]
+    files = [wheel, ROOT / "tests" / "support" / "fake_engine.py", *guest, *(ROOT / "systemd").iterdir()]
     return recorded(script, layout, folders.mktemp(script), files)
 
 

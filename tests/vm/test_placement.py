@@ -8,7 +8,7 @@ from typing import Any
 
 from vm.vm import LAYOUTS
 
-from launcher.cpuset import CpuSet
+from launcher.base.cpuset import CpuSet
 
 # Memory that each fake engine touches (guest/observe.py); its interpreter takes about 30 MiB more.
 ALLOCATED = 48 << 20

@@ -1,6 +1,6 @@
 """`tune --stop-service` in a virtual host with systemd: killed, terminated, resumed; guest/tune.py records the facts.
 
-In CI tests/integration kills and resumes tune, and tests/tuning/test_service.py has the commands to systemd.
+In CI tests/integration kills and resumes tune, and tests/measure/tune/test_service.py has the commands to systemd.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// What a cpu is used for: its sign and words, as on the terminal (launcher/topology/picture.py and draw.py).
+// What a cpu is used for: its sign and words, as on the terminal (launcher/machine/picture.py and draw.py).
 const SIGNS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 // In the order of the legend.

@@ -6,8 +6,14 @@ from typing import Any
 
 import msgspec
 
-from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
-from launcher.proxy.continuation.transcript import UNREADABLE, Transcript, silent
+from launcher.proxy.continuation.continuation import (
+    Complete,
+    Continuation,
+    EngineTraits,
+    NotExact,
+    plan_continuation,
+)
+from launcher.proxy.continuation.transcript import PARSED_BYTES, UNREADABLE, Transcript, silent
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
 
@@ -69,6 +75,8 @@ class Splicer:
         if data == b"[DONE]":
             self._no_overlap_left()
             return event
+        if len(event) > PARSED_BYTES and len(take_list(event, PROMPT_KEY)[0]) > PARSED_BYTES:
+            raise Diverged("diverged: an event is too large")
         try:
             chunk = msgspec.json.decode(data, type=dict[str, Any])
             # Without choices it is an error event, which ends the stream.

@@ -31,6 +31,9 @@ from launcher.proxy.sse.tracker import EVENT_END, event_data
 TEXT_BYTES: Final = 256 * 1024
 """Text that one stream may keep, in bytes: about 60,000 tokens, more than the context of most models."""
 
+PARSED_BYTES: Final = 64 * 1024
+"""The most bytes of one event that are read: one token's text is shorter, and longer JSON takes too long (6 ms of CPU)."""
+
 UNREADABLE: Final = (
     msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, ValueError, AttributeError, LookupError,
 )  # fmt: skip
@@ -191,6 +194,9 @@ class Transcript:
 
     def _parse(self, event: bytes) -> bytes | None:
         """The escaped text of an event of any shape; None where it has none."""
+        if len(event) > PARSED_BYTES:
+            self._give_up(f"an event of more than {PARSED_BYTES} bytes")
+            return None
         data = event_data(event)
         if data is None:
             return None

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import assert_never
 
+from launcher.accounts.budgets import Budgets
+from launcher.accounts.spending import NOTHING, Spent
+from launcher.accounts.timeline import What
+from launcher.balancing.prefix_cache import fingerprint
+from launcher.balancing.upstreams import Demand, InstanceId, Ticket
+from launcher.base.api_errors import HttpError, unavailable
 from launcher.config.schema import Proxy
-from launcher.proxy.balancing.demand import Demand, InstanceId
-from launcher.proxy.balancing.prefix_cache import fingerprint
-from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.continuation.eligibility import may_ask_ids
-from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS
+from launcher.proxy.continuation.next_request import CHAT, COMPLETIONS, may_ask_ids
 from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.dispatch.executor import Responder
 from launcher.proxy.dispatch.instances import Instances
-from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.downstream.uploads import LARGE_BYTES
-from launcher.proxy.errors import HttpError, unavailable
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.body import MAX_PRIORITY, read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.forms import FormReader
 from launcher.proxy.openai.json_reader import JsonReader
+from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
+from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
-from launcher.proxy.request.model_traits import ModelTraits
-from launcher.proxy.request.most_tokens import most_tokens
-from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES
+from launcher.proxy.request.most_tokens import most_tokens, prompt_within_context, within_context
 from launcher.proxy.request.record import BodyReader, Post, Request
-from launcher.proxy.routes import Kind, Match
+from launcher.proxy.routes import Kind, Match, Stream, UsageBy
 from launcher.proxy.upstream.overflow import Overflow
-from launcher.timeline import What
-from launcher.usage.budgets import Budgets
-from launcher.usage.spending import NOTHING, Spent
 
 TOOLS_BYTES = 1 << 20  # by so many bytes one list of tools is told from another
 LOGGED_BYTES = 1 << 20  # of a body, with `log_prompts`
@@ -96,7 +95,7 @@ class Admission:
         pinned = None if stored is None else self._instances.holder(stored)
         demand = self._demand(request, found, said, pinned, now)
         if demand.stream:
-            request.usage_ask = self._usage_ask(request, said)
+            request.usage_ask = self._usage_ask(request, found.route.stream, said)
         ready = bool(self._balancer.table.of(request.model))
         if not ready and not self._instances.was_ready(request.model):
             message = f"no instance of {request.model or 'any model'} is ready"
@@ -111,7 +110,7 @@ class Admission:
         self._enqueue(request, ticket, now, ready=ready)
 
     def enqueue(self, request: Request, _event: Event, now: float) -> None:
-        """Again, at the place of its arrival; it may wait there as long as any other."""
+        """Again, at the place of its arrival; it may wait there as long as any other, over all its attempts."""
         ticket = request.ticket
         if ticket is None:
             raise AssertionError("no instance is asked without a ticket")
@@ -120,6 +119,9 @@ class Admission:
     def _enqueue(self, request: Request, ticket: Ticket, now: float, *, ready: bool) -> None:
         proxy = self._proxy
         wait_s = proxy.queue_timeout_s if ready else min(proxy.queue_timeout_s, proxy.park_timeout_s)
+        if (failures := request.failures) is not None:
+            wait_s = min(wait_s, proxy.queue_timeout_s - failures.queued_s)
+            failures.queued_since = now
         ticket.deadline = now + wait_s
         if not self._instances.enqueue(request, ticket, now):
             self._responder.plan_comment(request, now)
@@ -144,7 +146,7 @@ class Admission:
         """What reads a large body as it comes. Raises HttpError."""
         route = None if request.match is None else request.match.route
         if route is not None and route.kind is Kind.JSON:
-            return JsonReader(route.prompt)
+            return JsonReader(route.prompt, route.path)
         if route is not None and route.kind is Kind.FORM:
             # A second field would be another form; joined they are none.
             return FormReader(", ".join(request.head.all(b"content-type")))
@@ -156,12 +158,13 @@ class Admission:
         if self._proxy.log_prompts and body:
             _log_prompt(request)
         if kind is Kind.JSON and len(body) <= LARGE_BYTES:
-            said = read_body(body, found.route.prompt)
+            said = read_body(body, found.route.prompt, found.route.path)
         else:
             said = (request.body_reader or self._reader(request)).finish(body)
             if kind is not Kind.FORM and kind is not Kind.JSON:
                 return said
         request.model, request.adapter = self._traits.resolve(said.model)
+        said.max_tokens = within_context(said.max_tokens, self._traits.context_tokens(request.model))
         return said
 
     def _demand(
@@ -169,8 +172,8 @@ class Admission:
     ) -> Demand:
         """What it costs, taken from what its key may have. Raises HttpError."""
         route, balancer = found.route, self._balancer
-        streamed = said.stream and route.streams
-        computes = bool(route.prompt) or route.kind is Kind.FORM
+        streamed = said.stream and route.stream is not None
+        computes = route.computes
         prompt = read_prompt(said.prompt, said.media) if said.prompt else _NO_PROMPT
         size, adapter = prompt.size, request.adapter
         if request.grant is not None:
@@ -190,7 +193,8 @@ class Admission:
         )
         return Demand(
             request.model,
-            tokens,
+            # The engine refuses what is beyond its context.
+            prompt_within_context(tokens, request.path, said, self._traits.context_tokens(request.model)),
             balancer.output_tokens(said.max_tokens, said.n) if computes else 0,
             fingerprint(prompt.text, salt) if size else (),
             len(request.body),
@@ -202,6 +206,7 @@ class Admission:
             pinned=pinned,
             stream=streamed,
             wished=request.wished,
+            takes_place=computes,
         )
 
     def _transcript(self, request: Request, said: RequestBody) -> Transcript | None:
@@ -211,13 +216,20 @@ class Admission:
         asks_ids = self._traits.asks_ids(request.model) and said.n == 1 and not said.tools
         return Transcript(token_ids=asks_ids and may_ask_ids(request.body))
 
-    def _usage_ask(self, request: Request, said: RequestBody) -> UsageAsk:
+    def _usage_ask(self, request: Request, stream: Stream | None, said: RequestBody) -> UsageAsk:
         """How the usage of a stream is asked for, whether its client wants it or not."""
-        if request.path not in {CHAT, COMPLETIONS} or not self._traits.asks_usage(request.model):
+        if stream is None or not self._traits.asks_usage(request.model):
             return UsageAsk.NO
-        ask = usage_ask(said.stream_options)
-        too_large = ask is UsageAsk.CHANGED and len(request.body) > MAX_REWRITTEN_BYTES
-        return UsageAsk.NO if too_large else ask
+        match stream.usage:
+            case UsageBy.ENGINE:
+                return UsageAsk.NO
+            case UsageBy.FORM_FIELD:
+                return UsageAsk.NO if said.stream_options else UsageAsk.FORM_FIELD
+            case UsageBy.STREAM_OPTIONS:
+                ask = usage_ask(said.stream_options)
+                too_large = ask is UsageAsk.CHANGED and len(request.body) > MAX_REWRITTEN_BYTES
+                return UsageAsk.NO if too_large else ask
+        assert_never(stream.usage)
 
     def _charge(self, request: Request, said: RequestBody, size: int, now: float) -> None:
         """Take it from what the API key may have; `size`: bytes of its prompt, 0: none is computed."""

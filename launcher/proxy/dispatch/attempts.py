@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 
-from launcher.printable import quoted
-from launcher.proxy.continuation.eligibility import ASK_IDS
+from launcher.accounts.timeline import What
+from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.base.text import quoted
+from launcher.proxy.continuation.next_request import ASK_IDS
+from launcher.proxy.dispatch.executor import Responder
 from launcher.proxy.dispatch.instances import Instances
-from launcher.proxy.dispatch.responding import Responder
 from launcher.proxy.dispatch.streaming import Streaming
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.http1.requests import KEY_FIELDS, upstream_head
-from launcher.proxy.observability.trace_context import FIELDS
-from launcher.proxy.observability.tracing import RequestTracing
-from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, with_usage
-from launcher.proxy.openai.token_bounds import SaidUsage
+from launcher.proxy.observability.timelines import FIELDS, RequestTracing
+from launcher.proxy.openai.prompts import SaidUsage
+from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, usage_field, with_usage
 from launcher.proxy.request.actions import State
 from launcher.proxy.request.events import AnswerReceived, AttemptFailed, BytesArrived, Diverged, Event
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.proxy.upstream.overflow_endpoint import MAX_REASON, Left, OverflowCall
-from launcher.timeline import What
 
 Body = bytes | bytearray | memoryview
 
@@ -60,6 +59,8 @@ class Attempts:
         request.attempts += 1
         if request.bound is None:
             request.bound = now
+        if request.failures is not None:
+            request.failures.note_bound(now)
         if request.steps is not None:
             request.note(What.SENT, now, upstream=upstream)
         if ticket.demand.stream:
@@ -170,6 +171,8 @@ def _body(request: Request) -> tuple[bytes, Body]:
 
 def _asking(body: bytes | bytearray, usage: UsageAsk, *, ids: bool) -> tuple[bytes, Body]:
     """A large body is not copied."""
+    if usage is UsageAsk.FORM_FIELD:
+        return usage_field(body), body
     if usage is UsageAsk.CHANGED:
         body = with_usage(body)
     asked = (ASK_USAGE if usage is UsageAsk.ADDED else b"") + (ASK_IDS if ids else b"")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.printable import quoted
-from launcher.proxy.auth.api_keys import OPEN_PATHS, ApiKeys
+from launcher.accounts.budgets import Budgets
+from launcher.base.api_errors import HttpError, unavailable, unrecorded
+from launcher.base.text import quoted
+from launcher.keys.api_keys import OPEN_PATHS, ApiKeys
 from launcher.proxy.dispatch.registry import RequestRegistry
-from launcher.proxy.downstream.cors import Cors
-from launcher.proxy.downstream.upload_memory import FREE_BYTES
-from launcher.proxy.downstream.uploads import too_large
-from launcher.proxy.errors import HttpError, unavailable, unrecorded
-from launcher.proxy.request.answer import Answer, own_head
+from launcher.proxy.downstream.origin import Cors
+from launcher.proxy.downstream.uploads import FREE_BYTES, too_large
 from launcher.proxy.request.events import Event, PageReady
+from launcher.proxy.request.ports import Answer, own_head
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
-from launcher.usage.budgets import Budgets
 
 _TEXT = "text/plain"
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})

@@ -10,28 +10,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import Ending, FullError, InstanceId, LateError, Ticket, Upstream
+from launcher.base.api_errors import HttpError, too_many, unavailable
 from launcher.config.schema import Proxy
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Ending, FullError, InstanceId, LateError
-from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.dispatch.occupancy import Occupancy, Occupied
-from launcher.proxy.dispatch.traffic import Traffic, hung
-from launcher.proxy.errors import HttpError, too_many, unavailable
-from launcher.proxy.observability.counters import Counters
-from launcher.proxy.request.events import (
-    AttemptFailed,
-    Bound,
-    Event,
-    InstanceDied,
-    NoCapacity,
-    PredictedLate,
-)
+from launcher.proxy.dispatch.traffic import Occupancy, Occupied, Traffic, hung
+from launcher.proxy.observability.stats import Counters
+from launcher.proxy.request.events import AttemptFailed, Bound, Event, InstanceDied, NoCapacity, PredictedLate
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
-from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.pool import ConnectionPool
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.proxy.upstream.pool import ConnectionPool, Endpoint
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 STORED_RESPONSES = 65536  # ids of stored responses whose instance is remembered; the oldest are forgotten
 GONE_GRACE_S = 0.2  # what a dead instance had sent already may still be read
@@ -133,11 +122,10 @@ class Instances:
             self._post(request, PredictedLate())
             return True
         except FullError as full:
-            queue = self.balancer.queue
-            bound = "requests" if queue.count >= queue.max_requests else "bytes"
-            self._counters.queue_rejected[bound] += 1
-            self._post(request, NoCapacity(too_many(full.reason, full.retry_after_s)))
+            self._refuse(request, full)
             return True
+        for displaced, full_for_it in self.balancer.displaced():
+            self._refuse(self._waiting.pop(displaced), full_for_it)
         request.predicted_s = ticket.predicted_s
         if upstream is not None:
             self._post(request, Bound())
@@ -145,6 +133,10 @@ class Instances:
         self._waiting[ticket] = request
         self._arm(now)
         return False
+
+    def _refuse(self, request: Request, full: FullError) -> None:
+        self._counters.queue_rejected[full.bound] += 1
+        self._post(request, NoCapacity(too_many(full.reason, full.retry_after_s)))
 
     def withdraw(self, ticket: Ticket, now: float) -> None:
         """It waits no more; one that is bound and was not sent leaves its instance."""
@@ -236,14 +228,15 @@ class Instances:
     ) -> None:
         self._counters.slot(upstream.slot, upstream.model).broken += not request.committed
         self._suspect(upstream, event.reason, now)
-        if event.answer is None:
+        failures = request.failures
+        if failures is None or upstream not in failures.blamed:
             self._blame(upstream, now)
-            traffic = self._traffic.get(upstream.key)
-            if attempt.reached and traffic is not None and traffic.upstream is upstream:
-                traffic.note_break(request, now)
+        traffic = self._traffic.get(upstream.key)
+        if event.answer is None and attempt.reached and traffic is not None and traffic.upstream is upstream:
+            traffic.note_break(request, now)
 
     def settle(self, request: Request, _event: Event, now: float) -> None:
-        """Another instance did better: those that answered 5xx before were at fault."""
+        """Another instance did better: those that answered 5xx, or nothing, were at fault."""
         failures = request.failures
         if failures is not None:
             for upstream in failures.blamed:
@@ -299,6 +292,12 @@ class Instances:
             return False
         return traffic.upstream.in_flight < traffic.upstream.max_num_seqs
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """The event loop did not run for so long: neither silence of an instance nor a wait for one."""
+        self.balancer.queue.extend(seconds)
+        for traffic in self._traffic.values():
+            traffic.excuse(seconds, now)
+
     def tick(self, now: float) -> None:
         for ticket in self.balancer.queue.expired(now):
             request = self._waiting.pop(ticket)
@@ -321,7 +320,7 @@ class Instances:
         Where other instances can take them, new requests go there for a while, and one request leaves a full instance, so
         that the supervisor's probe need not wait. An instance that runs one request at a time keeps it.
         """
-        upstream, requests = traffic.upstream, len(traffic.attempts)
+        upstream, requests = traffic.upstream, sum(1 for _ in traffic.computing())
         prefill_s = self._proxy.first_token_timeout_per_1k_s * traffic.largest_prompt() / 1000
         if (silent_s := traffic.silent_s(now)) <= self._proxy.hung_timeout_s + prefill_s:
             return
@@ -334,7 +333,7 @@ class Instances:
         if not spare:
             return
         self._eject(upstream, now)
-        waiting = [attempt for attempt, request in traffic.attempts.items() if not request.committed]
+        waiting = [attempt for attempt in traffic.computing() if not attempt.request.committed]
         if waiting and upstream.in_flight >= upstream.max_num_seqs:
             waiting[-1].fail(reason)
 

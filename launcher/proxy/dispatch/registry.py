@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.timeline import Timeline
+from launcher.balancing.balancer import Balancer
 from launcher.config.schema import Proxy
-from launcher.proxy.accounting import NO_TOKENS, Accounting, entry_of, tokens_of
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.observability.counters import Counters
+from launcher.proxy.ended import NO_TOKENS, Accounting, entry_of, tokens_of
+from launcher.proxy.observability.stats import Counters
 from launcher.proxy.observability.timelines import Timelines, so_far
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.events import CommentDue, Event, ServerStopped
@@ -16,8 +19,6 @@ from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.telemetry.timings import Timings
-from launcher.timeline import Timeline
-from launcher.usage.entry import Entry
 
 
 class RequestRegistry:
@@ -137,6 +138,15 @@ class RequestRegistry:
         for request in tuple(self._in_flight):
             self._post(request, ServerStopped(reason))
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """No upstream could be read for so long."""
+        for request in self._in_flight:
+            if request.failures is not None:
+                request.failures.excuse(seconds)
+            attempt = request.attempt
+            if isinstance(attempt, Attempt):
+                attempt.excuse(seconds, now)
+
     def tick(self, now: float) -> None:
         """Called a few times a second: what took too long?"""
         for request in tuple(self._in_flight):
@@ -153,6 +163,31 @@ class RequestRegistry:
             and attempt.connection is not None
         ):
             attempt.connection.disarm()
-        reads = attempt.watch(now, request.first_byte_timeout_s, self._idle_timeout_s)
+        reads = attempt.watch(now, request.first_byte_left_s, self._idle_timeout_s)
         if reads and request.ticket is not None and request.attempt is attempt:
             self._balancer.progress(request.ticket, reads)
+
+
+# --- How often the proxy's clock looks for what is due. ---
+
+TICK_MAX_S: Final = 0.25  # deadlines are held this exactly; shorter where one that is set is short
+TICK_MIN_S: Final = 0.01
+
+
+def tick_interval_s(proxy: Proxy) -> float:
+    """A quarter of the shortest deadline, within the bounds."""
+    shortest = min(
+        proxy.header_timeout_s,
+        proxy.body_timeout_s,
+        proxy.idle_timeout_s,
+        proxy.first_token_timeout_s,
+        proxy.answer_timeout_s,
+        proxy.queue_timeout_s,
+        proxy.park_timeout_s,
+        proxy.keepalive_comment_s,
+        proxy.hung_timeout_s,
+        proxy.client_stall_timeout_s,
+        proxy.client_grace_s,
+        proxy.client_keepalive_s,
+    )
+    return max(TICK_MIN_S, min(TICK_MAX_S, shortest / 4))

@@ -6,23 +6,23 @@ the upstream's connection (sse/fast_path.py), which is armed here.
 
 from __future__ import annotations
 
-from launcher.proxy.balancing.balancer import Balancer
+from launcher.accounts.timeline import What
+from launcher.balancing.balancer import Balancer
 from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.openai.answers import USAGE_BYTES, begins_response, response_id, usage_of
+from launcher.proxy.openai.models import ModelTraits
+from launcher.proxy.openai.prompts import said_usage
 from launcher.proxy.openai.stream_options import UsageAsk
-from launcher.proxy.openai.token_bounds import said_usage
-from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
-from launcher.proxy.request.model_traits import ModelTraits
+from launcher.proxy.request.ports import Answer
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.sse.fast_path import NO_USAGE
-from launcher.proxy.sse.usage_event import USAGE_KEY, without_usage
+from launcher.proxy.sse.tracker import USAGE_KEY, without_usage
 from launcher.proxy.upstream.attempt import Attempt
-from launcher.proxy.upstream.overflow_cost import has_output
+from launcher.proxy.upstream.overflow_endpoint import has_output
 from launcher.telemetry.timings import Timings
-from launcher.timeline import What
 
 RESPONSES = "/v1/responses"
 
@@ -85,6 +85,7 @@ class Streaming:
         if USAGE_KEY in events:
             self.learn_usage(request, events)
             if request.usage_ask is not UsageAsk.NO and (told := without_usage(events)) is not events:
+                self._traits.note_usage_told(request.model, request.overflow)
                 events, raw = told, None
         transcript = request.transcript  # it takes out token ids that the client did not ask for
         told = events if transcript is None else transcript.feed(events)
@@ -110,7 +111,7 @@ class Streaming:
             self._write(request, attempt, data, raw, clean=clean)
         else:
             attempt.start(data, raw, clean=clean)
-        if attempt.tracker is not None and not attempt.has_output:
+        if attempt.tracker is not None and not attempt.has_output and not attempt.tracker.quiet:
             self._note_output(request, attempt, data)
 
     def _spliced(self, request: Request, attempt: Attempt, splice: Splicer, events: bytes) -> bytes:
@@ -143,7 +144,7 @@ class Streaming:
         ):
             return
         if request.transcript is None:
-            connection.arm_any(request.client.write)
+            connection.arm_any(request.client.write, end=tracker.end)
         else:
             request.transcript.arm(connection, request.client.write)
 

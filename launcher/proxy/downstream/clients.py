@@ -7,16 +7,15 @@ import uuid
 from collections.abc import Iterator
 from itertools import count
 
+from launcher.base.api_errors import HttpError
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.connection import DownstreamConnection
-from launcher.proxy.downstream.forwarded import TrustedProxies, appended, wished_slot
-from launcher.proxy.downstream.handshakes import Handshakes
+from launcher.proxy.downstream.origin import TrustedProxies, appended, wished_slot
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.downstream.tls import ServerTls
-from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.errors import HttpError
+from launcher.proxy.downstream.tls import Handshakes, ServerTls
+from launcher.proxy.downstream.uploads import UploadMemory
 from launcher.proxy.http1.requests import RequestHead
-from launcher.proxy.observability.counters import Counters
+from launcher.proxy.observability.stats import Counters
 from launcher.proxy.request.events import ConnectionDue, HeadReceived, Refused, RequestReceived
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Match, match, split_target
@@ -134,6 +133,11 @@ class Clients:
         for client in tuple(self._open):
             if client.due(now):
                 self.post(client.answering or self._unread(client), ConnectionDue())
+
+    def excuse(self, seconds: float) -> None:
+        """This process could not read for so long."""
+        for client in self._open:
+            client.excuse(seconds)
 
     def stop(self) -> None:
         """No connection is accepted any more. From here on one that has been answered is closed."""

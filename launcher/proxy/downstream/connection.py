@@ -1,6 +1,7 @@
 """One client's connection: HTTP/1.1 requests in, one after the other, answers out.
 
-Requests are read strictly (http1); a second one on the connection waits until the first is answered. Each wait has a
+Requests are read strictly (http1); a second one on the connection waits until the first is answered, and for the next
+turn of the event loop: pipelined requests take one turn each, so that they delay no other connection. Each wait has a
 deadline: for a whole head, between two pieces of a body, for the next request. The server's clock calls `tick`; there
 are no other timers.
 """
@@ -10,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import select
 import sys
 import termios
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, cast
 
+from launcher.base.api_errors import HttpError
 from launcher.proxy.downstream import uploads
-from launcher.proxy.downstream.forwarded import peer_name
-from launcher.proxy.downstream.pace import Pace
+from launcher.proxy.downstream.origin import peer_name
+from launcher.proxy.downstream.slow_clients import Pace
 from launcher.proxy.downstream.uploads import Upload
-from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.fields import head_end
 from launcher.proxy.http1.requests import REPEATED_BYTES, RequestHead, parse_request
 from launcher.proxy.request.actions import State
@@ -71,12 +73,13 @@ class _State(Enum):
     HEAD = "waiting for a request's head"
     BODY = "receiving its body"
     BUSY = "answering"
+    NEXT = "answered: the next turn of the event loop looks for another request"
     LINGER = "closing: input is discarded"
 
 
 class DownstreamConnection(asyncio.Protocol):
     __slots__ = (
-        "_buffer", "_deadline", "_last_head", "_loop", "_owner", "_pace", "_paused_reading", "_request", "_scanned",
+        "_at", "_buffer", "_deadline", "_last_head", "_loop", "_owner", "_pace", "_paused_reading", "_request", "_scanned",
         "_served", "_state", "_transport", "_unsent", "_upload", "paused", "write",
     )  # fmt: skip
 
@@ -88,6 +91,7 @@ class DownstreamConnection(asyncio.Protocol):
         self._state = _State.HEAD
         self._deadline: float | None = None
         self._buffer = b""
+        self._at = 0  # in `_buffer`: where the next request begins
         self._scanned = 0
         self._request: Request | None = None
         self._upload: Upload | None = None  # the present request's body, while it comes
@@ -113,7 +117,7 @@ class DownstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state = _State.LINGER
-        self._buffer = b""
+        self._clear()
         self._owner.closed(self)
         self._drop_upload()
         request, self._request = self._request, None
@@ -132,7 +136,7 @@ class DownstreamConnection(asyncio.Protocol):
         state = self._state
         if state is _State.HEAD and not self.paused:
             if self._buffer:
-                self._buffer += data
+                self._append(data)
             else:
                 self._buffer = data
                 self._deadline = None
@@ -141,39 +145,52 @@ class DownstreamConnection(asyncio.Protocol):
             if self._upload is not None:
                 self._upload.take(data)
         elif state is not _State.LINGER:  # the next request waits for the present one
-            self._buffer += data
+            self._append(data)
             if len(self._buffer) > AHEAD_BYTES:
                 self.pause_reading()
 
-    def _read(self) -> None:
-        """Take whole requests out of the buffer while none is being answered."""
-        while self._state is _State.HEAD and self._buffer and not self.paused:
-            try:
-                end = head_end(self._buffer, self._scanned)
-                if end < 0:
-                    self._scanned = len(self._buffer)
-                    if self._deadline is None:
-                        self._deadline = self._loop.time() + self._owner.header_timeout_s
-                    return
-                head = parse_request(self._buffer[:end], self._last_head)
-            except HttpError as refusal:
-                self._buffer = b""
-                self._owner.turn_away(self, refusal)
-                return
-            rest = self._buffer[end:]
-            self._scanned = 0
-            self._last_head = head if end <= REPEATED_BYTES else None
-            self._begin(head, rest)
+    def _append(self, data: bytes) -> None:
+        self._buffer = self._buffer[self._at :] + data
+        self._at = 0
 
-    def _begin(self, head: RequestHead, rest: bytes) -> None:
-        length = head.length or 0
-        body = None
-        if head.chunked or len(rest) < length:
+    def _clear(self) -> None:
+        self._buffer, self._at = b"", 0
+
+    def _read(self) -> None:
+        """Take one request out of the buffer, where a whole head is there."""
+        buffer, at = self._buffer, self._at
+        try:
+            end = head_end(buffer, self._scanned, at)
+            if end < 0:
+                self._scanned = len(buffer) - at
+                if self._deadline is None:
+                    self._deadline = self._loop.time() + self._owner.header_timeout_s
+                return
+            head = parse_request(buffer[at:end], self._last_head)
+        except HttpError as refusal:
+            self._clear()
+            self._owner.turn_away(self, refusal)
+            return
+        self._scanned = 0
+        self._last_head = head if end - at <= REPEATED_BYTES else None
+        self._begin(head, end)
+
+    def _begin(self, head: RequestHead, end: int) -> None:
+        """`end`: of the head, in the buffer."""
+        buffer, body, rest = self._buffer, None, b""
+        stop = end + (head.length or 0)
+        if head.chunked or stop > len(buffer):
             self._state = _State.BODY
-            self._buffer = b""
+            rest = buffer[end:]
+            self._clear()
+            self.resume_reading()
         else:
             self._state = _State.BUSY
-            body, self._buffer = (rest, b"") if len(rest) == length else (rest[:length], rest[length:])
+            body = buffer[end:stop]
+            if stop == len(buffer):
+                self._buffer, self._at = b"", 0
+            else:
+                self._at = stop
         self._deadline = None
         self._unsent = 0
         request = self._owner.begin(self, head, body)
@@ -191,9 +208,9 @@ class DownstreamConnection(asyncio.Protocol):
     def body_ended(self, rest: bytes) -> None:
         self._upload = None
         self._state = _State.BUSY
-        self._buffer = rest
+        self._buffer, self._at = rest, 0
         if len(rest) <= AHEAD_BYTES:
-            self.resume_reading()  # else the client could not be seen to leave
+            self.resume_reading()
 
     def _drop_upload(self) -> None:
         if self._upload is not None:
@@ -225,7 +242,7 @@ class DownstreamConnection(asyncio.Protocol):
         if self._request is not None:
             self._owner.post(self._request, ClientResumed())
         elif self._state is _State.HEAD and (self._buffer or self._paused_reading):
-            self._loop.call_soon(self._next)
+            self._plan_next()
 
     @property
     def body_missing(self) -> bool:
@@ -249,20 +266,28 @@ class DownstreamConnection(asyncio.Protocol):
         self._state = _State.HEAD
         self._deadline = self._loop.time() + self._owner.keepalive_s
         if (self._buffer or self._paused_reading) and not self.paused:
-            self._loop.call_soon(self._next)
+            self._plan_next()
+
+    def _plan_next(self) -> None:
+        self._state = _State.NEXT
+        self._loop.call_soon(self._next)
 
     def _next(self) -> None:
+        if self._state is not _State.NEXT:
+            return  # it was closed meanwhile
+        self._state = _State.HEAD
         if self.paused:
             return
-        self.resume_reading()
-        if self._state is _State.HEAD and self._buffer:
+        if len(self._buffer) - self._at <= AHEAD_BYTES:
+            self.resume_reading()
+        if self._buffer:
             self._deadline = None
             self._read()
 
     def _finish(self, *, linger: bool) -> None:
         """Take no further request. Unread input would reset the connection under the answer: `linger` discards it."""
         self._state = _State.LINGER
-        self._buffer = b""
+        self._clear()
         self._drop_upload()
         if not linger:
             self._transport.close()
@@ -336,16 +361,30 @@ class DownstreamConnection(asyncio.Protocol):
         return self._state is _State.HEAD and self._served == "-"
 
     def close_if_idle(self) -> None:
-        if self._state is _State.HEAD:
+        if self._state is _State.HEAD or self._state is _State.NEXT:
             self._finish(linger=False)
 
     # --- deadlines ---------------------------------------------------------------------------------
 
     def due(self, now: float) -> bool:
+        if self._paused_reading and self._hung_up():
+            return True
         deadline = self._deadline if self._upload is None else self._upload.deadline
         return deadline is not None and now >= deadline
 
+    def _hung_up(self) -> bool:
+        """Whether the client has closed its side, seen past unread bytes: a transport that does not read hears of no end."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or (number := sock.fileno()) < 0:  # it is closed
+            return False
+        poll = select.poll()
+        poll.register(number, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def tick(self, now: float) -> None:
+        if self._paused_reading and self._hung_up():
+            self._transport.abort()  # `connection_lost` tells of it
+            return
         if self._upload is not None:
             if now >= self._upload.deadline and self._request is not None:
                 self._owner.post(self._request, Refused(self._upload.late(now)))
@@ -354,12 +393,21 @@ class DownstreamConnection(asyncio.Protocol):
             return
         self._deadline = None
         if self._state is _State.HEAD and self._buffer and not self.paused:
-            self._buffer = b""
+            self._clear()
             self._owner.turn_away(
                 self, HttpError(408, "the request's head did not arrive in time", code="timeout", close=True)
             )
         else:
             self._out_of_time(now)
+
+    def excuse(self, seconds: float) -> None:
+        """Its deadlines do not count so many seconds."""
+        if self._deadline is not None:
+            self._deadline += seconds
+        if self._upload is not None:
+            self._upload.excuse(seconds)
+        if self._pace is not None:
+            self._pace.excuse(seconds)
 
     def _out_of_time(self, now: float) -> None:
         """Close, unless the client still takes its answer fast enough."""

@@ -10,12 +10,13 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from launcher.address import in_url
+from launcher.base.address import in_url
+from launcher.base.errors import LauncherError, reason
 from launcher.config.schema import Proxy
-from launcher.errors import LauncherError, reason
-from launcher.proxy.downstream.handshakes import Handshakes
+from launcher.proxy.downstream.tls import Handshakes
+from systemd import daemon
 
 BACKLOG = 1024
 # Connections accepted per turn of the loop: libuv accepts one per descriptor (since 1.45), and a turn takes tens of
@@ -149,9 +150,41 @@ def _cannot_listen(listen: str, error: OSError) -> LauncherError:
         errno.EACCES: "choose a port above 1023 or a folder that this user may write, in [proxy] listen",
         errno.EADDRNOTAVAIL: "set [proxy] listen to an address of this machine (ip addr shows them)",
     }
-    why, _, _ = reason(error).partition(" (while attempting")  # added by socket.create_server
-    why = "address in use" if error.errno == errno.EADDRINUSE else why
+    why = "address in use" if error.errno == errno.EADDRINUSE else reason(error)
     return LauncherError(
         f"cannot listen on '{listen}': {why}",
         remedies.get(error.errno or 0, "set [proxy] listen to another address"),
     )
+
+
+# --- Sockets that systemd opened for us: they outlive the daemon, and clients queue in them while it restarts.
+#
+# Source: sd_listen_fds_with_names(3), systemd.socket(5) FileDescriptorName=.
+
+HTTP: Final = "http"
+"""FileDescriptorName= of numa-launcher.socket."""
+CONTROL: Final = "control"
+"""FileDescriptorName= of numa-launcher-control.socket."""
+
+_handed_over: dict[str, list[socket.socket]] | None = None
+
+
+def sockets() -> dict[str, list[socket.socket]]:
+    """Listening sockets by their FileDescriptorName=, non-blocking and not inherited by children; {} without systemd.
+
+    They can be taken once; later calls return the same. Their paths are systemd's: whoever serves on one closes it in
+    the end and unlinks nothing."""
+    global _handed_over  # noqa: PLW0603  descriptors can be taken only once
+    if _handed_over is None:
+        _handed_over = _take()
+    return _handed_over
+
+
+def _take() -> dict[str, list[socket.socket]]:
+    found: dict[str, list[socket.socket]] = {}
+    for fd, name in daemon.listen_fds_with_names().items():
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        sock.set_inheritable(False)
+        found.setdefault(name, []).append(sock)
+    return found

@@ -6,11 +6,11 @@ Nothing here waits: how much may pile up in the connection is decided by the exe
 
 from __future__ import annotations
 
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, HttpError
+from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, HttpError
 from launcher.proxy.http1.responses import ResponseHead, client_head
 from launcher.proxy.openai.answers import JSON, error_event, error_event_of, rewrite_detail
-from launcher.proxy.request.answer import own_head
 from launcher.proxy.request.events import Event
+from launcher.proxy.request.ports import own_head
 from launcher.proxy.request.record import Request
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -15,8 +15,31 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from launcher.config.schema import Proxy
-from launcher.proxy.downstream.pace import Pace
 from launcher.proxy.request.ports import SlowClient
+
+# --- A least rate that bytes must keep, of an upload or of an answer that its client takes. ---
+
+
+class Pace:
+    """How far one transfer is behind its least rate. Each byte pays for its share of a second, none in advance:
+    neither single bytes now and then nor a large beginning keep a connection open for ever."""
+
+    __slots__ = ("_rate", "paid_until")
+
+    def __init__(self, rate: int, now: float) -> None:
+        """`rate` in bytes a second."""
+        self._rate = rate
+        self.paid_until = now  # the bytes that moved suffice up to this time
+
+    def behind_s(self, now: float, moved: int) -> float:
+        """Seconds that it is behind, after so many more bytes."""
+        self.paid_until = min(now, self.paid_until + max(0, moved) / self._rate)
+        return now - self.paid_until
+
+    def excuse(self, seconds: float) -> None:
+        """The peer could not move bytes for so long: we did not let it."""
+        self.paid_until += seconds
+
 
 SHARE: Final = 8  # one client may use an eighth of the memory
 
@@ -97,6 +120,11 @@ class SlowClients:
                 else:
                     client.pause_answer()
             self._judge(client, seen.behind_s(client, now), wanted)
+
+    def excuse(self, seconds: float) -> None:
+        """This process could not write to them for so long."""
+        for seen in self._behind.values():
+            seen.pace.excuse(seconds)
 
     def _judge(self, client: SlowClient, behind_s: float, wanted: Collection[str | None]) -> None:
         answering = client.answering

@@ -7,23 +7,73 @@ beside the ECDSA chain that replaces it, and leave it half loaded when the new k
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
+import re
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from launcher.errors import LauncherError, reason
-from launcher.proxy.downstream.certificate import earliest_end
-from launcher.proxy.watched_file import WatchedFile, excess_mode
+from launcher.base.errors import OWN_SHORTAGE, LauncherError, reason
+from launcher.base.files import WatchedFile, excess_mode
+
+_LOG = logging.getLogger(__name__)
+
+
+# --- When certificates end (RFC 5280 section 4.1.2.5). Pure; ssl does not tell it of the certificates that a server
+# sends.
+
+_BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+# Tags of X.690.
+_VERSION: Final = 0xA0
+_UTC_TIME: Final = 0x17
+_LONG: Final = 0x80
+# Of a UTCTime's two digits: 50 and later are of the last century.
+_CENTURY: Final = 50
+
+
+def earliest_end(pem: str) -> float | None:
+    """Seconds since the epoch at which the first certificate of a chain ends; None where none can be read."""
+    try:
+        return min((_end(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)), default=None)
+    except (ValueError, IndexError):
+        return None
+
+
+def _end(der: bytes) -> float:
+    at, _ = _inside(der, 0)  # Certificate
+    at, _ = _inside(der, at)  # TBSCertificate
+    # version (optional), serialNumber, signature, issuer
+    for _ in range(4 if der[at] == _VERSION else 3):
+        at = sum(_inside(der, at))
+    at, _ = _inside(der, at)  # Validity
+    at = sum(_inside(der, at))  # notBefore
+    begin, size = _inside(der, at)
+    text = der[begin : begin + size].decode("ascii")
+    if der[at] == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= _CENTURY else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _inside(der: bytes, at: int) -> tuple[int, int]:
+    """Begin and size of a value's contents."""
+    size, at = der[at + 1], at + 2
+    if size < _LONG:
+        return at, size
+    digits = size - _LONG
+    return at + digits, int.from_bytes(der[at : at + digits], "big")
+
 
 ALPN: Final = ("http/1.1",)
 KEY_MODE: Final = 0o770  # no access for others
 
-_LOG = logging.getLogger(__name__)
 _REMEDY: Final = "name a PEM chain in [proxy] tls_certificate and its PEM key in tls_key"
 
 
@@ -108,3 +158,87 @@ def _why(error: OSError) -> str:
         "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # another type of key
         "NO_START_LINE": "no PEM block in it",
     }.get(str(found), str(found or error))
+
+
+# --- TLS handshakes: connections are counted from the accept on, and handshakes are bounded in time. ---
+#
+# `create_server(ssl=...)` reports a connection after its handshake; until then it could be neither counted nor refused.
+# So connections are accepted here, and each handshake is a task (`loop.connect_accepted_socket`).
+
+ACCEPTS: Final = 8  # per turn of the loop; a handshake takes about a millisecond of CPU time
+RETRY_S: Final = 1.0  # between two attempts to accept while the process lacks descriptors or memory
+TLS_CLOSING_S: Final = 86_400.0  # longer than all deadlines of a client's connection
+
+
+class Handshakes:
+    """Owns the listening TLS sockets and the handshakes in progress; `close` ends both."""
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        timeout_s: float,
+        below_limit: Callable[[], bool],
+    ) -> None:
+        """`make` is called for each accepted connection; its `connection_made` after the handshake."""
+        self._make = make
+        self._context = context
+        self._timeout_s = timeout_s
+        self._below_limit = below_limit
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._in_progress: dict[asyncio.Protocol, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._in_progress)
+
+    def ended(self, connection: asyncio.Protocol) -> None:
+        self._in_progress.pop(connection, None)
+
+    def listen(self, sock: socket.socket) -> None:
+        self._listening.append(sock)
+        self._loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def close(self) -> None:
+        for sock in self._listening:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        self._listening.clear()
+        for task in self._in_progress.values():
+            task.cancel()
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                accepted, _address = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in OWN_SHORTAGE:
+                    continue  # an error of that connection (accept(2))
+                _LOG.warning("cannot accept a connection: %s; next attempt in %g s", error.strerror, RETRY_S)
+                self._loop.remove_reader(sock.fileno())
+                self._loop.call_later(RETRY_S, self._accept_again, sock)
+                return
+            if not self._below_limit():
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            connection = self._make()
+            shaking = self._shake_hands(accepted, connection)
+            self._in_progress[connection] = self._loop.create_task(shaking, name="TLS handshake")
+
+    def _accept_again(self, sock: socket.socket) -> None:
+        if sock in self._listening:
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
+
+    async def _shake_hands(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
+        try:
+            # The client left, timed out, or speaks no TLS; ssl.SSLError is an OSError.
+            with contextlib.suppress(OSError):
+                await self._loop.connect_accepted_socket(
+                    lambda: connection, accepted, ssl=self._context,
+                    ssl_handshake_timeout=self._timeout_s, ssl_shutdown_timeout=TLS_CLOSING_S,
+                )  # fmt: skip
+        finally:
+            self.ended(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 
 MAX_HEAD_BYTES = 65536  # nginx allows 4 x 8 KiB, vLLM (h11) 64 KiB
 MAX_LINE_BYTES = 8190  # of one line; RFC 9112 3 asks for 8000 at least, nginx and Apache have the same
@@ -27,27 +27,27 @@ ODD = re.compile(rb"\x00|(?<!\r)\n|\r(?!\n|\Z)")  # RFC 9112 2.2: neither CR nor
 Span = tuple[int, int]
 
 
-def head_end(buffer: bytes, scanned: int = 0) -> int:
-    """The index after the head, its empty line included; -1: it is incomplete.
+def head_end(buffer: bytes, scanned: int = 0, start: int = 0) -> int:
+    """The index after the head that begins at `start`, its empty line included; -1: it is incomplete.
 
     A few empty lines before it belong to it (RFC 9112 2.2). `scanned`: bytes that an earlier call has seen, so that a
     head that comes byte by byte is not scanned again. Raises HttpError: 431 past MAX_HEAD_BYTES; 400 for too many empty
     lines, and in an incomplete head for a lone CR or LF or a NUL (else `parse_request` finds them).
     """
-    first = 0
+    first = start
     while buffer.startswith(b"\r\n", first):
         first += 2
-    if first > 2 * MAX_EMPTYLINES:
+    if first > start + 2 * MAX_EMPTYLINES:
         raise bad("more than a few empty lines before the request")
-    end = buffer.find(b"\r\n\r\n", max(first, scanned - 3))
+    end = buffer.find(b"\r\n\r\n", max(first, start + scanned - 3))
     if end >= 0:
         end += 4
-        if end > MAX_HEAD_BYTES:
+        if end - start > MAX_HEAD_BYTES:
             raise too_large()
         return end
-    if ODD.search(buffer, max(first, scanned - 1)):
+    if ODD.search(buffer, max(first, start + scanned - 1)):
         raise bad("a control character, or a line that does not end in CRLF")
-    if len(buffer) >= MAX_HEAD_BYTES:
+    if len(buffer) - start >= MAX_HEAD_BYTES:
         raise too_large()
     return -1
 

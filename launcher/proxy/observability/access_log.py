@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from launcher.printable import MAX_LINE, quoted
-from launcher.proxy.errors import CLIENT_ERROR
+from launcher.base.api_errors import CLIENT_ERROR
+from launcher.base.text import MAX_LINE, quoted
 from launcher.proxy.request.record import Request
 
 ACCESS: Final = logging.getLogger("launcher.access")

@@ -4,19 +4,93 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from launcher.money import PICOS
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.proxy.balancing.upstreams import Upstream
+from launcher.accounts.budgets import Budgets
+from launcher.balancing.upstreams import Upstream
+from launcher.base.money import PICOS
+from launcher.keys.api_keys import ApiKeys
 from launcher.proxy.downstream import slow_clients as slow
 from launcher.proxy.downstream.slow_clients import SlowClients
-from launcher.proxy.downstream.upload_memory import UploadMemory
-from launcher.proxy.observability.counters import Counters, TokenSums
+from launcher.proxy.downstream.uploads import UploadMemory
 from launcher.proxy.request.actions import Outcome
+from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
-from launcher.telemetry.spec import Values
-from launcher.usage.budgets import Budgets
+from launcher.telemetry.machine_metrics import Values
+
+# --- The sums over all requests. accepted = the four outcomes + in flight. ---
+
+
+class SlotCounters:
+    """Sums of one slot, over its generations."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.sent = 0  # attempts, so a retried request counts on each slot it reached
+        self.broken = 0  # attempts that failed before the first byte
+        self.ejected = 0  # times that failures took it out of rotation
+        self.outcomes: Counter[Outcome] = Counter()
+
+
+class TokenSums:
+    """Tokens of one model's ended requests."""
+
+    def __init__(self) -> None:
+        self.prompt = 0  # the cached ones included
+        self.cached = 0
+        self.output = 0
+
+
+class Counters:
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.ended = 0
+        self.retried = 0
+        self.connections_refused = 0
+        # Streams that broke after their first byte, by what became of them.
+        self.cut: Counter[str] = Counter()
+        self.queue_rejected: Counter[str] = Counter()
+        self.outcomes: Counter[Outcome] = Counter()
+        self.slots: dict[int, SlotCounters] = {}
+        self.tokens: dict[str, TokenSums] = {}  # by model; exactly what the ledger's entries say
+
+    @property
+    def in_flight(self) -> int:
+        return self.accepted - self.ended
+
+    def accept(self) -> None:
+        self.accepted += 1
+
+    def retry(self, _request: Request, _event: object, _now: float) -> None:
+        self.retried += 1
+
+    def refuse_connection(self) -> None:
+        self.connections_refused += 1
+
+    def slot(self, slot: int, model: str) -> SlotCounters:
+        found = self.slots.get(slot)
+        if found is None or found.model != model:
+            found = self.slots[slot] = SlotCounters(model)
+        return found
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """Count one accepted request's end; a second call for it is a fault of the proxy."""
+        if request.counted:
+            raise AssertionError(f"request {request.request_id} ended twice")
+        request.counted = True
+        self.ended += 1
+        self.outcomes[outcome] += 1
+        if request.slot is not None and request.slot in self.slots:
+            self.slots[request.slot].outcomes[outcome] += 1
+
+    def count_tokens(self, model: str, prompt: int, cached: int, output: int) -> None:
+        sums = self.tokens.get(model)
+        if sums is None:
+            sums = self.tokens[model] = TokenSums()
+        sums.prompt += prompt
+        sums.cached += cached
+        sums.output += output
 
 
 def stats(counters: Counters, upstreams: Iterable[Upstream], waiting: int) -> dict[str, object]:
@@ -183,3 +257,36 @@ def of_overflow(overflow: Overflow | None) -> Values:
         metrics.OVERFLOW_RESERVED: {(name,): cap.reserved / PICOS for name, cap in capped},
         metrics.OVERFLOW_MAX_PER_DAY: {(name,): cap.cap / PICOS for name, cap in capped},
     }
+
+
+# --- The counters in one value, for who reads them every few seconds: no labels, no text. ---
+
+
+class Totals(NamedTuple):
+    """Since the proxy's start, but for the last two."""
+
+    accepted: int
+    failed: int
+    prompt_tokens: int  # of ended requests
+    output_tokens: int
+    overflowed: int  # attempts at overflow endpoints
+    overflow_spent: float | None  # in the currency's unit; None without prices
+    queue_rejected: int
+    in_flight: int
+    first_tokens: tuple[float, ...]  # seconds, of streams whose first token came lately
+
+
+def totals(counters: Counters, overflow: Overflow | None, first_tokens: tuple[float, ...]) -> Totals:
+    endpoints = [] if overflow is None else list(overflow)
+    priced = [endpoint.cost.spent for endpoint in endpoints if endpoint.cost.prices is not None]
+    return Totals(
+        accepted=counters.accepted,
+        failed=counters.outcomes[Outcome.FAILED],
+        prompt_tokens=sum(sums.prompt for sums in counters.tokens.values()),
+        output_tokens=sum(sums.output for sums in counters.tokens.values()),
+        overflowed=sum(endpoint.sent.total() for endpoint in endpoints),
+        overflow_spent=sum(priced) / PICOS if priced else None,
+        queue_rejected=counters.queue_rejected.total(),
+        in_flight=counters.in_flight,
+        first_tokens=first_tokens,
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.timeline import Ended, Trace
+from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
-from launcher.timeline import Ended
-from launcher.usage.entry import Entry
 
 # About 5 MiB in all: 0.7 KiB each, an unusual one 2 KiB.
 RECENT: Final = 4096
@@ -91,3 +93,101 @@ class Timelines:
     def __len__(self) -> int:
         """Requests that are kept for a short time."""
         return len(self._recent)
+
+
+# --- W3C Trace Context: the `traceparent` and `tracestate` of a client. ---
+
+FIELDS: Final = (b"traceparent", b"tracestate")
+# Version, trace id, parent id, flags; versions after 00 may have more behind them.
+_PARENT: Final = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
+_STATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
+
+
+class Parent(NamedTuple):
+    """Of a request: the caller's span."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool
+    state: str
+    """Its tracestate; "" for none."""
+
+
+def parent_of(head: RequestHead) -> Parent | None:
+    """None without a valid one."""
+    if b"\r\ntraceparent:" not in head.lowered:
+        return None
+    values = head.all(b"traceparent")
+    found = _PARENT.fullmatch(values[0]) if len(values) == 1 else None
+    if found is None or (found[1] == "00" and found[5] is not None):
+        return None
+    state = ",".join(head.all(b"tracestate"))
+    sampled = bool(int(found[4], 16) & 1)
+    return Parent(found[2], found[3], sampled, state if _STATE.fullmatch(state) else "")
+
+
+def lines_of(trace_id: str, span_id: str, state: str, *, sampled: bool) -> bytes:
+    """The field lines of a context, each ended by CRLF."""
+    line = f"traceparent: 00-{trace_id}-{span_id}-{sampled:02x}\r\n"
+    return f"{line}tracestate: {state}\r\n".encode() if state else line.encode()
+
+
+# --- Which requests are traced, and the context that their upstreams get. ---
+
+_SHARE_BITS: Final = 30
+_SPAN_BITS: Final = 63
+_TRACE_BITS: Final = 128
+
+
+class RequestTracing:
+    """Decides once for each request. A client's `traceparent` decides by its sampled flag, else `share` does."""
+
+    def __init__(self, share: float, draw: Callable[[int], int], export: Callable[[Ended], None]) -> None:
+        """`draw`: an integer of so many random bits. `export`: takes a traced request that has ended; returns at once and
+        never raises."""
+        self._below = round(share * (1 << _SHARE_BITS))
+        self._draw = draw
+        self._export = export
+        # Of all requests that are not traced. Without a parent an instance would begin a trace of its own.
+        trace_id, span_id = f"{draw(_TRACE_BITS) | 1:032x}", draw(_SPAN_BITS) + 1
+        self._untraced = Trace(trace_id, span_id, sampled=False)
+        self._untraced_lines = lines_of(trace_id, f"{span_id:016x}", "", sampled=False)
+
+    def lines(self, request: Request) -> bytes:
+        """The field lines of its next attempt, in the place of its client's."""
+        trace = request.trace
+        if trace is None:
+            request.trace = trace = self._begin(request)
+        if trace is self._untraced:
+            return self._untraced_lines
+        if not trace.sampled:
+            return lines_of(trace.trace_id, trace.parent_id, trace.state, sampled=False)
+        trace.sent += 1
+        return lines_of(trace.trace_id, f"{trace.span_id + trace.sent:016x}", trace.state, sampled=True)
+
+    def lines_outside(self, request: Request) -> bytes:
+        """The same for an overflow endpoint, which gets no context that is neither the client's nor traced."""
+        lines = self.lines(request)
+        return b"" if request.trace is self._untraced else lines
+
+    def decide(self, request: Request) -> None:
+        """Of a request that ends, and may never have been sent."""
+        if request.trace is None:
+            request.trace = self._begin(request)
+
+    def record(self, ended: Ended) -> None:
+        """A request has ended."""
+        if ended.trace is not None:
+            self._export(ended)
+
+    def _begin(self, request: Request) -> Trace:
+        parent = parent_of(request.head)
+        if parent is not None:
+            span_id = self._draw(_SPAN_BITS) + 1
+            return Trace(parent.trace_id, span_id, parent.span_id, parent.state, sampled=parent.sampled)
+        if self._draw(_SHARE_BITS) >= self._below:
+            return self._untraced
+        # An attempt's span has its request's number plus the attempt's: all fit into 64 bits, and none is 0.
+        return Trace(f"{self._draw(_TRACE_BITS) | 1:032x}", self._draw(_SPAN_BITS) + 1, sampled=True)

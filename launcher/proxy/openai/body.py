@@ -1,23 +1,54 @@
-"""Reads a JSON request body: what it costs and where it goes, nothing else."""
+"""Reads a JSON request body: what it costs and where it goes, nothing else.
+
+vLLM validates fields with pydantic's lax mode: `"stream": "on"`, `"n": "8"` and `"max_tokens": 4000.0` are valid there. They
+are read the same here. Where pydantic refuses a value, the engine answers 400: here the field counts as absent.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.body_schema import ABSENT, RequestBody, decoder
 
 MAX_PRIORITY: Final = 1000  # priorities are clamped to this, positive and negative
+MAX_TOKENS: Final = 1 << 24  # no context is as long, and no response
+# vLLM refuses more than 16,384 choices unless VLLM_MAX_N_SEQUENCES is raised; sums stay exact below this.
+MAX_CHOICES: Final = 1 << 20
+
+CHAT: Final = "/v1/chat/completions"
+# Where `max_completion_tokens` comes before `max_tokens`, and where `max_output_tokens` is the only limit of a response. The
+# engine ignores them elsewhere (vLLM 0.32, the protocol.py of each route).
+_CHATS: Final = frozenset({CHAT, f"{CHAT}/batch"})
+_RESPONSES: Final = "/v1/responses"
+# Where `n` and `max_tokens` are fields of `sampling_params` (scale_out/token_in_token_out/protocol.py).
+_OTHERS: Final = frozenset({_RESPONSES, "/inference/v1/generate"})
+
+# pydantic-core 2.4x, src/input/shared.rs (str_as_bool, str_as_int) and input_python.rs.
+_TRUE: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+_FALSE: Final = frozenset({"0", "off", "f", "false", "n", "no"})
+_FLAG_BYTES: Final = 64  # of a string that may be one of these words, however it is escaped
+_DIGITS: Final = 4300  # of an integer: the most that pydantic, and Python's JSON parser, take
+_SHORT: Final = 7  # so few digits are below all bounds here
+_NUMBER: Final = re.compile(r"([+-]?)([0-9][0-9_]*)(?:\.0+)?")
+# White space of Unicode, which Rust's str::trim takes off. str.strip() takes more.
+_SPACE: Final = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 
 
-def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) -> RequestBody:
+def read_body(
+    body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",), path: str = CHAT
+) -> RequestBody:
     """One pass over a JSON object. Raises HttpError: no JSON, no object, or `model` is not a string.
 
-    `prompt`: the fields that hold the route's prompt. A field of a wrong type is the instance's to refuse; here it
-    counts as absent.
+    `prompt`: the fields that hold the prompt of the route `path`. A field of a wrong type is the instance's to refuse; here
+    it counts as absent.
     """
     try:
         raw = decoder(prompt).decode(body)
@@ -28,6 +59,11 @@ def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) 
     except RecursionError:
         raise invalid_json("nested too deeply") from None
     stream, n, priority = raw.stream, raw.n, raw.priority
+    limit, newer = raw.max_tokens, raw.max_completion_tokens
+    if newer is not ABSENT and path in _CHATS and bytes(newer) != b"null":
+        limit = newer
+    elif path in _OTHERS:
+        n, limit = (n, raw.max_output_tokens) if path == _RESPONSES else _sampling(raw.sampling_params)
     fields = {}
     for name in prompt:
         value = getattr(raw, name)
@@ -36,29 +72,92 @@ def read_body(body: bytes | bytearray, prompt: tuple[str, ...] = ("messages",)) 
     return RequestBody(
         raw.model or None,
         raw.previous_response_id or None,
-        stream is not ABSENT and bytes(stream) == b"true",
-        1 if n is ABSENT else _integer(n) or 1,
-        _integer(raw.max_completion_tokens) or _integer(raw.max_tokens) or _integer(raw.max_output_tokens),
+        stream is not ABSENT
+        and ((text := bytes(stream)) == b"true" or (text != b"false" and flag(text) is True)),
+        1 if n is ABSENT else _amount(bytes(n), MAX_CHOICES) or 1,
+        None if limit is ABSENT else _amount(bytes(limit), MAX_TOKENS),
         fields,
         b"" if raw.tools is ABSENT else memoryview(raw.tools),
-        0 if priority is ABSENT else _priority(priority),
+        0 if priority is ABSENT else _priority(bytes(priority)),
         b"" if raw.stream_options is ABSENT else memoryview(raw.stream_options),
     )
 
 
-def _integer(raw: Raw) -> int | None:
-    """None unless it is an integer above 0."""
-    if raw is ABSENT:
+def _sampling(params: Raw) -> tuple[Raw, Raw]:
+    try:
+        raw = decoder(()).decode(params)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the instance's to refuse
+        return ABSENT, ABSENT
+    return raw.n, raw.max_tokens
+
+
+def flag(text: bytes) -> bool | None:
+    """A JSON value as pydantic's lax mode reads a bool; None: null, or not valid."""
+    if text == b"true":
+        return True
+    if text == b"false":
+        return False
+    if text[:1] != b'"':
+        number = _number(text)
+        return bool(number) if number in {0, 1} else None
+    word = _string(text) if len(text) <= _FLAG_BYTES else None
+    if word is None:
         return None
-    text = bytes(raw)
-    return int(text) or None if text.isdigit() and len(text) < 20 else None
+    lowered = word.lower()
+    return True if lowered in _TRUE else False if lowered in _FALSE else None
 
 
-def _priority(raw: Raw) -> int:
-    text = bytes(raw)
-    negative = text[:1] == b"-"
-    value = min(MAX_PRIORITY, _integer(Raw(text[negative:])) or 0)
-    return -value if negative else value
+def whole_number(text: bytes) -> int | None:
+    """A JSON value as pydantic's lax mode reads an int; None: null, or not valid."""
+    if text.isdigit() and len(text) <= _DIGITS:
+        return int(text)
+    if text[:1] == b'"':
+        word = _string(text)
+        return None if word is None else _from_string(word.strip(_SPACE))
+    if text in {b"true", b"false"}:
+        return int(text == b"true")
+    return _number(text)
+
+
+def _from_string(word: str) -> int | None:
+    """ "8", "+1_000", "8.0"; None: no whole number."""
+    found = _NUMBER.fullmatch(word)
+    if found is None or found[2][-1] == "_":
+        return None
+    digits = found[2].lstrip("0_")
+    if "__" in digits:
+        return None
+    digits = digits.replace("_", "")
+    return None if len(digits) > _DIGITS else int(found[1] + (digits or "0"))
+
+
+def _number(text: bytes) -> int | None:
+    """A JSON number; None: it is none, or no whole one."""
+    if text.removeprefix(b"-").isdigit():
+        return int(text) if len(text) <= _DIGITS else None
+    if text[:1] not in b"-0123456789":
+        return None
+    value = float(text)
+    return int(value) if value.is_integer() and -(2.0**63) < value < 2.0**63 else None
+
+
+def _string(text: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(text, type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # half a surrogate pair
+        return None
+
+
+def _amount(text: bytes, most: int) -> int | None:
+    """None unless it is above 0."""
+    if text.isdigit() and len(text) < _SHORT:
+        return int(text) or None
+    value = whole_number(text)
+    return None if value is None or value < 1 else min(value, most)
+
+
+def _priority(text: bytes) -> int:
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, whole_number(text) or 0))
 
 
 def invalid_json(why: str) -> HttpError:

@@ -41,6 +41,7 @@ class RawBody(msgspec.Struct):
     max_output_tokens: Raw = ABSENT
     tools: Raw = ABSENT
     priority: Raw = ABSENT
+    sampling_params: Raw = ABSENT
 
 
 @cache

@@ -1,4 +1,5 @@
-"""The field `model` of a multipart form (RFC 7578), read strictly while the form's bytes arrive.
+"""The field `model` of a multipart form (RFC 7578), read strictly while the form's bytes arrive, and whether it asks for
+a stream.
 
 The models that an API key allows must be checked against what the instance's own parser reads, and parsers disagree on
 unusual forms. So only forms as clients send them are accepted: each part has one Content-Disposition with `name` and
@@ -9,13 +10,23 @@ follows the last. vLLM 0.32 reads forms with Starlette and python-multipart; the
 from __future__ import annotations
 
 import re
+from typing import Final
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.http1.fields import TOKEN, VALUE
 from launcher.proxy.openai.body_schema import RequestBody
 
 MAX_PARTS = 1000  # Starlette's own limit on fields (formparsers.MultiPartParser, 1.10)
 MAX_MODEL_BYTES = 4096
+_MAX_FLAG_BYTES = 16
+_MODEL: Final = b"model"
+_STREAM: Final = b"stream"
+_USAGE: Final = b"stream_include_usage"
+_FLAGS: Final = frozenset({_STREAM, _USAGE})
+_TRUE: Final = frozenset({b"1", b"on", b"t", b"true", b"y", b"yes"})  # as pydantic reads a form's text
+# As a JSON body would say it.
+_ASKS_USAGE: Final = b'{"include_usage":true}'
+_ASKS_NO_USAGE: Final = b'{"include_usage":false}'
 _MAX_HEAD_BYTES = 4096  # of one part; python-multipart 0.0.34 takes 8 lines of 4,224 bytes
 _MAX_HEAD_LINES = 8
 
@@ -45,12 +56,13 @@ class FormReader:
     def __init__(self, content_type: str) -> None:
         self._mark = b"\r\n--" + _boundary(content_type)
         self._at = 0  # everything before it has been read
-        # Of the current part: where its data begins, and whether it is the field `model`.
+        # Of the current part: where its data begins, and its name if that is one of the fields looked for.
         self._data: int | None = None
-        self._named_model = False
+        self._name = b""
         self._parts = 0
         self._ended = False
         self._model: bytes | None = None
+        self._flags: dict[bytes, bool] = {}  # the last one counts, as for Starlette
 
     def feed(self, body: bytes | bytearray) -> bool:
         """Read what is new; `body` is all that has arrived. Always True: a call takes 10 ms at most."""
@@ -70,9 +82,12 @@ class FormReader:
         if bytes(body[self._at : self._at + 3]) not in {b"", b"\r\n"}:
             raise _refused("something follows its last boundary")
         try:
-            return RequestBody() if self._model is None else RequestBody(self._model.decode() or None)
+            model = None if self._model is None else self._model.decode() or None
         except UnicodeDecodeError:
             raise _refused("the field `model` is not UTF-8") from None
+        usage = self._flags.get(_USAGE)
+        options = b"" if usage is None else _ASKS_USAGE if usage else _ASKS_NO_USAGE
+        return RequestBody(model, stream=self._flags.get(_STREAM, False), stream_options=options)
 
     def _head(self, body: bytes | bytearray) -> bool:
         """Read the line end after a boundary and a part's header. False: incomplete."""
@@ -93,8 +108,8 @@ class FormReader:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise _refused(f"it has more than {MAX_PARTS} parts")
-        self._named_model = _is_model(bytes(body[at + 2 : end]))
-        if self._named_model and self._model is not None:
+        self._name = _field_of(bytes(body[at + 2 : end]))
+        if self._name == _MODEL and self._model is not None:
             raise _refused("it has more than one field `model`")
         self._data = end + 4
         self._at = end + 4
@@ -102,13 +117,17 @@ class FormReader:
 
     def _end_of_part(self, body: bytes | bytearray, data: int) -> bool:
         end = body.find(self._mark, self._at)
-        if self._named_model and (len(body) if end < 0 else end) - data > MAX_MODEL_BYTES + len(self._mark):
+        long = (len(body) if end < 0 else end) - data > MAX_MODEL_BYTES + len(self._mark)
+        if self._name == _MODEL and long:
             raise _refused("the field `model` is too long")
         if end < 0:
             self._at = max(data, len(body) - len(self._mark) + 1)
             return False
-        if self._named_model:
+        if self._name == _MODEL:
             self._model = bytes(body[data:end])
+        elif self._name:
+            text = bytes(body[data : min(end, data + _MAX_FLAG_BYTES)])
+            self._flags[self._name] = text.lower() in _TRUE
         self._data = None
         self._at = end + len(self._mark)
         return True
@@ -126,7 +145,8 @@ def _boundary(content_type: str) -> bytes:
     return boundaries[0].encode("ascii")
 
 
-def _is_model(head: bytes) -> bool:
+def _field_of(head: bytes) -> bytes:
+    """The name of a part that is one of the fields looked for, else b""."""
     lines = head.split(b"\r\n")
     if len(lines) > _MAX_HEAD_LINES:
         raise _refused("a part has too many header lines")
@@ -138,15 +158,17 @@ def _is_model(head: bytes) -> bool:
         fields[matched[1].lower()] = matched[2]
     named = _disposition(fields.get(b"content-disposition", b""))
     name = named[b"name"]
-    if name.strip().lower() != b"model":
-        return False
-    if name != b"model" or len(named) > 1:
+    if name in _FLAGS and len(named) == 1:
+        return name
+    if name.strip().lower() != _MODEL:
+        return b""
+    if name != _MODEL or len(named) > 1:
         raise _refused("the field `model` must be a plain field of this name")
     charset = _CHARSET.search(fields.get(b"content-type", b""))
     encoding = fields.get(b"content-transfer-encoding", b"binary").lower()
     if encoding not in _PLAIN_ENCODINGS or (charset is not None and charset[1].lower() not in _UTF8):
         raise _refused("the field `model` must be plain UTF-8")
-    return True
+    return name
 
 
 def _disposition(value: bytes) -> dict[bytes, bytes]:

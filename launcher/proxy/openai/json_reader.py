@@ -13,8 +13,8 @@ from enum import Enum
 
 import msgspec
 
-from launcher.proxy.errors import HttpError
-from launcher.proxy.openai.body import invalid_json, read_body
+from launcher.base.api_errors import HttpError
+from launcher.proxy.openai.body import CHAT, invalid_json, read_body
 from launcher.proxy.openai.body_schema import RequestBody, known_fields
 from launcher.proxy.openai.prompts import MediaFinder
 
@@ -23,6 +23,7 @@ MAX_VALUES = 262_144  # arrays and objects of a body: 0.2 s in total
 MAX_FIELDS = 1024  # of the object itself
 MAX_DEPTH = 1000  # the limit of Python's own parser, which vLLM uses
 MAX_SHORT_BYTES = 65536  # of the value of a field outside the prompt
+MAX_SAMPLING_BYTES = 1 << 20  # of `sampling_params`, which may name many tokens
 _MAX_SCALAR_BYTES = 1024
 _MAX_KEY_BYTES = 256  # a longer name is none of the known ones, however it is escaped
 
@@ -50,9 +51,10 @@ class _Next(Enum):
 class JsonReader:
     """Reads one body: `feed` it as it grows, then `finish`. Both raise HttpError."""
 
-    def __init__(self, prompt: tuple[str, ...]) -> None:
-        """`prompt`: the fields that the route's prompt is in."""
+    def __init__(self, prompt: tuple[str, ...], path: str = CHAT) -> None:
+        """`prompt`: the fields that the prompt of the route `path` is in."""
         self._prompt = prompt
+        self._path = path
         self._names = known_fields(prompt)
         self._media = MediaFinder()
         # Everything before it has been read; steps have tried up to `_stepped`: a string or number may be incomplete.
@@ -98,10 +100,10 @@ class JsonReader:
     def _found(self, body: bytes | bytearray) -> RequestBody:
         short = {name: span for name, span in self._spans.items() if name not in (*self._prompt, "tools")}
         for name, (start, end) in short.items():
-            if end - start > MAX_SHORT_BYTES:
+            if end - start > (MAX_SAMPLING_BYTES if name == "sampling_params" else MAX_SHORT_BYTES):
                 raise HttpError(400, f"cannot read the request: `{name}` is too long", param=name)
         text = b",".join(b'"%b":%b' % (name.encode(), bytes(body[a:b])) for name, (a, b) in short.items())
-        found = read_body(b"{%b}" % text, self._prompt)
+        found = read_body(b"{%b}" % text, self._prompt, self._path)
         view = memoryview(body)
         found.prompt = {name: view[slice(*self._spans[name])] for name in self._prompt if name in self._spans}
         found.tools = view[slice(*self._spans.get("tools", (0, 0)))]

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from launcher.proxy.openai.body import flag
+
 ASK_USAGE: Final = b'"stream_options":{"include_usage":true},'
 """Behind the `{` of a request that has no `stream_options`."""
 
@@ -25,27 +27,21 @@ class UsageAsk(StrEnum):
     NO = "no"  # not at all: the client does, or no stream of this request has one
     ADDED = "added"  # in front of the body
     CHANGED = "changed"  # in the client's own stream_options, which would win over others
+    FORM_FIELD = "form field"  # in front of the first field of a form
 
 
 def usage_ask(stream_options: bytes | memoryview) -> UsageAsk:
     """How to ask beside the client's own `stream_options`, raw JSON; b"": it has none."""
     if not stream_options:
         return UsageAsk.ADDED
-    options = _decoded(stream_options)
-    if options is None:
-        return UsageAsk.CHANGED
-    if not isinstance(options, dict) or options.get("include_usage") not in (None, False):
-        return UsageAsk.NO
-    return UsageAsk.CHANGED
-
-
-def _decoded(stream_options: bytes | memoryview) -> object:
     if len(stream_options) > _MAX_BYTES:
-        return ""
+        return UsageAsk.NO
     try:
-        return msgspec.json.decode(stream_options)
+        options = msgspec.json.decode(stream_options, type=dict[str, msgspec.Raw] | None) or {}
     except _UNREADABLE:
-        return ""
+        return UsageAsk.NO
+    wanted = bytes(options.get("include_usage", b"null"))
+    return UsageAsk.CHANGED if wanted == b"null" or flag(wanted) is False else UsageAsk.NO
 
 
 def with_usage(body: bytes | bytearray) -> bytes | bytearray:
@@ -60,6 +56,13 @@ def with_usage(body: bytes | bytearray) -> bytes | bytearray:
     return msgspec.json.encode(fields)
 
 
+def usage_field(form: bytes | bytearray) -> bytes:
+    """The field that asks for the usage of an audio stream, in front of a form's first boundary (vLLM 0.32,
+    speech_to_text/transcription/protocol.py)."""
+    boundary = bytes(form[: form.find(b"\r\n")])
+    return boundary + b'\r\nContent-Disposition: form-data; name="stream_include_usage"\r\n\r\ntrue\r\n'
+
+
 def refuses_usage(status: int, answer: bytes) -> bool:
-    """Whether an upstream does not know the `stream_options` that the proxy put into a request."""
+    """Whether an upstream may refuse the `stream_options` that the proxy put into a request; it may also quote its text."""
     return status in _BAD_REQUEST and (b"stream_options" in answer or b"include_usage" in answer)

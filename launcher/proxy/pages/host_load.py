@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import Demand, InstanceId
-from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.request.model_traits import ModelTraits
-from launcher.telemetry.host_view import HostView
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import Demand, InstanceId, Upstream
+from launcher.base.background import Failures, attempt
+from launcher.proxy.openai.models import ModelTraits
+from launcher.telemetry.engine_metrics import ADAPTERS, KV_USAGE, RUNNING, WAITING, EngineMetrics
+from launcher.telemetry.metrics import METRICS_AGE_S
+
+_LOG = logging.getLogger(__name__)
+
+
+# --- The load of the whole host as one vLLM would report it, for gateways that choose among hosts. The Gateway API
+# inference extension's endpoint picker reads these names of vLLM (its model server protocol): gauges, of each family one
+# series, of adapters the one with the latest time.
+
+_ADAPTER_LABELS: Final = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    running: int
+    waiting: int  # in the proxy's queue, and inside the instances
+    kv_usage: float  # 0 to 1
+    max_adapters: int = 0  # that can run at once
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+
+
+class _Families:
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def render(view: HostView, unix_time: float) -> str:
+    """Prometheus' text format. The value of the adapters' series is a time, as in vLLM (v1/metrics/loggers.py of 0.32)."""
+    adapters = GaugeMetricFamily(ADAPTERS, "LoRA adapters of requests on this host.", labels=_ADAPTER_LABELS)
+    names = (",".join(view.waiting_adapters), ",".join(view.running_adapters))
+    adapters.add_metric((str(view.max_adapters), *names), unix_time)
+    return generate_latest(
+        _Families(
+            GaugeMetricFamily(WAITING, "Requests that wait on this host.", value=view.waiting),
+            GaugeMetricFamily(RUNNING, "Requests that run on this host.", value=view.running),
+            GaugeMetricFamily(KV_USAGE, "Share of the KV cache in use on this host.", value=view.kv_usage),
+            adapters,
+        )
+    ).decode()
+
 
 # vLLM's default of --max-loras, until an instance reports its own.
 MAX_ADAPTERS = 1
@@ -191,3 +241,42 @@ def _kv_usage(upstream: Upstream, report: EngineMetrics | None) -> float:
 
 def _max_adapters(report: EngineMetrics | None) -> int:
     return MAX_ADAPTERS if report is None or report.max_adapters is None else report.max_adapters
+
+
+# --- What the instances said last of their load, asked in the background: nobody who reads it waits for a slow
+# instance.
+
+
+class EngineReports:
+    """Owner of the task that asks. `close` ends it."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[dict[InstanceId, EngineMetrics]]], clock: Callable[[], float]
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._failures = Failures(_LOG, "proxy: read the instances' load")
+        self._asked_at: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._known = False
+        self._reports: dict[InstanceId, EngineMetrics] = {}
+
+    async def latest(self) -> dict[InstanceId, EngineMetrics]:
+        """At most METRICS_AGE_S older than the last call; only the first call waits for the instances."""
+        now = self._clock()
+        due = self._asked_at is None or now - self._asked_at >= METRICS_AGE_S
+        if due and (self._task is None or self._task.done()):
+            self._asked_at = now
+            self._task = asyncio.create_task(attempt(self._read, self._failures), name="engine reports")
+        if not self._known and self._task is not None:
+            await asyncio.wait({self._task})
+        return self._reports
+
+    async def _read(self) -> None:
+        self._reports = await self._ask()
+        self._known = True
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from launcher.proxy.balancing.prefix_cache import fingerprint
-from launcher.proxy.errors import HttpError
+from launcher.balancing.prefix_cache import fingerprint
+from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.prompts import read_prompt
+from launcher.proxy.request.most_tokens import within_context
 from launcher.proxy.routes import Kind, Match, Route, match
 
 # The field `model` of a form (RFC 7578). Whether the form is well made is the daemon's to judge.
@@ -34,13 +35,14 @@ class Asked:
     stream: bool = False
     max_tokens: int | None = None
     choices: int = 1
+    takes_place: bool = True  # the model runs for it
 
 
 def read_asked(arguments: Mapping[str, object]) -> Asked | None:
     """`arguments`: id, path, key and api-key (headers that authorize it), body (what there is of it), model and stream (its
     fields, where they were found behind that), length (of all of it).
 
-    None: it computes nothing, or its body cannot be read."""
+    None: it has no body, or one that cannot be read."""
     path, body = _text(arguments.get("path")), _bytes(arguments.get("body"))
     found = match("POST", path)
     route = found.route if isinstance(found, Match) else None
@@ -64,7 +66,7 @@ def _of_json(
     id_: str, key: str | None, route: Route, body: bytes, *, missing: int, behind: tuple[str | None, bool]
 ) -> Asked:
     """`behind`: model and stream, as found in the `missing` bytes behind `body`."""
-    said = JsonReader(route.prompt).so_far(body)
+    said = JsonReader(route.prompt, route.path).so_far(body)
     model = behind[0] if said.model is None else said.model
     prompt = read_prompt(said.prompt, said.media)
     size = prompt.size
@@ -82,9 +84,10 @@ def _of_json(
         key=key,
         prompt_bytes=size + len(said.tools),
         prefix=fingerprint(prompt.text, salt) if prompt.size else (),
-        stream=(said.stream or behind[1]) and route.streams,
-        max_tokens=said.max_tokens,
+        stream=(said.stream or behind[1]) and route.stream is not None,
+        max_tokens=within_context(said.max_tokens, None),
         choices=said.n,
+        takes_place=route.computes,
     )
 
 

@@ -9,21 +9,68 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.continuation.plan import Complete, NotExact
+from launcher.balancing.upstreams import Ending, Ticket, Upstream
+from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.proxy.continuation.continuation import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.stream_options import UsageAsk, refuses_usage
 from launcher.proxy.request import events
 from launcher.proxy.request.actions import Action, Outcome, OverflowReason, State
-from launcher.proxy.request.answer import Answer
-from launcher.proxy.request.model_traits import ModelTraits
-from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES, Overflow, Overflowing
+from launcher.proxy.request.ports import Answer
 from launcher.proxy.request.record import Request
 from launcher.proxy.request.retry_policy import RetryPolicy
 from launcher.proxy.routes import OWN_PAGES, Kind
+
+# --- Whether a request goes to an overflow endpoint, to the next one, or back to the queue here. ---
+
+# Of a request that is written again, for a continuation or the overflow endpoint: up to 40 ms.
+MAX_REWRITTEN_BYTES = 8 << 20
+
+
+class Overflow(Protocol):
+    def takes(self, request: Request, reason: OverflowReason, now: float) -> str | None:
+        """Name of the overflow endpoint that a request may be sent to now; None: it stays here."""
+
+
+class Overflowing:
+    """Changes the request where it goes."""
+
+    def __init__(self, overflow: Overflow | None, traits: ModelTraits) -> None:
+        self._overflow = overflow
+        self._traits = traits
+
+    def starts(self, request: Request, reason: OverflowReason, now: float) -> bool:
+        """Whether an overflow endpoint takes it. A head that went out was that of another response."""
+        if self._overflow is None or request.head_sent or request.adapter is not None:
+            return False
+        if len(request.body) > MAX_REWRITTEN_BYTES:
+            return False
+        endpoint = self._overflow.takes(request, reason, now)
+        if endpoint is None:
+            return False
+        request.ticket = None
+        request.overflow, request.overflow_reason = endpoint, reason
+        if not self._traits.asks_usage(request.model, endpoint):
+            request.usage_ask = UsageAsk.NO
+        request.state = State.SENT
+        return True
+
+    def continues(self, request: Request, now: float) -> bool:
+        """Whether another overflow endpoint takes what one did not answer."""
+        reason = request.overflow_reason
+        return reason is not None and not request.committed and self.starts(request, reason, now)
+
+    @staticmethod
+    def stays(request: Request, ticket: Ticket | None) -> bool:
+        """Whether it can be queued here after all, with the ticket that it had: it was predicted to be late."""
+        if ticket is None:
+            return False
+        ticket.limit_s = request.local_ticket = None
+        request.ticket, request.state = ticket, State.QUEUED
+        request.overflow, request.overflow_reason = "", None
+        return True
+
 
 MAX_CONTINUED = 8  # times that one stream is continued
 MAX_DEATHS = 3  # a request that was on so many instances when they died may be what kills them
@@ -121,6 +168,8 @@ class Decisions:
 
     def started(self, request: Request, _event: events.StreamStarted, _now: float) -> Actions:
         request.state = State.ANSWERING
+        if request.usage_doubt is not None:
+            self._conclude_usage(request)
         failures = request.failures
         return _START if failures is None or not failures.blamed else _START_AND_SETTLE
 
@@ -132,6 +181,8 @@ class Decisions:
         status, upstream = answer.head.status, event.attempt.upstream
         if request.usage_ask is not UsageAsk.NO and refuses_usage(status, answer.body):
             return self._without_usage(request, upstream)
+        if request.usage_doubt is not None and status < CLIENT_ERROR:
+            self._conclude_usage(request)
         if upstream is None:
             return self._overflow_answered(request, answer, now)
         well = status < CLIENT_ERROR
@@ -156,17 +207,25 @@ class Decisions:
         return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
 
     def _without_usage(self, request: Request, upstream: Upstream | None) -> Actions:
-        """The same again, as its client sent it: the upstream refuses what the proxy put into it."""
-        self._traits.note_usage_refused(request.model, request.overflow)
-        request.usage_ask = UsageAsk.NO
+        """The same again, as its client sent it: the upstream may refuse what the proxy put into it."""
+        request.usage_ask, request.usage_doubt = UsageAsk.NO, request.overflow
         request.ending = Ending.REFUSED
         if upstream is None:
             return _OVERFLOW_AGAIN
         request.state = State.QUEUED
         return _LEAVE_AND_QUEUE
 
+    def _conclude_usage(self, request: Request) -> None:
+        """A response that is no error: if the same request was refused with what the proxy had put into it, that was why.
+        The text of the error alone proves nothing: it may quote the request."""
+        if request.usage_doubt is not None and request.usage_doubt == request.overflow:
+            self._traits.note_usage_refused(request.model, request.overflow)
+        request.usage_doubt = None
+
     def completed(self, request: Request, event: events.AnswerCompleted, _now: float) -> Actions:
         tracker = event.attempt.tracker
+        if request.usage_doubt is not None:
+            self._conclude_usage(request)
         request.ending = Ending.WHOLE if tracker is None or tracker.error is None else Ending.REFUSED
         # A continuation passes whole events only.
         request.tail = event.last if request.splice is None else b""
@@ -176,6 +235,8 @@ class Decisions:
         return actions
 
     def failed(self, request: Request, event: events.AttemptFailed, now: float) -> Actions:
+        if _is_done(request):
+            return _complete(request)
         attempt = event.attempt
         upstream = attempt.upstream
         request.ending = Ending.BROKEN
@@ -184,8 +245,10 @@ class Decisions:
         failures = request.failed()
         failures.reached |= attempt.reached
         failures.unreached += not attempt.reached
-        if event.answer is not None:
-            failures.blamed.append(upstream)
+        if not attempt.delivering:
+            failures.waited_s += now - attempt.asked_at
+            if event.answer is not None or (attempt.reached and not event.deterministic):
+                failures.blamed.append(upstream)  # the request may be what it stumbles over
         request.deaths += event.died and not request.committed
         request.note_tried(upstream)
         if event.deterministic and not request.committed:
@@ -248,9 +311,11 @@ class Decisions:
         if request.deaths >= MAX_DEATHS:
             return self._fail(request, f"{request.deaths} instances died while they worked on it", now)
         pause_s = self._retry_policy.next(
-            failures, request.attempts, len(ticket.tried), now, possible=self._capacity.possible(ticket)
-        )
+            failures, request.attempts, len(ticket.tried), now,
+            timeout_s=request.first_byte_timeout_s, possible=self._capacity.possible(ticket),
+        )  # fmt: skip
         if pause_s is None:
+            reason = failures.why_given_up(request.first_byte_timeout_s, reason)
             if failures.answer is None:
                 return self._fail(request, reason, now)
             request.reason = reason
@@ -305,6 +370,8 @@ class Decisions:
         return _ABORT
 
     def stopped(self, request: Request, event: events.ServerStopped, now: float) -> Actions:
+        if _is_done(request):
+            return _complete(request)
         request.ending = Ending.BROKEN
         return self._fail(request, event.reason, now)
 
@@ -337,8 +404,9 @@ def fault(request: Request) -> Actions:
     if not request.finished:
         request.error = HttpError(502, INTERNAL_ERROR, type_="upstream_error", code="upstream_error")
         # Whether [DONE] went is not known then: nothing may follow it.
-        done = request.tracker is not None and request.tracker.done
-        end = (Action.ABORT if done else Action.BREAK_OFF if request.head_sent else Action.REFUSE,)
+        end = (
+            Action.ABORT if _is_done(request) else Action.BREAK_OFF if request.head_sent else Action.REFUSE,
+        )
     return (Action.WITHDRAW, Action.LEAVE, *end, Action.COUNT, Action.LOG)
 
 
@@ -358,9 +426,22 @@ def _end(request: Request, outcome: Outcome, error: HttpError) -> Actions:
     return _BREAK_OFF if request.head_sent else _REFUSE
 
 
+def _is_done(request: Request) -> bool:
+    """Its client has the end of its stream, if not yet of the body."""
+    return request.tracker is not None and request.tracker.done
+
+
+def _complete(request: Request) -> Actions:
+    """Nothing of the stream is missing, whatever its instance did after the end."""
+    request.ending = Ending.WHOLE
+    request.state = State.DONE
+    request.outcome = Outcome.COMPLETED
+    return _FINISH
+
+
 def _let_go(request: Request) -> None:
-    """Nobody waits for the response. Some clients leave at [DONE], before the last chunk: they have all of it."""
-    whole = request.ends_in_done and request.tracker is not None and request.tracker.done
+    """Nobody waits for the response. Some clients leave at the last event, before the last chunk: they have all of it."""
+    whole = request.stream_end is not None and _is_done(request)
     request.ending = Ending.WHOLE if whole else Ending.LEFT
     request.outcome = Outcome.COMPLETED if whole else Outcome.CLIENT_ABORTED
     request.state = State.DONE

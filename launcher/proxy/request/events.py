@@ -9,10 +9,9 @@ from typing import ClassVar
 
 import msgspec
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.request.actions import Action
-from launcher.proxy.request.answer import Answer
-from launcher.proxy.request.ports import UpstreamCall
+from launcher.proxy.request.ports import Answer, UpstreamCall
 
 
 class Event(msgspec.Struct, eq=False):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Protocol
 
-from launcher.proxy.balancing.upstreams import Upstream
+from launcher.balancing.upstreams import Upstream
+from launcher.proxy.http1.responses import ResponseHead
+from launcher.proxy.openai.answers import JSON
 from launcher.proxy.sse.tracker import EventTracker
 
 
@@ -66,6 +69,10 @@ class UpstreamCall(Protocol):
     @property
     def reached(self) -> bool: ...  # the upstream may have begun with the request: no connect that failed
     @property
+    def delivering(self) -> bool: ...  # bytes of its response went to the client
+    @property
+    def asked_at(self) -> float: ...  # loop time
+    @property
     def fast_bytes(self) -> int: ...  # that the fast path passed to the client
 
     def read(self, data: bytes) -> None:
@@ -80,3 +87,31 @@ class Cancellable(Protocol):
     """A timer or a task."""
 
     def cancel(self) -> object: ...
+
+
+# --- A whole response, of an upstream or of the proxy's own. ---
+
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Answer:
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: ResponseHead, body: bytes) -> None:
+        self.head = head
+        self.body = body
+
+
+def own_head(status: int, content_type: str = JSON, lines: bytes = b"") -> ResponseHead:
+    """The head of a response of the proxy's own; `lines` are further fields, each ended by CRLF."""
+    kind = content_type.encode()
+    fields = b"\r\nContent-Type: %b\r\n%b" % (kind, lines)
+    reason = _PHRASES.get(status, b"")
+    return ResponseHead(
+        status, reason, None, False, False, True, kind.partition(b";")[0], fields, fields.lower(), ()
+    )
+
+
+def own_answer(status: int, body: bytes, content_type: str = JSON) -> Answer:
+    """A whole response of the proxy's own."""
+    return Answer(own_head(status, content_type), body)

@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from launcher.printable import MAX_QUOTED, cut
-from launcher.proxy.auth.api_keys import KeyEntry
-from launcher.proxy.auth.rate_limits import Grant
-from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.balancing.ticket import Ticket
-from launcher.proxy.balancing.upstreams import Upstream
+from launcher.accounts.timeline import Step, Trace, What
+from launcher.balancing.upstreams import Ending, Ticket, Upstream
+from launcher.base.api_errors import HttpError
+from launcher.base.text import MAX_QUOTED, cut
+from launcher.keys.api_keys import KeyEntry
+from launcher.keys.rate_limits import Grant
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
-from launcher.proxy.errors import HttpError
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.answers import Counts
 from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.openai.prompts import TokenBounds
 from launcher.proxy.openai.stream_options import UsageAsk
-from launcher.proxy.openai.token_bounds import TokenBounds
 from launcher.proxy.request.actions import Outcome, OverflowReason, State
-from launcher.proxy.request.answer import Answer
 from launcher.proxy.request.events import Event
-from launcher.proxy.request.ports import Cancellable, Downstream, UpstreamCall
+from launcher.proxy.request.ports import Answer, Cancellable, Downstream, UpstreamCall
 from launcher.proxy.request.retry_policy import FailedAttempts
 from launcher.proxy.routes import Match
+from launcher.proxy.sse.ends import StreamEnd
 from launcher.proxy.sse.tracker import EventTracker
-from launcher.timeline import Step, Trace, What
 
 MAX_STEPS: Final = 200  # of one request: then one of the middle is left out for each more
 
@@ -56,7 +54,7 @@ class Request:
         "match", "method", "model", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending", "picos",
         "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
         "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail", "unsent_head",
-        "usage", "usage_ask", "usage_is_exact", "wished",
+        "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -97,6 +95,8 @@ class Request:
         self.first_byte_timeout_s = 0.0
         self.predicted_s: float | None = None  # to its first token, when it arrived
         self.usage_ask = UsageAsk.NO  # of a stream whose client does not ask for its usage
+        # Where the request was refused, perhaps for that ask: an overflow endpoint's name, "" for an instance.
+        self.usage_doubt: str | None = None
         self.latest_s: float | None = None  # the same at worst, where that was too late for it
         # Overflow.
         self.overflow = ""  # name of the endpoint that it went to
@@ -160,6 +160,12 @@ class Request:
         """The client asked for a stream."""
         return self.ticket is not None and self.ticket.demand.stream
 
+    @property
+    def first_byte_left_s(self) -> float:
+        """How long its present attempt may take to its first byte; 0: as long as it does."""
+        failures, timeout_s = self.failures, self.first_byte_timeout_s
+        return timeout_s if failures is None else failures.left_s(timeout_s)
+
     def failed(self) -> FailedAttempts:
         """Its failed attempts so far."""
         if self.failures is None:
@@ -199,9 +205,10 @@ class Request:
             self.ticket.tried.add(upstream.key)
 
     @property
-    def ends_in_done(self) -> bool:
-        """A stream of its route is whole when [DONE] came."""
-        return self.match is not None and self.match.route.ends_in_done
+    def stream_end(self) -> StreamEnd | None:
+        """The end of a whole stream of its route; None: the route has no streams."""
+        stream = None if self.match is None else self.match.route.stream
+        return None if stream is None else stream.end
 
     @property
     def written(self) -> int:

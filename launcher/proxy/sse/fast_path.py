@@ -6,7 +6,12 @@ kinds of streams:
 
     plain           one event per token, alike but for the text: EventPattern; the read goes on as it came
     with token ids  the instance was asked for token ids, the client gets null in their place
-    any events      nothing is kept of the stream; an event is usual if it tells no end, no error and no usage
+    any events      nothing is kept of the stream; an event is usual if its data begins and ends as a JSON object does, and
+                    tells no end, no error and no usage
+
+An event of the first two kinds is JSON but for its text, which is not looked into; of the third kind no more than the two
+ends are checked. Half an event, as a dying engine writes it, has another end: it takes the slow path, which parses it
+(sse/tracker.py). So do comments.
 
 What a relayed event of the first two kinds tells is appended to `text` as `text"`, or as `text"12,13]` with its ids.
 """
@@ -17,6 +22,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from launcher.proxy.sse.ends import MARKS, StreamEnd
+
 NEVER: Final = b"\x00"  # in no event
 SIZES: Final = 4096  # bytes of a chunk with its framing; a longer one takes the slow path
 LINE_BYTES: Final = 5  # the longest size line
@@ -26,7 +33,10 @@ IDS_NULL: Final = b'"token_ids":null'
 PROMPT_KEY: Final = b'"prompt_token_ids":['
 
 _BLANK_LINE: Final = b"\n\n"
-_EVENT_END: Final = b"\n\n\r\n"  # the end of an event and of its chunk
+# How the data of an event begins and ends that is a JSON object.
+_OBJECT: Final = b"\ndata: {"
+_OBJECT_END: Final = b"}\n\n"
+_EVENT_END: Final = b"}\n\n\r\n"  # the same, and of its chunk
 WORDLESS: Final = b'"delta":{}'  # vLLM writes such an event for its ids alone: the client gets none
 NO_USAGE: Final = (
     b'"usage":null'  # OpenAI's API writes it into each event but the last, where usage is asked for
@@ -107,8 +117,8 @@ class FastPath:
     """One upstream connection's fast path. Armed at a chunk's boundary, by the slow path, once a stream is usual."""
 
     __slots__ = (
-        "_any", "_client_end", "_end", "_prefix", "_skip", "_tail", "_text", "_until", "_without_ids", "_write", "bytes",
-        "events",
+        "_any", "_client_end", "_end", "_mark", "_prefix", "_skip", "_tail", "_text", "_until", "_without_ids", "_write",
+        "bytes", "events",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -117,6 +127,7 @@ class FastPath:
         self._text: bytearray
         self._write: Callable[[bytes], None]
         self._client_end = b""
+        self._mark = NEVER
         self.disarm()
 
     def disarm(self) -> None:
@@ -143,9 +154,16 @@ class FastPath:
             self._client_end = _shared(pattern.suffix[1:] + b"\r\n")
         self._tail = len(self._end)
 
-    def arm_any(self, write: Callable[[bytes], None], *, without_ids: bool = False) -> None:
-        """Relay any usual events. `without_ids`: with null in the place of token ids."""
+    def arm_any(
+        self,
+        write: Callable[[bytes], None],
+        *,
+        without_ids: bool = False,
+        end: StreamEnd = StreamEnd.DONE,
+    ) -> None:
+        """Relay any usual events. `without_ids`: with null in the place of token ids; `end`: of the stream."""
         self.disarm()
+        self._mark = MARKS[end]
         self._any, self._without_ids, self._write = True, without_ids, write
 
     def data_received(self, data: bytes) -> bool:
@@ -213,19 +231,26 @@ class FastPath:
     def _relay_any(self, data: bytes) -> bool:
         if (
             not data.endswith(_EVENT_END)
+            or _OBJECT not in data
             or b"error" in data
             or b"failed" in data
             or b"[DONE]" in data
+            or self._mark in data
             or b'"abort"' in data
             or (b'"usage"' in data and data.count(b'"usage"') != data.count(NO_USAGE))
         ):
             return False
         # Two events and their chunk's framing have six line ends or more; this count is the cheaper one.
         events = 1 if data.count(b"\n") < 6 else data.count(_BLANK_LINE)
-        if len(data) < SIZES and data.startswith(SIZE_LINES[len(data)]) and not self._without_ids:
-            return self._pass(events, data)
+        if (
+            events == 1
+            and len(data) < SIZES
+            and data.startswith(SIZE_LINES[len(data)])
+            and not self._without_ids
+        ):
+            return self._pass(1, data)
         chunks = _chunks(data)
-        if not all(chunk.endswith(_EVENT_END) for chunk in chunks):
+        if not _are_objects(data, events, chunks):
             return False
         if self._without_ids:
             if events != len(chunks) or WORDLESS in data or PROMPT_KEY in data:
@@ -240,6 +265,15 @@ class FastPath:
         self.bytes += len(data)
         self._write(data)
         return True
+
+
+def _are_objects(data: bytes, events: int, chunks: list[bytes]) -> bool:
+    """Whether the data of each event begins and ends as a JSON object does, and each chunk is whole events."""
+    if events > 1 and events != data.count(_OBJECT):
+        return False
+    if not all(chunk.endswith(_EVENT_END) for chunk in chunks):
+        return False
+    return events == len(chunks) or events == data.count(_OBJECT_END)
 
 
 def _chunks(data: bytes) -> list[bytes]:

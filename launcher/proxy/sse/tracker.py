@@ -1,4 +1,5 @@
-"""Follow a stream of server-sent events: where events end, whether one is an error, whether [DONE] came.
+"""Follow a stream of server-sent events: where events end, whether one is an error or no JSON, and whether
+the last one came.
 
 vLLM 0.32 ends a stream whose engine died with `data: {"error": ...}` and then `data: [DONE]` (measured;
 entrypoints/openai/chat_completion/serving.py). A client that sees [DONE] takes the response for complete, so [DONE] is
@@ -7,13 +8,23 @@ left out after an error.
 Only whole events pass: the bytes of an unfinished event are held until its blank line comes, so that a cut stream
 leaves no half event with the client. vLLM writes whole events, so nothing waits; an event past HOLD_BYTES passes as it
 comes.
+
+An instance may write half an event and go on. Data that begins with `{`, and all data after the first such event, must
+be JSON, or [DONE]. Comments, and other events without data, say nothing (`quiet`): they are no progress.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Final
+
+import msgspec
+
+from launcher.proxy.openai.answers import is_json
+from launcher.proxy.sse.ends import SIGNS, Event, StreamEnd, read_event
 
 HOLD_BYTES = 1 << 20
+_NAME_BYTES = 64  # of an event's first line
 
 EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
@@ -24,6 +35,13 @@ _ABORT_ERROR = (
     b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted","code":503}}\n\n'
 )
 _CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+_REQUEST_ERROR = re.compile(
+    rb'"type"\s*:\s*"(?:invalid_request|authentication|permission|not_found|rate_limit|request_too_large)\w*"'
+)  # vLLM 0.33, entrypoints/anthropic/protocol.py: _ANTHROPIC_ERROR_TYPE_BY_STATUS
+_FIELD = re.compile(
+    rb"(?:data|event|id|retry)?:|(?:data|event|id|retry)?$"
+)  # of a line: others are ignored by clients
+_NOT_A_COMMENT = re.compile(rb"\r|\n[^:\n]")  # behind a comment
 _SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')  # signs of an error or an end; text may hold them, too
 
 
@@ -45,25 +63,36 @@ def event_data(event: bytes) -> bytes | None:
 
 
 class EventTracker:
-    def __init__(self) -> None:
-        self.events = 0  # whole events passed or left out
-        self.done = False  # [DONE] came, and no error before it
+    def __init__(self, end: StreamEnd = StreamEnd.DONE) -> None:
+        self.end = end
+        self.events = 0  # whole events with data, passed or left out
+        self.done = False  # its end came, and no error before it
         self.error: bytes | None = None  # the first error event; one of the engine was not passed
         self.error_first = False  # nothing came before it
+        self.broken = False  # an event was no JSON; it was not passed, nor was what came after it
+        self.quiet = False  # the last bytes fed were comments, or other events without data
+        self._signs = _SIGNS + SIGNS[end]
+        self._json = False  # an event's data was a JSON object
+        self._closing = False  # the event came that must precede the last one
         self._held = b""
         self._open = False  # part of an unfinished event has passed (it is larger than HOLD_BYTES)
+        self._open_is_last = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the instance sent; return what may pass to the client, possibly nothing."""
+        self.quiet = False
         if not self._held and chunk.endswith(b"\n\n"):
             return self._judge(chunk)  # nearly always
         data = self._held + chunk if self._held else chunk
-        cut = len(data) if data.endswith(b"\n\n") else _last_boundary(data)
+        # The last 3 held bytes may begin a boundary.
+        cut = len(data) if data.endswith(b"\n\n") else _last_boundary(data, max(0, len(self._held) - 3))
         if cut == 0:
             self._held = data
+            self.quiet = data.startswith(b":") and len(data) <= HOLD_BYTES
             return self._overflow()
         whole, self._held = (data, b"") if cut == len(data) else (data[:cut], data[cut:])
         passed = self._judge(whole)
+        self.quiet = self.quiet and (not self._held or self._held.startswith(b":"))
         return passed + self._overflow() if len(self._held) > HOLD_BYTES else passed
 
     def _overflow(self) -> bytes:
@@ -71,15 +100,24 @@ class EventTracker:
             return b""
         # The last 3 bytes may begin a boundary.
         passed, self._held = self._held[:-3], self._held[-3:]
-        self._open = True
+        if not self._open:
+            self._open = True
+            # The last event of a response repeats all of it.
+            name = passed[:_NAME_BYTES].partition(b"\n")[0]
+            self._open_is_last = self.end is StreamEnd.RESPONSE_COMPLETED and any(
+                sign in name for sign in SIGNS[self.end]
+            )
         return passed
 
     def _judge(self, whole: bytes) -> bytes:
         """Whole events in, the same without [DONE] after an error out."""
-        if self.error is None and not any(sign in whole for sign in _SIGNS):
-            self.events += whole.count(b"\n\n") or 1
-            self._open = False
+        if whole.startswith(b"data: {") and whole.find(b"\n\n") == len(whole) - 2 and self._is_usual(whole):
+            self.events += 1
+            self._json = True
             return whole
+        self.quiet = True
+        if whole.startswith(b":") and not self._open and _NOT_A_COMMENT.search(whole) is None:
+            return b"" if self.engine_fault or self.broken else whole
         passed = bytearray()
         start = 0
         for found in EVENT_END.finditer(whole):
@@ -88,38 +126,86 @@ class EventTracker:
             if self._keep(event):
                 passed += event
         passed += whole[start:]
-        return bytes(passed)
+        return whole if len(passed) == len(whole) else bytes(passed)
+
+    def _is_usual(self, event: bytes) -> bool:
+        """A single event on one line that is JSON, and tells no error and no end."""
+        if self.error is not None or self.broken or self._open:
+            return False
+        return not any(sign in event for sign in self._signs) and is_json(event[6:])
 
     def _keep(self, event: bytes) -> bool:
         rest_of_open, self._open = self._open, False
         if rest_of_open:
             self.events += 1
+            self.quiet = False
+            self.done = self.done or self._open_is_last
+            self._open_is_last = False
             return True
-        if self.error is None and aborted(event):
-            self.error = _ABORT_ERROR
-            self.error_first = self.events == 0
-        is_done = False
-        for line in event.splitlines():
-            if _DONE.match(line):
-                is_done = True
-            elif self.error is None and (_ERROR_DATA.match(line) or _ERROR_NAME.match(line)):
-                self.error = event
-                self.error_first = self.events == 0
-        if self.engine_fault:
+        data = event_data(event)
+        if self.error is None and not self.broken and not self.done:
+            self._read(event, data)
+        if self.engine_fault or self.broken:
+            self.quiet = False
             return False  # withheld, with all after it: another instance may continue the stream
+        if data is None:
+            return True
+        self.quiet = False
         self.events += 1
-        if is_done and self.error is None:
-            self.done = True
-        return not (is_done and self.error is not None)
+        return self.error is None or data.strip() != b"[DONE]"
+
+    def _read(self, event: bytes, data: bytes | None) -> None:
+        """Whether it is no JSON, an error, or the end."""
+        if self._is_broken(event, data):
+            self.broken = True
+        elif not any(sign in event for sign in self._signs):
+            return
+        elif aborted(event):
+            self._fail(_ABORT_ERROR)
+        elif any(_ERROR_DATA.match(line) or _ERROR_NAME.match(line) for line in event.splitlines()):
+            self._fail(event)
+        elif data is not None:
+            self._read_end(data)
+
+    def _fail(self, error: bytes) -> None:
+        self.error = error
+        self.error_first = self.events == 0
+
+    def _is_broken(self, event: bytes, data: bytes | None) -> bool:
+        if data is None:
+            return self._json and not all(_FIELD.match(line) for line in event.splitlines())
+        if not self._json and not data.lstrip().startswith(b"{"):
+            return False
+        if data.strip() == b"[DONE]":
+            return False
+        self._json = is_json(data)
+        return not self._json
+
+    def _read_end(self, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            # Servers may add it to a stream whose end is another event: it says nothing there.
+            if self.end is StreamEnd.MESSAGE_END and not self._closing:
+                self._fail(_ABORT_ERROR)
+            self.done = self.end is StreamEnd.DONE or (self.end is StreamEnd.MESSAGE_END and self._closing)
+            return
+        match read_event(self.end, data):
+            case Event.GIVEN_UP:
+                self._fail(_ABORT_ERROR)
+            case Event.CLOSING:
+                self._closing = True
+            case Event.LAST if self._closing or self.end is StreamEnd.RESPONSE_COMPLETED:
+                self.done = True
+            case Event.LAST:
+                self._fail(_ABORT_ERROR)
+            case Event.USUAL:
+                pass
 
     def rest(self) -> bytes:
-        """The unfinished event at the end of a stream; it passes as it is."""
+        """The unfinished event at the end of a stream. It passes as it is, unless it is half of one; it may be the last."""
         rest, self._held = self._held, b""
-        if _DONE.match(rest.strip()):  # a last event without its blank line
-            if self.error is not None:
-                return b""
-            self.done = True
-        return b"" if self.engine_fault else rest
+        if self._open or not rest:
+            return rest
+        return rest if self._keep(rest) else b""
 
     def break_off(self) -> bytes:
         """Bytes that must precede an event of ours after a break: the end of an open event. Held bytes are dropped."""
@@ -130,7 +216,7 @@ class EventTracker:
     @property
     def between_events(self) -> bool:
         """Whether no part of an unfinished event has come, and no error."""
-        return not self._held and not self._open and self.error is None
+        return not self._held and not self._open and self.error is None and not self.broken
 
     @property
     def inside_event(self) -> bool:
@@ -138,13 +224,49 @@ class EventTracker:
 
     @property
     def engine_fault(self) -> bool:
-        """Whether the error is the engine's, not the request's: the event has no 4xx code."""
+        """Whether the error is the engine's, not the request's: the event has no 4xx code, nor Anthropic's name of one."""
         if self.error is None:
+            return False
+        if self.end is StreamEnd.MESSAGE_STOP and _REQUEST_ERROR.search(self.error) is not None:
             return False
         code = _CODE.search(self.error)
         return code is None or not code[1].startswith(b"4")
 
 
-def _last_boundary(data: bytes) -> int:
-    """Index after the last blank line; 0 when there is none."""
-    return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in (b"\n\n", b"\n\r\n", b"\r\r"))
+def _last_boundary(data: bytes, begin: int) -> int:
+    """Index after the last blank line from `begin` on; 0 when there is none."""
+    cut = 0
+    for mark in (b"\n\n", b"\n\r\n", b"\r\r"):
+        at = data.rfind(mark, begin)
+        if at >= 0:
+            cut = max(cut, at + len(mark))
+    return cut
+
+
+# --- The event of a stream that tells its usage and nothing else. ---
+
+USAGE_EVENT_BYTES: Final = 16 * 1024
+"""The most bytes of an event that tells usage and nothing else."""
+USAGE_KEY: Final = b'"usage"'  # in no text: within a JSON string every quotation mark is escaped
+
+
+def without_usage(events: bytes) -> bytes:
+    """Whole events without those that tell usage and nothing else; the very same bytes where there is none."""
+    kept, start = bytearray(), 0
+    for end in EVENT_END.finditer(events):
+        event, start = events[start : end.end()], end.end()
+        if len(event) > USAGE_EVENT_BYTES or USAGE_KEY not in event or not _tells_usage_only(event):
+            kept += event
+    kept += events[start:]
+    return events if len(kept) == len(events) else bytes(kept)
+
+
+def _tells_usage_only(event: bytes) -> bool:
+    data = event_data(event)
+    if data is None:
+        return False
+    try:
+        chunk = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(chunk, dict) and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)

@@ -3,7 +3,8 @@
 What it finds is posted to the request: StreamStarted with the first bytes that may go to the client (further ones go to
 `Output`), then one of AnswerCompleted, AnswerReceived (a whole response, held back until it was complete) and
 AttemptFailed. A small whole response, and the first event of a stream, are waited for before anything is delivered:
-an upstream that breaks until then costs the client nothing but time.
+an upstream that breaks until then costs the client nothing but time. Comments are no event and no progress: an API
+server writes them by a timer, whatever its engine does. The client gets those that come after the first event.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from launcher.proxy.balancing.upstreams import Upstream
-from launcher.proxy.errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.balancing.upstreams import Upstream
+from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
-from launcher.proxy.request.answer import Answer, own_answer
 from launcher.proxy.request.events import (
     AnswerCompleted,
     AnswerReceived,
@@ -24,15 +24,17 @@ from launcher.proxy.request.events import (
     Faulted,
     StreamStarted,
 )
+from launcher.proxy.request.ports import Answer, own_answer
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Kind
+from launcher.proxy.sse.ends import StreamEnd, gave_up
 from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
-from launcher.proxy.upstream.connection import UpstreamConnection
+from launcher.proxy.upstream.connection import EVENT_STREAM, UpstreamConnection
 from launcher.proxy.upstream.overflow_endpoint import OverflowCall, unusable
 from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
-_STREAM = b"text/event-stream"
+_NOT_JSON = "an event of its stream was not JSON"
 _SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
 
 
@@ -77,7 +79,7 @@ class Attempt:
         self.delivering = False  # bytes of it went to the client
         self.has_output = False  # text, or another delta, has come: its prompt is computed
         self._events = self._fast_bytes = 0  # relayed by the fast path of the connection that it had
-        self._reads = 0  # the others
+        self._reads = 0  # others that brought the head, or a part of the response
         self._seen = 0  # reads that `watch` knows of
         self.asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
 
@@ -112,13 +114,13 @@ class Attempt:
 
     def read(self, data: bytes) -> None:
         """Read on; what it says is posted, or goes to the output."""
-        self._reads += 1
         if self.connection is not None:
             self.connection.read(data)
 
     @property
     def reads(self) -> int:
-        """Reads so far, on the fast path one for each event."""
+        """Reads so far that brought something, on the fast path one for each event. Comments do not count, nor does framing:
+        an upstream may write a chunk's size by itself."""
         return self._reads + (self._events if self.connection is None else self.connection.events)
 
     @property
@@ -150,6 +152,7 @@ class Attempt:
         self._post(self.request, BytesArrived(self, data))
 
     def head_received(self, head: ResponseHead) -> None:
+        self._reads += 1
         self.head = head
         if self.overflow is not None:
             reason = unusable(head)
@@ -157,8 +160,8 @@ class Attempt:
                 self.fail(reason)
                 return
             self.head = head = self.overflow.endpoint.passing(head)
-        if head.status == 200 and head.content_type == _STREAM:
-            self.tracker = EventTracker()
+        if head.status == 200 and head.content_type == EVENT_STREAM:
+            self.tracker = EventTracker(self.request.stream_end or StreamEnd.DONE)
         elif head.length is None:
             self._hold = HOLD_BYTES if self._promises_json(head) else 0
         elif head.length > HOLD_BYTES:
@@ -167,15 +170,21 @@ class Attempt:
     def body_received(self, payload: bytes, raw: bytes | None) -> None:
         tracker = self.tracker
         if tracker is None:
+            self._reads += 1
             self._plain_part(payload, raw)
             return
         passed = tracker.feed(payload)
+        self._reads += not tracker.quiet
+        if tracker.quiet and not self.delivering:
+            return
         if tracker.done and self.upstream is not None and self._is_empty(tracker, passed):
             self.fail("it ended without any output")
             return
         if passed:
             self._output.events(self, passed, raw, clean=passed is payload)
-        if tracker.error is not None and tracker.engine_fault:
+        if tracker.broken:
+            self.fail(_NOT_JSON)
+        elif tracker.error is not None and tracker.engine_fault:
             self.fail("its engine failed in the middle of the answer")
 
     def _is_empty(self, tracker: EventTracker, passed: bytes) -> bool:
@@ -231,7 +240,7 @@ class Attempt:
             self._post(self.request, AnswerReceived(self, answer))
         elif answer.head.status >= SERVER_ERROR:
             self.fail(f"it answered {answer.head.status}", answer)
-        elif b'"abort"' in answer.body and aborted(answer.body):
+        elif self._gave_up(answer):
             self.fail("its engine gave the request up")
         elif self._promises_json(answer.head) and not is_json(answer.body):
             # As with 5xx, the request itself may be what the instances stumble over: the blame waits.
@@ -239,6 +248,15 @@ class Attempt:
             self.fail(error.message, own_answer(error.status, error.body()))
         else:
             self._post(self.request, AnswerReceived(self, answer))
+
+    def _gave_up(self, answer: Answer) -> bool:
+        """Whether the engine aborted the request, as answers of its route say it."""
+        if b'"abort"' in answer.body and aborted(answer.body):
+            return True
+        found = self.request.match
+        if found is None or found.route.kind is Kind.STORED or answer.head.status >= CLIENT_ERROR:
+            return False  # a stored response says what became of an earlier request
+        return found.route.stream is not None and gave_up(found.route.stream.end, answer.body)
 
     def _promises_json(self, head: ResponseHead) -> bool:
         found = self.request.match
@@ -249,8 +267,10 @@ class Attempt:
         rest = tracker.rest()
         if tracker.error is not None and tracker.engine_fault:
             self.fail("its engine failed")
-        elif self.request.ends_in_done and not tracker.done and tracker.error is None:
-            self.fail("the stream ended without [DONE]")
+        elif tracker.broken:
+            self.fail(_NOT_JSON)
+        elif self.request.stream_end is not None and not tracker.done and tracker.error is None:
+            self.fail(f"the stream ended without {tracker.end}")
         else:
             self.delivering = True
             self._post(self.request, AnswerCompleted(self, rest))
@@ -281,6 +301,11 @@ class Attempt:
         self._post(self.request, failed)
 
     # --- the clock ---------------------------------------------------------------------------------
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """It could not be read for so long: that was not the upstream's silence."""
+        self.asked_at = min(now, self.asked_at + seconds)
+        self.moved_at = min(now, self.moved_at + seconds)
 
     def watch(self, now: float, first_byte_timeout_s: float, idle_timeout_s: float) -> int:
         """Fail what takes too long. Returns the reads since the last call."""

@@ -1,8 +1,11 @@
 """One connection to an upstream: HTTP/1.1 responses, one request at a time; bytes as they come.
 
 A read that is usual events goes to the client's transport at once (FastPath). Any other one is posted through the sink,
-which has it read by `read`. The sink hears, in this order and never after the end: `head_received` once,
-`body_received` for each read, then exactly one of `completed`, `broken` and `faulted`; nothing at all after `abort`.
+which has it read by `read`. A large read of a chunked body or of an event stream is taken in pieces, one for each turn of
+the event loop, so that thousands of events that come at once delay no other connection.
+
+The sink hears, in this order and never after the end: `head_received` once, `body_received` for each read, then exactly
+one of `completed`, `broken` and `faulted`; nothing at all after `abort`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from launcher.proxy.http1.responses import BadResponse, ResponseHead, parse_resp
 from launcher.proxy.sse.fast_path import FastPath
 
 WRITE_HIGH_BYTES = 262_144
+EVENT_STREAM = b"text/event-stream"
 RESEND_S = 1.0  # a kept-alive connection that its upstream closed as we wrote ends sooner than this
+# Bytes of a chunked body or an event stream per turn: at most 10 ms of CPU (the smallest chunks and events).
+TURN_BYTES = 8_192
+TURN_LINES = 1_024  # the same, of lines and chunks: events without data are the smallest
+INTERIM_HEADS = 16  # 1xx before a response; servers send one, if any
+_EVENT_END = b"\n\n\r\n"  # of an event and of its chunk
 _FRAME_BYTES = 12  # of one chunk's framing: up to 8 digits and two line ends; of two it is more than that
 
 
@@ -53,8 +62,8 @@ class UpstreamConnection(FastPath):
     """An asyncio.Protocol that outlives its transport: a request that a stale one did not take gets a new one."""
 
     __slots__ = (
-        "_body", "_bytes_in", "_connecting", "_decoder", "_fresh", "_head", "_head_bytes", "_left", "_method", "_pause",
-        "_pool", "_request_head", "_resent", "_sent_at", "_sink", "_transport",
+        "_body", "_bytes_in", "_connecting", "_decoder", "_fresh", "_head", "_head_bytes", "_interim", "_left", "_method",
+        "_pause", "_planned", "_pool", "_request_head", "_resent", "_sent_at", "_sink", "_transport", "_unread",
     )  # fmt: skip
 
     def __init__(self, pool: Owner) -> None:
@@ -70,14 +79,18 @@ class UpstreamConnection(FastPath):
         self._request_head = b""
         self._body: bytes | bytearray | memoryview = b""  # both until the response begins
         self._pause = False
+        self._unread = b""  # of a large read; the transport is not read meanwhile
+        self._planned = False  # a turn is scheduled
         self._reset()
 
     def _reset(self) -> None:
         self._bytes_in = 0
         self._head: ResponseHead | None = None
         self._head_bytes = b""
+        self._interim = 0  # heads of interim responses so far
         self._decoder: ChunkedDecoder | None = None
         self._left: int | None = None  # of a body with a length
+        self._unread = b""
 
     def send(
         self, sink: Sink, method: str, head: bytes, body: bytes | bytearray | memoryview, now: float
@@ -96,7 +109,7 @@ class UpstreamConnection(FastPath):
             self._connect()
             return
         self._fresh = False
-        self._bytes_in = 0
+        self._bytes_in = self._interim = 0
         self._head = self._decoder = self._left = None
         self._send_request(transport)
 
@@ -129,6 +142,7 @@ class UpstreamConnection(FastPath):
     def abort(self) -> None:
         """Close at once; nothing is told to anybody."""
         self._sink = None
+        self._unread = b""
         self.disarm()
         if self._transport is not None:
             self._transport.abort()
@@ -144,8 +158,44 @@ class UpstreamConnection(FastPath):
     def resume(self) -> None:
         if self._pause:
             self._pause = False
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take the rest of a large read, in turns, or read the transport again."""
+        if self._unread:
+            if not self._planned:
+                self._planned = True
+                asyncio.get_running_loop().call_soon(self._turn)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _turn(self) -> None:
+        self._planned = False
+        if self._unread and not self._pause:
+            self._take(self._piece())
+            if not self._pause:
+                self._read_on()
+
+    def _piece(self) -> bytes:
+        """The next bytes of the large read; up to the end of an event where there is one, so that the fast path may relay
+        them."""
+        data, size = self._unread, TURN_BYTES
+        while _line_ends(data, size) > TURN_LINES:
+            size //= 2
+        cut = data.rfind(_EVENT_END, 0, size) + len(_EVENT_END)
+        if cut < len(_EVENT_END):
+            cut = size
+        self._unread = data[cut:]
+        return data[:cut]
+
+    def _in_turns(self, data: bytes) -> bytes:
+        """The first piece of a large read; the others come in turns."""
+        self._unread = data
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        piece = self._piece()
+        self._read_on()
+        return piece
 
     @property
     def between_chunks(self) -> bool:
@@ -160,16 +210,26 @@ class UpstreamConnection(FastPath):
 
     def slow(self, data: bytes) -> bool:
         """A read that the fast path does not relay at once."""
+        self._take(self._in_turns(data) if self._by_turns(data) else data)
+        return True
+
+    def _by_turns(self, data: bytes) -> bool:
+        """Whether it is too much of a body for one turn: each chunk and each event costs."""
+        head, size = self._head, len(data)
+        if size <= TURN_LINES or head is None or not (head.chunked or head.content_type == EVENT_STREAM):
+            return False
+        return size > TURN_BYTES or _line_ends(data, size) > TURN_LINES
+
+    def _take(self, data: bytes) -> None:
         if self._decoder is not None:  # else it is not armed
             if self.relay_more(data):
-                return True
+                return
             self.disarm()
         sink = self._sink
         if sink is None:
             self.abort()  # an idle connection on which somebody speaks, or a response that nobody wants
         else:
             sink.bytes_arrived(data)
-        return True
 
     def pause_writing(self) -> None:
         """The upstream reads slowly; the request's body waits in this process."""
@@ -188,6 +248,9 @@ class UpstreamConnection(FastPath):
         self._pool.lost(self)
         self._transport = None
         self._pause = False
+        unread, self._unread = self._unread, b""
+        if unread and self._sink is not None:
+            self._sink.bytes_arrived(unread)
         self.disarm()
         sink = self._sink
         if sink is None:
@@ -243,7 +306,8 @@ class UpstreamConnection(FastPath):
             data = data[end:]
             if head.status >= 200:
                 break
-        self._head_bytes = b""
+            self._count_interim()
+        self._head_bytes, self._interim = b"", 0
         self._head = head
         self._left = head.length
         if head.chunked:
@@ -256,7 +320,12 @@ class UpstreamConnection(FastPath):
                 sink.body_received(data, data)
             self._finish(sink, reusable=True)
         elif data:
-            self.read(data)
+            self.read(self._in_turns(data) if self._by_turns(data) else data)
+
+    def _count_interim(self) -> None:
+        self._interim += 1
+        if self._interim > INTERIM_HEADS:
+            raise BadResponse(f"more than {INTERIM_HEADS} interim responses (1xx)")
 
     def _read_chunked(self, sink: Sink, decoder: ChunkedDecoder, data: bytes) -> None:
         whole = decoder.at_boundary
@@ -264,7 +333,7 @@ class UpstreamConnection(FastPath):
         if decoder.ended:
             if payload:
                 sink.body_received(payload, None)
-            self._finish(sink, reusable=not decoder.rest)
+            self._finish(sink, reusable=not decoder.rest and not self._unread)
         elif payload:
             # One chunk without extensions, which are for this hop only, may go on as it came.
             one = whole and decoder.at_boundary and len(data) - len(payload) <= _FRAME_BYTES
@@ -282,12 +351,13 @@ class UpstreamConnection(FastPath):
         if payload:
             sink.body_received(payload, payload)
         if self._left == 0:
-            self._finish(sink, reusable=len(payload) == len(data))
+            self._finish(sink, reusable=len(payload) == len(data) and not self._unread)
 
     def _finish(self, sink: Sink, *, reusable: bool) -> None:
         if self._sink is not sink:
             return  # it was cancelled while it heard the last piece
         self._sink = None
+        self._unread = b""
         if self._decoder is not None:
             self.disarm()
         if self._pause:
@@ -303,3 +373,8 @@ class UpstreamConnection(FastPath):
     def _break(self, sink: Sink, reason: str, *, deterministic: bool = False) -> None:
         self.abort()
         sink.broken(reason, sent=True, deterministic=deterministic)
+
+
+def _line_ends(data: bytes, size: int) -> int:
+    """In the first `size` bytes; CRLF counts twice."""
+    return data.count(b"\n", 0, size) + data.count(b"\r", 0, size)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from launcher.accounts.spending import Spent
+from launcher.base.clock import Clock
+from launcher.base.money_limits import DailyCap
 from launcher.config import schema
-from launcher.proxy.auth.key_record import KeyRecord
-from launcher.proxy.openai.token_bounds import TokenBounds, bounds_of
+from launcher.keys.key_record import KeyRecord
+from launcher.proxy.openai.prompts import TokenBounds, bounds_of
 from launcher.proxy.request.actions import Outcome, OverflowReason
 from launcher.proxy.request.most_tokens import MostTokens
 from launcher.proxy.request.record import Request
-from launcher.proxy.upstream.overflow_cost import OverflowCost
-from launcher.proxy.upstream.overflow_endpoint import Health, Left, OverflowCall, OverflowEndpoint
-from launcher.usage.daily_cap import DailyCap
-from launcher.usage.spending import Spent
+from launcher.proxy.upstream.overflow_endpoint import (
+    Health,
+    Left,
+    OverflowCall,
+    OverflowCost,
+    OverflowEndpoint,
+)
 
 OVERFLOW_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 """What every OpenAI-compatible endpoint has, and what keeps nothing between requests."""
@@ -32,7 +37,7 @@ class Overflow:
         settings: Sequence[schema.Overflow],
         connect_timeout_s: float,
         caps: Mapping[str, DailyCap] = MappingProxyType({}),
-        wall: Callable[[], float] = time.time,
+        clock: Clock | None = None,
     ) -> None:
         """`caps`: by the endpoint's name. Raises LauncherError when a key's file can't be read, or a URL has no port or
         host."""
@@ -47,7 +52,7 @@ class Overflow:
             for each in settings
         }
         self._limits = {each.endpoint: each.predicted_s for each in settings}
-        self._wall = wall
+        self._clock = clock or Clock()
         models = dict.fromkeys(model for each in settings for model in each.models)
         self._of = {
             model: tuple(self._endpoints[each.endpoint] for each in settings if model in each.models)
@@ -162,10 +167,10 @@ class Overflow:
 
     def _begin_days(self) -> float:
         """Begin the next day of the caps where it is time to; returns Unix time."""
-        wall = self._wall()
+        now = self._clock.now()
         for endpoint in self._endpoints.values():
-            endpoint.cost.tick(wall)
-        return wall
+            endpoint.cost.tick(now)
+        return now.wall
 
     def close(self) -> None:
         for endpoint in self._endpoints.values():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from engine.llama_server import gguf_file
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
 
 from launcher.engines import tiny_model
 

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
+from support.daemon_process import DaemonProcess, eventually
 
-from launcher.cpuset import CpuSet
+from launcher.base.cpuset import CpuSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 

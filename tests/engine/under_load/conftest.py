@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine.conftest import READY_S, Configure
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
+from support.engine_runs import READY_S, Configure
 
 from launcher.engines import tiny_model
 

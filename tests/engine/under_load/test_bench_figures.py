@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from engine.test_bench import bench, stored
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
+from support.engine_runs import bench, stored
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

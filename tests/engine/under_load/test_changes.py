@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 import pytest
-from engine.conftest import READY_S
-from integration.conftest import DaemonProcess, eventually
 from integration.load import Load
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import READY_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(3600)]
 

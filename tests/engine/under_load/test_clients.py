@@ -15,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 sys.path.append(str(SCRIPTS))

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from engine.conftest import READY_S
-from integration.conftest import DaemonProcess, eventually
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import READY_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from engine.conftest import READY_S, Configure
-from integration.conftest import DaemonProcess
+from support.daemon_process import DaemonProcess
+from support.engine_runs import READY_S, Configure
 
 from launcher.engines.tiny_model import HIDDEN
 

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.continuation.test_plan import reads, whole
-from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION
-from proxy.proxy_under_test import ProxyUnderTest
-from proxy.scripted_engine import Call
-from proxy.token_engine import FIRST_ID, PROMPT, TokenEngine
+from support.continuations import reads, whole
+from support.plain_engine import CHAT, COMPLETIONS, QUESTION
+from support.proxy_under_test import ProxyUnderTest
+from support.scripted_engine import Call
+from support.token_engine import FIRST_ID, PROMPT, TokenEngine
 
-from launcher.proxy.continuation.plan import Complete, Continuation, EngineTraits, NotExact, plan_continuation
+from launcher.proxy.continuation.continuation import (
+    Complete,
+    Continuation,
+    EngineTraits,
+    NotExact,
+    plan_continuation,
+)
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
 

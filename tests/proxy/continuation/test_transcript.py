@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
+from support.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
 
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.sse.fast_path import FastPath

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call, answer_chat
+from support.keys import new_key
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call, answer_chat
 
 from launcher.config.schema import Overflow
 

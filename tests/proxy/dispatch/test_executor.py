@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from proxy.request.test_lifecycle import World, executor_of, request_of
+from support.requests import World, executor_of, request_of
 
+from launcher.base.api_errors import HttpError
 from launcher.proxy.dispatch.executor import Executor, Perform
-from launcher.proxy.errors import HttpError
 from launcher.proxy.request.actions import Action, Outcome, State
 from launcher.proxy.request.events import (
     BackoffOver,

@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from fakes import SOON_S
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call, answer_chat, event
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call, answer_chat, event
 
 
 async def read(proxy: ProxyUnderTest, **more: object) -> bytes:
@@ -110,7 +110,7 @@ async def test_an_instance_whose_clients_do_not_read_owes_nothing(proxy: ProxyUn
 async def test_that_failures_ejected_an_instance_is_said_once(
     proxy: ProxyUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Eight requests are on it when it breaks: three failures take it out, five more are no news."""
+    """Eight requests are on it when it breaks; once another instance has answered three of them, it is out."""
     go = asyncio.Event()
 
     async def breaks(call: Call) -> None:
@@ -127,7 +127,7 @@ async def test_that_failures_ejected_an_instance_is_said_once(
     await until(lambda: bool([r for r in caplog.records if "ejected" in r.getMessage()]))
     assert len([record for record in caplog.records if "ejected" in record.getMessage()]) == 1
     assert ejections(proxy, 0) == 1
-    assert [suspect[:2] for suspect in proxy.suspects] == [(0, 1)] * 3
+    assert {suspect[:2] for suspect in proxy.suspects} == {(0, 1)}
     assert proxy.balanced()
 
 

@@ -9,30 +9,28 @@ from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.plain_engine import CHAT, COMPLETIONS
-from proxy.token_engine import TokenEngine
-from proxy.upstream.recording_sink import HEAD, NoTransport
+from support.plain_engine import CHAT, COMPLETIONS
+from support.recording_sink import HEAD, NoTransport
+from support.token_engine import TokenEngine
 
-from launcher.address import UnixAddress
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import Upstream
+from launcher.base.address import UnixAddress
 from launcher.config.schema import Policy
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.upstreams import Upstream
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.downstream import response
 from launcher.proxy.http1.chunks import ChunkedDecoder
 from launcher.proxy.http1.requests import parse_request
-from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.openai.models import ModelNames, ModelTraits
 from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.request.events import AnswerCompleted, BytesArrived, Event, PromptComputed, StreamStarted
-from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.request.ports import Downstream
 from launcher.proxy.request.record import Request
 from launcher.proxy.routes import Match, match
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.connection import UpstreamConnection
-from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.upstream.pool import ConnectionPool, Endpoint
 from launcher.telemetry.timings import Timings
 
 STREAM_HEAD = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from proxy.proxy_under_test import ProxyUnderTest
+from support.proxy_under_test import ProxyUnderTest
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

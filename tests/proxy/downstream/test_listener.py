@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from fakes import SOON_S
-from proxy.proxy_under_test import Build, ProxyUnderTest
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
 from launcher.proxy.downstream.listener import ACCEPTS, Listener, _cannot_listen, bind, unused
 
 

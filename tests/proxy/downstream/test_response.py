@@ -6,7 +6,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.request.test_lifecycle import request_of
+from support.requests import request_of
 
 from launcher.proxy.downstream.response import timing
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import SOON_S
-from proxy.downstream.test_tls import certify
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import DONE, Call, FakeEngine, Script, event
+from support.certificates import certify
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE, Call, FakeEngine, Script, event
 
 from launcher.proxy.downstream import clients, connection, listener
 from launcher.proxy.http1.chunks import ChunkedDecoder

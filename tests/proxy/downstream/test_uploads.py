@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
+from support.keys import new_key
+from support.proxy_under_test import Build, ProxyUnderTest, until
 
 from launcher.proxy.openai.json_reader import JsonReader
 
@@ -120,6 +120,22 @@ async def test_a_client_that_leaves_gives_its_memory_back(build: Build) -> None:
     leaver.transport.abort()
     waiter.write(body)
     assert (await answered(reader))[0] == 200
+
+
+async def test_a_client_that_leaves_while_its_body_waits_for_memory(build: Build) -> None:
+    """Its connection is not read: the end comes behind bytes that nobody takes."""
+    proxy = await build(max_body_bytes=4 * MIB, upload_max_bytes=4 * MIB, upload_wait_s=300.0)
+    await proxy.engine(0)
+    body = body_of(3 * MIB)
+    request = ROUTE + b"Content-Length: %d\r\n\r\n" % len(body)
+    await proxy.raw(request + body[:MIB])
+    await until(lambda: proxy.server.upload_memory.used > 0)
+    _, leaver = await proxy.raw(request)
+    await until(lambda: proxy.server.upload_memory.waiting == 1)
+    leaver.write(body[:4096])
+    leaver.close()
+    await until(lambda: proxy.server.upload_memory.waiting == 0)
+    assert proxy.sums()["client_aborted"] == 1
 
 
 @pytest.mark.parametrize("limit", ["concurrency", "requests_per_minute"])

@@ -12,29 +12,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from proxy.proxy_under_test import Build, until
-from proxy.scripted_engine import DONE, Call, answer_chat
+from support.keys import new_key
+from support.proxy_under_test import Build, until
+from support.scripted_engine import DONE, Call, answer_chat
 
 from launcher.config.schema import Model, Overflow, Proxy
-from launcher.proxy.auth import key_record, key_store
-from launcher.proxy.request.overflowing import MAX_REWRITTEN_BYTES
+from launcher.keys import key_record
+from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.server import ProxyServer
-
-
-def new_key(path: Path, name: str, **fields: object) -> str:
-    """Put a key into the file; the key."""
-    seed = name.encode()
-    key = key_record.compose_key(seed.ljust(5, b"-")[:5], seed.ljust(32, b"-")[:32])
-    salt = seed.ljust(16, b"-")
-    known = {
-        "id": key_record.id_of(key),
-        "name": name,
-        "hash": key_record.hash_of(key, salt).hex(),
-        "salt": salt.hex(),
-    }
-    record = key_record.make({**known, "created": "2026-11-20T10:00:00Z", **fields})
-    key_store.update(str(path), lambda old: (*old, record))
-    return key
 
 
 async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from proxy.proxy_under_test import Build, until
+from support.proxy_under_test import Build, until
 
+from launcher.accounts import audit
+from launcher.accounts.audit import AuditTrail
+from launcher.accounts.audit_verify import verify
 from launcher.config.usage_schema import Audit
-from launcher.proxy.accounting import Accounting
-from launcher.usage import audit
-from launcher.usage.audit import AuditTrail
-from launcher.usage.audit_verify import verify
+from launcher.proxy.ended import Accounting
 
 
 @pytest.fixture(autouse=True)

@@ -6,69 +6,10 @@ import asyncio
 import json
 
 import pytest
-from fakes import SOON_S
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import DONE, ENGINE_ERROR, Call, Script
-
-WORDS = [f" word{number}" for number in range(12)]
-
-
-def chunk_of(call_id: str, delta: dict[str, object], finish: str | None = None) -> bytes:
-    payload = {
-        "id": call_id, "object": "chat.completion.chunk", "created": 7, "model": "m",
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
-    }  # fmt: skip
-    return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
-
-
-def speaks(cut_after: int | None, how: str = "cut", *, life: list[Call] | None = None) -> Script:
-    """Says WORDS, or what is left of them after the assistant's text in the request; cut on its first request."""
-    cuts = [cut_after]
-
-    async def script(call: Call) -> None:
-        if life is not None:
-            life.append(call)
-        body = json.loads(call.body)
-        said = body["messages"][-1]["content"] if body.get("continue_final_message") else ""
-        rest = list(WORDS)
-        while said and rest:
-            said = said[len(rest.pop(0)) :]
-        limit = cuts.pop() if cuts else None
-        await call.start_stream()
-        await call.chunk(
-            chunk_of(f"chatcmpl-{call.header('X-Request-Id')}", {"role": "assistant", "content": ""})
-        )
-        for number, word in enumerate(rest):
-            if number == limit:
-                await asyncio.sleep(0.02)
-                if how == "error":
-                    await call.chunk(ENGINE_ERROR)
-                    await call.chunk(DONE)
-                    await call.end_stream()
-                elif how == "half":
-                    await call.raw(b"c8\r\n" + chunk_of("x", {"content": word})[:40])
-                    await asyncio.sleep(0.02)
-                    call.cut()
-                elif how == "clean end":
-                    await call.end_stream()
-                else:
-                    call.cut()
-                return
-            await call.chunk(chunk_of("chatcmpl-x" if limit is None else "chatcmpl-y", {"content": word}))
-        await call.chunk(chunk_of("chatcmpl-x", {}, "stop"))
-        if (body.get("stream_options") or {}).get("include_usage"):
-            usage = {
-                "prompt_tokens": 5 + 12 - len(rest),
-                "completion_tokens": len(rest) + 1,
-                "total_tokens": 18,
-            }
-            data = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 7, "model": "m"}
-            data |= {"choices": [], "usage": usage}
-            await call.chunk(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
-        await call.chunk(DONE)
-        await call.end_stream()
-
-    return script
+from support.continuations import WORDS, speaks
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE
 
 
 def told(body: bytes) -> tuple[str, set[str], list[dict[str, object]]]:

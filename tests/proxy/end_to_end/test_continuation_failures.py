@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 
 import pytest
-from proxy.plain_engine import CHAT, QUESTION, PlainEngine
-from proxy.proxy_under_test import ProxyUnderTest
-from proxy.scripted_engine import ENGINE_ERROR, Call
+from support.continuations import ENGINE, SAID, Way, streams
+from support.plain_engine import CHAT, QUESTION, PlainEngine
+from support.proxy_under_test import ProxyUnderTest
+from support.scripted_engine import ENGINE_ERROR, Call
 
-SAID = ("Hello", " wor", "ld", " and", " all", " the", " rest", " of", " it", "!", " Yes", ".")
-ENGINE = PlainEngine(CHAT, SAID)
 OTHER = PlainEngine(CHAT, (*SAID[:4], " no", " more"), "other")
-Way = Callable[[Call], Awaitable[None]]
-
-
-def streams(engine: PlainEngine, events: int | None = None) -> Way:
-    """Answer; with `events` the connection ends after so many."""
-
-    async def answer(call: Call) -> None:
-        await call.start_stream()
-        for event in engine.answer(call.body)[:events]:
-            await call.chunk(event)
-        if events is None:
-            await call.end_stream()
-        else:
-            call.cut()
-
-    return answer
 
 
 def refuses(status: int) -> Way:

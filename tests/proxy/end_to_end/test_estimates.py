@@ -8,12 +8,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call
+from support.keys import new_key
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call
 
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.ticket import Ticket
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import Ticket
+from launcher.proxy.openai.body import MAX_CHOICES
+from launcher.proxy.request.most_tokens import UNKNOWN_CONTEXT
 
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" * 50_000
 LONG = "word " * 150_000
@@ -64,6 +66,34 @@ async def test_a_refused_prompt_teaches_nothing(proxy: ProxyUnderTest) -> None:
     assert (await post(proxy, "/v1/chat/completions", chat(LONG, max_tokens=1000))).status == 400
     assert learned(made) == before
     assert len(next(iter(made.table)).prefixes) == 0
+
+
+@pytest.mark.parametrize("n", [1, 10**18])
+async def test_what_a_client_asks_for_counts_up_to_the_context(proxy: ProxyUnderTest, n: int) -> None:
+    go = asyncio.Event()
+
+    async def refuse(call: Call) -> None:
+        await go.wait()
+        await call.json({"error": {"message": "too much"}}, 400)
+
+    engine = await proxy.engine(0, refuse)
+    body = chat("hello", max_tokens=10**18, n=n)
+    asked = asyncio.create_task(post(proxy, "/v1/chat/completions", body))
+    await until(lambda: len(engine.calls) == 1)
+    demand = bound(proxy).demand
+    assert demand.max_tokens == UNKNOWN_CONTEXT
+    assert demand.output_tokens <= UNKNOWN_CONTEXT * MAX_CHOICES
+    go.set()
+    assert (await asked).status == 400
+
+
+async def test_a_prompt_counts_up_to_the_context(proxy: ProxyUnderTest) -> None:
+    engine = await proxy.engine(0, Call.until_left)
+    asked = asyncio.create_task(post(proxy, "/v1/chat/completions", chat(LONG)))
+    await until(lambda: len(engine.calls) == 1)
+    assert bound(proxy).demand.prompt_tokens == UNKNOWN_CONTEXT
+    asked.cancel()
+    await until(proxy.balanced)
 
 
 @pytest.mark.parametrize("stream", [False, True])

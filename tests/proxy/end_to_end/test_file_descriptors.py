@@ -10,11 +10,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes import SOON_S
-from proxy.downstream.test_tls import certify
-from proxy.end_to_end.test_unusual_engines import raw_engine
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call, answer_chat
+from support.certificates import certify
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.raw_engine import raw_engine
+from support.scripted_engine import Call, answer_chat
 
 from launcher.proxy.upstream import pool
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from proxy.proxy_under_test import Build, ProxyUnderTest
-from proxy.scripted_engine import Call, FakeEngine, answer_chat
+from support.proxy_under_test import Build, ProxyUnderTest
+from support.scripted_engine import Call, FakeEngine, answer_chat
 
 TRUSTED = ("127.0.0.0/8",)
 

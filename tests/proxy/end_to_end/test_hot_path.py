@@ -8,11 +8,11 @@ import re
 from typing import Any
 
 import pytest
-from proxy.end_to_end.test_continuation import chunk_of
-from proxy.plain_engine import CHAT, COMPLETIONS, QUESTION
-from proxy.proxy_under_test import ProxyUnderTest
-from proxy.scripted_engine import DONE, Call
-from proxy.token_engine import TokenEngine
+from support.continuations import chunk_of
+from support.plain_engine import CHAT, COMPLETIONS, QUESTION
+from support.proxy_under_test import ProxyUnderTest
+from support.scripted_engine import DONE, Call
+from support.token_engine import TokenEngine
 
 from launcher.proxy.sse.fast_path import FastPath
 
@@ -42,7 +42,8 @@ RESPONSE = [
 MESSAGE = [
     named("message_start", 0, message={"usage": {"input_tokens": 3}}),
     *(named("content_block_delta", n, delta={"text": word}) for n, word in enumerate(WORDS, 1)),
-    named("message_stop", EVENTS + 1),
+    named("message_delta", EVENTS + 1, delta={"stop_reason": "end_turn"}),
+    named("message_stop", EVENTS + 2),
 ]
 STREAMS: dict[str, tuple[str, Asked, list[bytes]]] = {
     "chat": (CHAT, ASKED, chat(ROLE, *({"content": word} for word in WORDS))),

@@ -9,7 +9,7 @@ from proxy.http_cases import CASES
 from proxy.http_cases.model import Case
 from proxy.http_cases.player import faults_behind, fits, play
 from proxy.http_cases.recorder import Recorder
-from proxy.proxy_under_test import Build
+from support.proxy_under_test import Build
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_logs import Logs, collected
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call
+from support.daemon_logs import Logs, collected
+from support.keys import new_key
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call
 
 MIB = 1 << 20
 ANSWER_BYTES = 2048

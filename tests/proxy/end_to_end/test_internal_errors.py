@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fakes import SOON_S
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import DONE, Call, answer_chat, event
+from support.fakes import SOON_S
+from support.keys import new_key
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE, Call, answer_chat, event
 
 from launcher.config.schema import Overflow
 from launcher.proxy.downstream.connection import DownstreamConnection
@@ -90,7 +90,9 @@ class Scene:
     other: Script | None = None  # of a second instance
     engines: bool = True
     length: int | None = None  # announced, where it is not the body's
-    reads_first: bool = False  # else the client does not read until the action was due
+    reads_after: Action | None = (
+        None  # the client reads nothing until this one was due; None: the action that fails
+    )
 
 
 CLOUD = Overflow(url="http://127.0.0.1:9/v1", models={"m": "m"})
@@ -112,7 +114,7 @@ SCENES: dict[Action, list[Scene]] = {
     Action.COMMENT: [Scene(waits, STREAM, settings={"keepalive_comment_s": 0.05})],
     Action.CHECK_CLIENT: [Scene(length=1000, settings={"body_timeout_s": 0.1})],
     Action.PAUSE: [Scene(pours, STREAM, settings=SLOW)],
-    Action.RESUME: [Scene(pours, STREAM, settings=SLOW, reads_first=True)],
+    Action.RESUME: [Scene(pours, STREAM, settings=SLOW, reads_after=Action.PAUSE)],
     Action.DELIVER: [Scene()],
     Action.FINISH: [Scene(streams, STREAM)],
     Action.REFUSE: [Scene(body=b"no JSON"), Scene(breaks)],
@@ -153,6 +155,20 @@ async def test_an_error_that_is_told_ends_the_request_and_stays_inside(
 async def read(proxy: ProxyUnderTest) -> tuple[int, bytes]:
     async with proxy.chat() as answer:
         return answer.status, await answer.read()
+
+
+def note(proxy: ProxyUnderTest, action: Action) -> list[str]:
+    """The requests for which the action is due from now on."""
+    noted: list[str] = []
+    do = proxy.server._executor._do
+    real = do[action]
+
+    def noting(request: Request, happened: Event, now: float) -> None:
+        noted.append(request.request_id)
+        real(request, happened, now)
+
+    do[action] = noting
+    return noted
 
 
 def fail_at(proxy: ProxyUnderTest, action: Action, *, once: bool) -> list[str]:
@@ -215,13 +231,13 @@ async def test_an_internal_error_ends_the_request_honestly(  # noqa: PLR0917
     if scene.other is not None:
         await proxy.engine(1, scene.other)
     raised = fail_at(proxy, action, once=once)
+    due = raised if scene.reads_after is None else note(proxy, scene.reads_after)
     size = len(scene.body) if scene.length is None else scene.length
     fields = f"Host: h\r\nContent-Length: {size}\r\nAuthorization: Bearer {key}\r\n"
     head = f"{scene.method} {scene.path} HTTP/1.1\r\n{fields}\r\n"
     async with asyncio.timeout(SOON_S):
         reader, writer = await proxy.raw(head.encode() + scene.body)
-        if not scene.reads_first:
-            await until(lambda: bool(raised))
+        await until(lambda: bool(due))
         answer, clean = bytearray(), True
         try:
             while data := await rest_of(reader, proxy):

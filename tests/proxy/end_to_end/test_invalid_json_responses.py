@@ -6,9 +6,9 @@ import asyncio
 import json
 
 import pytest
-from fakes import SOON_S
-from proxy.proxy_under_test import ProxyUnderTest, until
-from proxy.scripted_engine import Call, Script, answer_chat
+from support.fakes import SOON_S
+from support.proxy_under_test import ProxyUnderTest, until
+from support.scripted_engine import Call, Script, answer_chat
 
 GOOD = {"id": "x", "choices": [{"message": {"content": "hi"}}]}
 WHOLE = json.dumps(GOOD).encode()

@@ -2,7 +2,8 @@
 
 Measured is the CPU time of the loop's own thread between two looks at /health, 5 ms apart: what other programs on
 the machine take is no stall of ours. But the kernel's work for fresh memory is in it, which in a virtual machine takes
-from 5 to 100 ms for the same 64 MiB: a stall is what comes back in each of a few trials. Client and engine are threads
+from 5 to 100 ms for the same 64 MiB: a stall is what comes back in each of a few trials, and bodies of the largest size may
+take what one copy of them takes on this machine besides. Client and engine are threads
 with sockets of their own. The loop is uvloop's, the daemon's: asyncio's own transports copy what they send.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.downstream.uploads import LARGE_BYTES
 from launcher.proxy.server import ProxyServer
@@ -103,13 +104,21 @@ def test_chunks(tmp_path: Path, name: str) -> None:
 
 
 def no_stall(tmp_path: Path, path: str, body: bytes, fields: bytes) -> None:
+    bound_s = WORST_S + (copy_s(body) if len(body) > LARGE else 0.0)
     stalls = []
     for _ in range(TRIALS):
         stalls.append(uvloop.run(worst_stall(tmp_path, path, body, fields)))
-        if stalls[-1] <= WORST_S:
+        if stalls[-1] <= bound_s:
             break
-    print(f"worst stall {min(stalls) * 1000:.1f} ms")
-    assert min(stalls) <= WORST_S, stalls
+    print(f"worst stall {min(stalls) * 1000:.1f} ms of at most {bound_s * 1000:.1f}")
+    assert min(stalls) <= bound_s, stalls
+
+
+def copy_s(body: bytes) -> float:
+    """CPU seconds of one copy into fresh memory."""
+    begin = time.thread_time()
+    bytearray(body)
+    return time.thread_time() - begin
 
 
 async def worst_stall(tmp_path: Path, path: str, body: bytes, fields: bytes) -> float:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Certificate, CloudProcess, cloud_process, make_certificate
-from fakes import SOON_S
-from proxy.auth.test_api_keys import make, put
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
+from support.cloud import Certificate, CloudProcess, cloud_process, make_certificate
+from support.fakes import SOON_S
+from support.hand_clock import at
+from support.keys import make, put
+from support.proxy_under_test import Build, ProxyUnderTest, until
 
+from launcher.base.money import PICOS, token_prices
+from launcher.base.money_limits import DailyCap, Day
 from launcher.config.schema import Overflow
-from launcher.money import PICOS, token_prices
 from launcher.telemetry import metrics
-from launcher.usage.daily_cap import DailyCap, Day
 
 PRICES = token_prices(1.0, 4.0)
 
@@ -97,7 +98,9 @@ def overflowing(build: Build, clouds: list[CloudProcess]) -> Make:
         ]  # fmt: skip
         caps = {}
         if cap is not None:
-            caps["one"] = DailyCap(cap, lambda now: Day(now, now + day_s), time.time(), spent=spent)
+            caps["one"] = DailyCap(
+                cap, lambda now: Day(int(now), int(now + day_s)), at(time.time()), spent=spent
+            )
         if cap is not None:
             settings[0] = Overflow(**{**_fields(settings[0]), "max_per_day": cap / PICOS})
         return Overflowing(await build(overflow=tuple(settings), caps=caps, **proxy), caps)
@@ -238,7 +241,7 @@ async def test_at_the_cap_requests_stay_here(
     assert proxy.metric(metrics.OVERFLOW_CAPPED, "one") == 1
     assert proxy.metric(metrics.OVERFLOW_SPENT, "one") == cap.settled / PICOS
     assert caplog.text.count("its max_per_day is spent or reserved") == 1
-    cap.next_day(time.time() + 90_000)
+    cap.next_day(at(time.time() + 90_000))
     assert (await proxy.ask(max_tokens=50)).status == 200
 
 

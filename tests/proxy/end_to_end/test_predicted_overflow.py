@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from proxy.end_to_end.test_access_control import new_key
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call, answer_chat
+from support.keys import new_key
+from support.overflow import DONE, Outside
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call, answer_chat
 
 from launcher.config.schema import Overflow
 
-DONE = b"data: [DONE]\n\n"
 LATE_S = 5.0  # what first tokens take here, as far as the balancer knows
-
-
-class Outside:
-    """An external endpoint: what it got, and the status that it answers with."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.asked: list[dict[str, object]] = []
-        self.status = 200
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(await request.json())
-        if self.status != 200:
-            return web.json_response({"error": {"message": "no"}}, status=self.status)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"id":"outside"}\n\n' + DONE)
-        return response
-
-
-@pytest.fixture
-async def outside(unused_tcp_port: int) -> AsyncIterator[Outside]:
-    made = Outside(f"http://127.0.0.1:{unused_tcp_port}/v1")
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
-    yield made
-    await runner.cleanup()
 
 
 def teach(proxy: ProxyUnderTest, took_s: float = LATE_S) -> None:

@@ -9,10 +9,10 @@ import re
 
 import aiohttp
 import pytest
-from fakes import SOON_S
-from proxy.plain_engine import CHAT, QUESTION, PlainEngine
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import DONE, Call, Script, answer_chat, event
+from support.fakes import SOON_S
+from support.plain_engine import CHAT, QUESTION, PlainEngine
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE, Call, FakeEngine, Script, answer_chat, event
 
 from launcher.proxy.request import retry_policy
 
@@ -236,7 +236,14 @@ async def test_a_stream_that_waits_shows_that_it_lives(build: Build) -> None:
     assert proxy.sums()["completed"] == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+LAST = {
+    "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed","response":{"status":"completed"}}\n\n',
+    "/v1/messages": b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+}
+
+
+@pytest.mark.parametrize("path", LAST)
 async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> None:
     proxy = await build(keepalive_comment_s=0.05)
     go = asyncio.Event()
@@ -244,7 +251,7 @@ async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> N
     async def script(call: Call) -> None:
         await go.wait()
         await call.start_stream()
-        await call.chunk(b'event: last\ndata: {"type":"last"}\n\n')
+        await call.chunk(LAST[path])
         await call.end_stream()
 
     await proxy.engine(0, script)
@@ -253,7 +260,7 @@ async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> N
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         go.set()
         rest = await answer.read()
-    assert rest.replace(b": waiting\n\n", b"") == b'event: last\ndata: {"type":"last"}\n\n'
+    assert rest.replace(b": waiting\n\n", b"") == LAST[path]
     assert proxy.sums()["completed"] == 1
 
 
@@ -328,7 +335,7 @@ async def test_a_clients_5xx_ejects_nobody(proxy: ProxyUnderTest) -> None:
 
 async def test_a_request_that_kills_is_given_up(proxy: ProxyUnderTest) -> None:
     """After three instances that died with it in their hands no fourth one is given to it."""
-    engines = []
+    engines: list[FakeEngine] = []
 
     def deadly(slot: int) -> Script:
         async def script(call: Call) -> None:
@@ -421,3 +428,222 @@ async def test_too_many_connections_are_closed(build: Build, bound: str) -> None
                 async with proxy.client.get("/health") as answer:
                     statuses.append(answer.status)
     assert statuses == [200]
+
+
+async def test_more_than_an_ejected_idle_instance_has_places_for_wait_for_its_return(build: Build) -> None:
+    """Nothing runs then: there is no rate to predict their starts from."""
+    proxy = await build(eject_s=0.4, policy="round-robin")
+    bad = await proxy.engine(0, Call.cut_now)
+    await proxy.engine(1)
+    while proxy.server.counters.slots[0].ejected == 0:
+        assert (await ask(proxy))[0] == 200
+    bad.script = answer_chat
+    proxy.server.drain_upstream(1, 1)
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(20)]
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 20 or any(task.done() for task in asked))
+    async with proxy.client.get("/load") as answer:
+        assert answer.status == 200
+        assert (await answer.json())["waiting"] == 20
+    async with asyncio.timeout(SOON_S):
+        assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+
+
+async def poison(call: Call) -> None:
+    """Closes the connection under a request that names it, and answers any other."""
+    if b"poison" in call.body:
+        call.cut()
+    else:
+        await answer_chat(call)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_to_which_every_engine_closes_the_connection_ejects_nobody(
+    build: Build, stream: bool
+) -> None:
+    proxy = await build(policy="round-robin")
+    engines = [await proxy.engine(slot, poison) for slot in range(4)]
+    asked = [
+        asyncio.create_task(ask(proxy, stream=stream, prompt="poison" if at % 5 == 0 else "well"))
+        for at in range(20)
+    ]
+    async with asyncio.timeout(SOON_S):
+        answers = await asyncio.gather(*asked)
+    assert [status for status, _, _ in answers] == [502, 200, 200, 200, 200] * 4
+    for _, body, _ in answers[::5]:
+        message = json.loads(body)["error"]["message"]
+        assert "it closed the connection; the request itself may be the cause: " in message
+    calls = sum(b"poison" in call.body for engine in engines for call in engine.calls)
+    assert calls <= 4 * retry_policy.MAX_FAILED
+    assert [proxy.server.counters.slots[slot].ejected for slot in range(4)] == [0] * 4
+    before = [len(engine.calls) for engine in engines]
+    assert [(await ask(proxy))[0] for _ in range(4)] == [200] * 4
+    assert [len(engine.calls) for engine in engines] == [count + 1 for count in before]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_of_all_attempts_is_bounded(build: Build, stream: bool) -> None:
+    limits = {"answer_timeout_s": 0.3, "first_token_timeout_s": 0.3, "first_token_timeout_per_1k_s": 0.0}
+    proxy = await build(**limits)
+    engines = [await proxy.engine(slot, Call.until_left) for slot in range(4)]
+    async with asyncio.timeout(SOON_S):
+        status, body, _ = await ask(proxy, stream=stream)
+    assert status == 502
+    assert "all attempts together took" in json.loads(body)["error"]["message"]
+    assert sum(len(engine.calls) for engine in engines) == retry_policy.MAX_TIMES
+    assert [proxy.server.counters.slots[slot].ejected for slot in range(4)] == [0] * 4
+    assert proxy.balanced()
+
+
+async def test_an_attempt_gets_what_the_ones_before_it_have_left(build: Build) -> None:
+    """Three break at 1.1 s: of the time of three, 4.5 s, the fourth has 1.2 s at most."""
+    proxy = await build(answer_timeout_s=1.5)
+    engines: list[FakeEngine] = []
+
+    async def breaks(call: Call) -> None:
+        if sum(len(engine.calls) for engine in engines) == 4:
+            await call.until_left()
+            return
+        await asyncio.sleep(1.1)
+        call.cut()
+
+    engines += [await proxy.engine(slot, breaks) for slot in range(4)]
+    async with asyncio.timeout(SOON_S):
+        status, body, _ = await ask(proxy)
+    message = json.loads(body)["error"]["message"]
+    assert status == 502
+    waited = re.search(r"no first byte within ([\d.]+) s; all attempts together took", message)
+    assert waited is not None, message
+    assert float(waited[1]) <= 1.2
+    assert sum(len(engine.calls) for engine in engines) == 4
+
+
+async def test_the_time_of_all_waits_after_the_first_attempt_is_bounded(build: Build) -> None:
+    proxy = await build(queue_timeout_s=1.0)
+    asked: asyncio.Task[tuple[int, bytes, str | None]] | None = None
+    for generation in (1, 2, 3):
+        engine = await proxy.engine(
+            0, Call.until_left if generation < 3 else answer_chat, generation=generation
+        )
+        if asked is None:
+            asked = asyncio.create_task(ask(proxy))
+        if generation < 3:
+            await until(lambda engine=engine: bool(engine.calls))
+            proxy.server.remove_upstream(0, generation, "it is being stopped")
+            await asyncio.sleep(0.95)  # of them 0.25 of a pause before it is queued again
+    assert asked is not None
+    assert (await asked)[0] == 503
+    assert proxy.balanced()
+
+
+# --- requests that need no place ---------------------------------------------------------------------
+
+BESIDE = [
+    ("GET", "/version"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/chat/completions/render"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/responses/resp_1/cancel"),
+]
+
+
+async def call(proxy: ProxyUnderTest, method: str, path: str) -> int:
+    body = b'{"model":"m","prompt":"hello"}' if method == "POST" else None
+    async with asyncio.timeout(SOON_S), proxy.client.request(method, path, data=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_what_computes_nothing_waits_for_no_place(build: Build) -> None:
+    """All places generate, and the queue is full."""
+    proxy = await build(queue_max_requests=2)
+    go = asyncio.Semaphore(0)
+    engine = await proxy.engine(0, gated(go))
+    asked = [asyncio.create_task(ask(proxy)) for _ in range(10)]
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 2)
+    assert [await call(proxy, *each) for each in BESIDE] == [200] * len(BESIDE)
+    assert (await ask(proxy))[0] == 429
+    for _ in range(10):
+        go.release()
+    assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+    assert proxy.balanced()
+    upstream = next(iter(proxy.server.balancer.table))
+    assert (upstream.in_flight, upstream.beside) == (0, 0)
+
+
+async def test_what_computes_nothing_waits_for_an_instance_that_comes_back(proxy: ProxyUnderTest) -> None:
+    await proxy.engine(0)
+    proxy.server.remove_upstream(0, 1, "gone", crashed=False)
+    asked = asyncio.create_task(call(proxy, "POST", "/tokenize"))
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 1)
+    await proxy.engine(0, generation=2)
+    assert await asked == 200
+    assert proxy.balanced()
+
+
+async def test_an_instance_that_drains_answers_what_computes_nothing_first(proxy: ProxyUnderTest) -> None:
+    go = asyncio.Event()
+
+    async def slowly(call: Call) -> None:
+        await go.wait()
+        await answer_chat(call)
+
+    engine = await proxy.engine(0, slowly)
+    asked = asyncio.create_task(call(proxy, "POST", "/tokenize"))
+    await until(lambda: len(engine.calls) == 1)
+    proxy.server.drain_upstream(0, 1)
+    assert await call(proxy, "GET", "/health") == 503
+    assert proxy.idle == []
+    go.set()
+    assert await asked == 200
+    await until(lambda: proxy.idle == [(0, 1)])
+
+
+async def test_what_computes_nothing_does_not_hide_that_an_engine_hangs(build: Build) -> None:
+    """The API server of a hung engine goes on answering /version."""
+    proxy = await build(hung_timeout_s=0.3, first_token_timeout_s=60.0, idle_timeout_s=60.0)
+
+    async def hangs(call: Call) -> None:
+        if call.target == "/v1/chat/completions":
+            await call.until_left()
+        else:
+            await answer_chat(call)
+
+    engine = await proxy.engine(0, hangs)
+    asked = asyncio.create_task(ask(proxy, stream=True))
+    await until(lambda: len(engine.calls) == 1)
+    async with asyncio.timeout(SOON_S):
+        while not proxy.suspects:
+            assert await call(proxy, "GET", "/version") == 200
+            await asyncio.sleep(0.02)
+    assert proxy.suspects[0][:2] == (0, 1)
+    asked.cancel()
+    await until(proxy.balanced)
+
+
+async def test_a_model_that_is_down_does_not_fill_the_queue_of_another(build: Build) -> None:
+    """Its requests leave the full queue, the last ones first, for those of the model that answers."""
+    proxy = await build("m", "z", queue_max_requests=2)
+    go = asyncio.Semaphore(0)
+    engine = await proxy.engine(0, gated(go))
+    await (await proxy.engine(1, answer_chat, model="z")).die()
+    proxy.server.remove_upstream(1, 1, "killed by signal 9")
+    down = [asyncio.create_task(ask(proxy, model="z")) for _ in range(2)]
+    await until(lambda: proxy.server.readings.stats()["waiting"] == 2)
+    asked = [asyncio.create_task(ask(proxy, model="m")) for _ in range(9)]
+    [refused], _ = await asyncio.wait(down, return_when=asyncio.FIRST_COMPLETED, timeout=SOON_S)
+    status, body, retry = refused.result()
+    assert status == 429
+    assert json.loads(body)["error"]["code"] == "queue_full"
+    assert int(retry or 0) >= 1
+    # Half of the queue each: neither displaces the other any more.
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 2)
+    assert [(await ask(proxy, model=name))[0] for name in ("m", "z")] == [429, 429]
+    for _ in range(9):
+        go.release()
+    assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 9
+    await proxy.engine(1, answer_chat, model="z", generation=2)
+    assert sorted([status for status, _, _ in await asyncio.gather(*down)]) == [200, 429]
+    assert proxy.balanced()

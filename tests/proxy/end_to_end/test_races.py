@@ -10,14 +10,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fakes import SOON_S
 from msgspec.structs import replace
-from proxy.end_to_end.test_access_control import new_key
-from proxy.plain_engine import CHAT, QUESTION, PlainEngine
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import DONE, Call
+from support.fakes import SOON_S
+from support.keys import new_key
+from support.plain_engine import CHAT, QUESTION, PlainEngine
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE, Call
 
-from launcher.proxy.auth import key_store
+from launcher.keys import key_file
 
 ASKED = {"model": "m", "stream": True, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
 WORDS = tuple(f" wörd{n}" for n in range(24))
@@ -30,6 +30,8 @@ def request(body: bytes, *lines: str) -> bytes:
 
 
 STREAM = request(json.dumps(ASKED).encode())
+# More than the proxy reads ahead, and no more than the sockets' buffers hold besides: the end comes right behind it.
+AHEAD = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n" * (90_000 // 33)
 
 
 async def reset(writer: asyncio.StreamWriter) -> None:
@@ -46,13 +48,19 @@ async def says_and_waits(call: Call) -> None:
 
 
 @pytest.mark.parametrize("leave", ["fin", "half", "rst"])
-@pytest.mark.parametrize("where", ["pause", "park", "cut", "stream", "held"])
+@pytest.mark.parametrize("where", ["pause", "park", "cut", "stream", "held", "ahead"])
 async def test_a_client_that_leaves(proxy: ProxyUnderTest, leave: str, where: str) -> None:
-    """`pause`: between two rounds; `park`: no instance is left; `cut`: its stream is to go on elsewhere."""
-    script = {"pause": Call.cut_now, "held": Call.until_left}.get(where, says_and_waits)
+    """`pause`: between two rounds; `park`: no instance is left; `cut`: its stream is to go on elsewhere; `ahead`: with so
+    many requests sent ahead that the proxy reads no more of them."""
+    script = {"pause": Call.cut_now, "held": Call.until_left, "ahead": Call.until_left}.get(
+        where, says_and_waits
+    )
     engine = await proxy.engine(0, script)
     reader, writer = await proxy.raw(STREAM)
     await until(lambda: bool(engine.calls))
+    if where == "ahead":
+        writer.write(AHEAD)
+        await writer.drain()
     if where in {"stream", "cut"}:
         await reader.readuntil(b"word".replace(b"o", "ö".encode()))
     if where in {"cut", "park"}:
@@ -67,7 +75,7 @@ async def test_a_client_that_leaves(proxy: ProxyUnderTest, leave: str, where: st
     else:
         await reset(writer)
     await until(lambda: proxy.sums()["in_flight"] == 0)
-    if where in {"stream", "held"}:
+    if where in {"stream", "held", "ahead"}:
         await until(lambda: all(call.left.is_set() for call in engine.calls))
     assert proxy.sums()["client_aborted"] == 1
     assert proxy.balanced()
@@ -93,7 +101,7 @@ async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build,
     async with proxy.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as answer:
         await answer.content.readuntil(b"\n\n")
         revoked = "2026-11-22T10:00:00Z"
-        key_store.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
+        key_file.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
         proxy.server._keys.reload(0.0)
         async with proxy.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
             assert late.status == 401

@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from fakes import SOON_S
-from proxy.proxy_under_test import Build
+from support.fakes import SOON_S
+from support.proxy_under_test import Build
 
 HEADS = {
     "length": b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n",

@@ -6,7 +6,7 @@ import json
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from proxy import stream_checks
+from support import stream_checks
 
 LINE_ENDS = (b"\n", b"\r\n", b"\r")
 MARKS = (b"\n\n", b"\n\r\n", b"\r\r", b"\r\n\r\n", b"\r\n\n")

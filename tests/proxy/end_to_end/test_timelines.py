@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fakes import SOON_S
-from proxy.end_to_end.test_continuation import speaks
-from proxy.end_to_end.test_predicted_overflow import Outside, outside
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
-from proxy.scripted_engine import Call
+from support.continuations import speaks
+from support.fakes import SOON_S
+from support.overflow import Outside, outside
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import Call
 
+from launcher.accounts.timeline import Timeline
 from launcher.config.schema import Overflow
-from launcher.timeline import Timeline
 
 __all__ = ["outside"]  # a fixture
 

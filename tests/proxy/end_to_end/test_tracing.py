@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from fakes import SOON_S
-from otlp_receiver import ReceivedSpan, Receiver, receiving, uncovered
-from proxy.end_to_end.test_continuation import speaks
-from proxy.end_to_end.test_predicted_overflow import Outside, outside
-from proxy.proxy_under_test import Build, ProxyUnderTest
+from support.continuations import speaks
+from support.fakes import SOON_S
+from support.otlp_receiver import ReceivedSpan, Receiver, receiving, uncovered
+from support.overflow import Outside, outside
+from support.proxy_under_test import Build, ProxyUnderTest
 
+from launcher.accounts import exporter as module
+from launcher.accounts.exporter import Exporter
 from launcher.config.schema import Overflow
-from launcher.proxy.accounting import Accounting
-from launcher.proxy.observability.tracing import RequestTracing
-from launcher.tracing import exporter as module
-from launcher.tracing.exporter import Exporter
+from launcher.proxy.ended import Accounting
+from launcher.proxy.observability.timelines import RequestTracing
 
 __all__ = ["outside"]  # a fixture
 

@@ -6,46 +6,17 @@ import asyncio
 import gzip
 import io
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Self
 
 import pytest
-from fakes import SOON_S
-from proxy.plain_engine import CHAT, QUESTION, PlainEngine
-from proxy.proxy_under_test import ProxyUnderTest, until
-from proxy.scripted_engine import DONE, Call, FakeEngine, Script, answer_chat, event
-
-from launcher.address import TcpAddress
+from support.fakes import SOON_S
+from support.plain_engine import CHAT, QUESTION, PlainEngine
+from support.proxy_under_test import ProxyUnderTest, until
+from support.raw_engine import raw_engine
+from support.scripted_engine import DONE, Call, Script, answer_chat, event
 
 ASKED = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-class RawEngine(FakeEngine):
-    """What `serve` makes of a connection, over TCP or a UNIX socket."""
-
-    def __init__(self, path: Path, serve: Serve, *, tcp: bool = False) -> None:
-        super().__init__(path)
-        self._serve = serve  # type: ignore[method-assign]
-        self._tcp = tcp
-
-    async def __aenter__(self) -> Self:
-        if not self._tcp:
-            return await super().__aenter__()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = TcpAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])  # type: ignore[assignment]
-        return self
-
-
-async def raw_engine(proxy: ProxyUnderTest, serve: Serve, *, tcp: bool = False) -> None:
-    """Slot 0."""
-    engine = RawEngine(proxy.folder / "raw.sock", serve, tcp=tcp)
-    await proxy.stack.enter_async_context(engine)
-    proxy.server.add_upstream(0, 1, "m", engine.address, 8)
 
 
 def large(size: int) -> io.BytesIO:

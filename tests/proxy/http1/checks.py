@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from proxy.http1.reference import read_chunks, read_request, read_response
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
 from launcher.proxy.http1.fields import all_values, head_end
 from launcher.proxy.http1.requests import KEY_FIELDS, parse_request, upstream_head
@@ -22,8 +22,10 @@ _STAYS = {
 
 
 def check_head_end(data: bytes, cuts: Sequence[int]) -> None:
-    """A head that comes in pieces ends where it ends when it comes whole, or is refused either way."""
+    """A head that comes in pieces, behind another request, ends where it ends when it comes whole, or is refused either
+    way."""
     whole: int | None
+    before = b"GET / "
     try:
         whole = head_end(data)
     except HttpError:
@@ -32,11 +34,12 @@ def check_head_end(data: bytes, cuts: Sequence[int]) -> None:
     scanned = 0
     for cut in [*sorted({min(cut, len(data)) for cut in cuts}), len(data)]:
         try:
-            found = head_end(data[:cut], scanned)
+            found = head_end(before + data[:cut], scanned, len(before))
         except HttpError:
             found = None
             break
         if found >= 0:
+            found -= len(before)
             break
         scanned = cut
     if found is None or whole is None:

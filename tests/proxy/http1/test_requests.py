@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.http1.fields import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, head_end
 from launcher.proxy.http1.requests import (
     KEY_FIELDS,

@@ -9,7 +9,7 @@ from typing import Self, cast
 
 import h11
 
-from launcher.address import UnixAddress
+from launcher.base.address import UnixAddress
 
 ANSWER = b'{"object":"recorded"}'
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)

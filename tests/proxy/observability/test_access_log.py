@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.request.test_lifecycle import request_of
+from support.requests import request_of
 
 from launcher.proxy.observability.access_log import ACCESS, MOST_LINES, AccessLog
 from launcher.proxy.request.actions import Outcome

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from proxy.auth.test_api_keys import make, put
+from support.hand_clock import at
+from support.keys import make, put
 
+from launcher.base.money import PICOS
+from launcher.base.money_limits import DailyCap, Day
 from launcher.config import schema
-from launcher.money import PICOS
-from launcher.proxy.auth.api_keys import ApiKeys
-from launcher.proxy.auth.rate_limits import Limit
+from launcher.keys.api_keys import ApiKeys
+from launcher.keys.rate_limits import Limit
 from launcher.proxy.observability import stats
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
-from launcher.telemetry.rendering import render
-from launcher.telemetry.spec import Values
+from launcher.telemetry.machine_metrics import Values
+from launcher.telemetry.metrics import render
 from launcher.telemetry.timings import Timings
-from launcher.usage.daily_cap import DailyCap, Day
 
 
 def rows(found: Values) -> dict[str, dict[tuple[str, ...], float]]:
@@ -60,7 +61,7 @@ async def test_overflow() -> None:
     settings = schema.Overflow(
         url="http://x/v1", models={"m": "big"}, input=1.0, output=2.0, max_per_day=20.0
     )
-    cap = DailyCap(20 * PICOS, lambda now: Day(now, now + 86400), 0.0, spent=5 * PICOS)
+    cap = DailyCap(20 * PICOS, lambda now: Day(now, now + 86400), at(0.0), spent=5 * PICOS)
     overflow = Overflow([settings], 1.0, {"x": cap})
     endpoint = overflow.endpoint("x")
     endpoint.sent["m"], endpoint.in_flight = 4, 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from proxy.request.test_lifecycle import request_of
+from support.requests import request_of
 
+from launcher.accounts.entry import Entry
+from launcher.accounts.timeline import What
 from launcher.proxy.observability.timelines import LATE, LATE_S, RECENT, UNUSUAL, Timelines
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import MAX_STEPS, Request
-from launcher.timeline import What
-from launcher.usage.entry import Entry
 
 
 def keep(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from launcher.proxy.errors import HttpError
-from launcher.proxy.openai.body import read_body
+from launcher.base.api_errors import HttpError
+from launcher.proxy.openai.body import MAX_CHOICES, MAX_PRIORITY, MAX_TOKENS, read_body
 from launcher.proxy.openai.body_schema import RequestBody
+from launcher.proxy.openai.json_reader import JsonReader
+from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
 
 
 @pytest.mark.parametrize(
@@ -36,3 +42,113 @@ def test_invalid_bodies_are_refused(body: bytes) -> None:
         read_body(body)
     assert caught.value.status == 400
     assert set(json.loads(caught.value.body())["error"]) == {"message", "type", "param", "code"}
+
+
+# --- fields of other types than the API's, as the engine reads them ----------------------------------
+
+T = TypeVar("T")
+BOOL, INT = TypeAdapter(bool | None), TypeAdapter(int | None)
+_words = st.sampled_from([
+    *("0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes", "2", "", "None", "null", "-1"),
+    *("on ", " on", "1.0", "0x1", "1e3", "8.", ".0", "--8", "+-8", "8 .0", "1_0.0", "0_8", "-_1", "_1", "1__0", "8\x00"),
+])  # fmt: skip
+_padding = st.sampled_from(
+    ["", " ", "\t\n", "\x0b\x0c\r", "\x1c", "\x85", "\xa0", "\u2003", "\u3000", "\ufeff", "\u200b"]
+)
+_digits = st.from_regex(r"[+-]?[0-9_]{1,30}(\.[0_]{0,3})?", fullmatch=True)
+_long = st.builds(
+    lambda zeros, size: "0" * zeros + "9" * size, st.sampled_from([0, 5000]), st.integers(4290, 4310)
+)
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-20, 20)
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-(2**65), 2**65).map(float)
+    | st.sampled_from([2.0**63, -(2.0**63), 2.0**63 - 1024, 10**18])
+    | st.text(max_size=6)
+    | _words
+    | _words.map(str.upper)
+    | _words.map(str.title)
+    | st.builds(lambda a, b, c: a + b + c, _padding, _digits | _words, _padding)
+    | _long
+)
+_odd_values = _scalars | st.lists(_scalars, max_size=2) | st.dictionaries(st.just("a"), _scalars, max_size=1)
+
+
+def as_engine(adapter: TypeAdapter[T | None], value: object) -> T | None:
+    """What vLLM's field of this type is; None also where it answers 400."""
+    try:
+        return adapter.validate_python(value)
+    except ValidationError:
+        return None
+
+
+def at_least_one(value: int | None, most: int) -> int | None:
+    return None if value is None or value < 1 else min(value, most)
+
+
+@settings(deadline=None, max_examples=300)
+@given(_odd_values, st.booleans())
+def test_fields_are_read_as_the_engine_reads_them(value: object, ascii_only: bool) -> None:
+    fields = dict.fromkeys(("stream", "n", "max_tokens", "priority"), value)
+    body = json.dumps(fields, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    number = as_engine(INT, value)
+    for said in (read_body(body), JsonReader(("messages",)).finish(body)):
+        assert said.stream is (as_engine(BOOL, value) is True)
+        assert said.n == (at_least_one(number, MAX_CHOICES) or 1)
+        assert said.max_tokens == at_least_one(number, MAX_TOKENS)
+        assert said.priority == max(-MAX_PRIORITY, min(MAX_PRIORITY, number or 0))
+
+
+@settings(deadline=None, max_examples=200)
+@given(_odd_values)
+def test_usage_is_asked_for_where_the_engine_would_not_send_it(value: object) -> None:
+    asked = usage_ask(json.dumps({"include_usage": value}).encode())
+    try:
+        wanted = BOOL.validate_python(value)
+    except ValidationError:
+        wanted = True  # the engine's to refuse
+    assert (asked is UsageAsk.NO) is bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": 5}, 5),
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": None}, 9),
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": []}, None),  # 400
+        ("/v1/chat/completions", {"max_output_tokens": 1}, None),
+        ("/v1/chat/completions/batch", {"max_tokens": 9, "max_completion_tokens": 5}, 5),
+        ("/v1/completions", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
+        ("/v1/completions", {"max_completion_tokens": 1}, None),
+        ("/v1/responses", {"max_tokens": 1, "max_completion_tokens": 1}, None),
+        ("/v1/responses", {"max_output_tokens": 7, "max_tokens": 1}, 7),
+        ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1}, 9),
+    ],
+)
+def test_only_the_limit_that_the_route_has_counts(
+    path: str, fields: dict[str, object], expected: int | None
+) -> None:
+    body = json.dumps(fields).encode()
+    assert read_body(body, path=path).max_tokens == expected
+    assert JsonReader(("messages",), path).finish(body).max_tokens == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(_odd_values)
+def test_generate_has_its_limits_in_its_sampling_parameters(value: object) -> None:
+    path, number = "/inference/v1/generate", as_engine(INT, value)
+    body = json.dumps({"n": 3, "max_tokens": 3, "sampling_params": {"n": value, "max_tokens": value}})
+    raw = body.encode("utf-8", "surrogatepass")
+    for said in (read_body(raw, ("token_ids",), path), JsonReader(("token_ids",), path).finish(raw)):
+        assert said.n == (at_least_one(number, MAX_CHOICES) or 1)
+        assert said.max_tokens == at_least_one(number, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("params", [None, 7, "x", [], {}, {"model": 5, "n": 8}])
+def test_sampling_parameters_that_the_engine_refuses_say_nothing(params: object) -> None:
+    body = json.dumps({"n": 3, "sampling_params": params}).encode()
+    said = read_body(body, ("token_ids",), "/inference/v1/generate")
+    assert (said.n, said.max_tokens) == (1, None)

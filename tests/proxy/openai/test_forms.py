@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.forms import MAX_PARTS, FormReader
 
 TYPE = "multipart/form-data; boundary=B"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.body import read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.json_reader import MAX_DEPTH, MAX_FIELDS, MAX_SHORT_BYTES, MAX_VALUES, JsonReader

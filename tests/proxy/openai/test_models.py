@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.proxy.errors import HttpError
+from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.models import ModelNames
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.proxy.balancing.prefix_cache import BLOCK_BYTES, MAX_BLOCKS
+from launcher.balancing.prefix_cache import BLOCK_BYTES, MAX_BLOCKS
 from launcher.proxy.openai.body import read_body
 from launcher.proxy.openai.prompts import MEDIA_BYTES, TEXT_BYTES, MediaFinder, Prompt, read_prompt
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from proxy.balancing.builders import balancer, ticket, up
+from support.balancing import balancer, ticket, up
 
-from launcher.proxy.balancing.balancer import Balancer
-from launcher.proxy.balancing.demand import InstanceId
-from launcher.proxy.errors import HttpError
-from launcher.proxy.openai.models import ModelNames
-from launcher.proxy.pages.host_load import HostLoad, InstanceLoad
-from launcher.proxy.request.model_traits import ModelTraits
-from launcher.telemetry.host_view import HostView
-from launcher.telemetry.vllm_metrics import EngineMetrics
+from launcher.balancing.balancer import Balancer
+from launcher.balancing.upstreams import InstanceId
+from launcher.base.api_errors import HttpError
+from launcher.proxy.openai.models import ModelNames, ModelTraits
+from launcher.proxy.pages.host_load import HostLoad, HostView, InstanceLoad
+from launcher.telemetry.engine_metrics import EngineMetrics
 
 NOTHING: dict[InstanceId, EngineMetrics] = {}
 

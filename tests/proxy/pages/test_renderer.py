@@ -10,29 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fakes import SOON_S
 from prometheus_client.parser import text_string_to_metric_families
-from proxy.auth.test_api_keys import make, put
-from proxy.balancing.builders import balancer
-from proxy.proxy_under_test import until
-from proxy.request.test_lifecycle import request_of
-from proxy.scripted_engine import Call, FakeEngine, Script, answer_chat
+from support.balancing import balancer
+from support.fakes import SOON_S
+from support.keys import make, put
+from support.proxy_under_test import until
+from support.requests import request_of
+from support.scripted_engine import Call, FakeEngine, Script, answer_chat
 
-from launcher.proxy.auth.api_keys import ApiKeys, KeyEntry
-from launcher.proxy.errors import HttpError
+from launcher.base import http_json
+from launcher.base.api_errors import HttpError
+from launcher.keys.api_keys import ApiKeys, KeyEntry
 from launcher.proxy.http1.requests import parse_request
-from launcher.proxy.openai.models import ModelNames
-from launcher.proxy.pages import merged_metrics, models, renderer
+from launcher.proxy.openai.models import ModelNames, ModelTraits
+from launcher.proxy.pages import renderer
+from launcher.proxy.pages import renderer as merged_metrics
+from launcher.proxy.pages import renderer as model_list
+from launcher.proxy.pages import renderer as scraper
 from launcher.proxy.pages.host_load import HostLoad
-from launcher.proxy.pages.merged_metrics import MergedMetrics
-from launcher.proxy.pages.models import describe, read_list
-from launcher.proxy.pages.renderer import PageRenderer, Sources
+from launcher.proxy.pages.renderer import Instance, MergedMetrics, PageRenderer, Sources, describe, read_list
 from launcher.proxy.request.events import Event, Faulted, HeadReceived, PageReady, Refused
-from launcher.proxy.request.model_traits import ModelTraits
 from launcher.proxy.routes import Match, match, split_target
-from launcher.proxy.upstream import scraper
-from launcher.proxy.upstream.scraper import Instance
-from launcher.telemetry import engine_pages, metrics
+from launcher.telemetry import metrics
 from launcher.telemetry.timings import Timings
 
 
@@ -218,7 +217,7 @@ async def test_models_are_asked_once_a_second(pages: Pages, monkeypatch: pytest.
     for _ in range(3):
         await pages.ask("GET", "/v1/models")
     assert len(engine.calls) == 1
-    monkeypatch.setattr(models, "MODELS_AGE_S", 0.0)
+    monkeypatch.setattr(model_list, "MODELS_AGE_S", 0.0)
     await pages.ask("GET", "/v1/models")
     assert len(engine.calls) == 2
 
@@ -378,7 +377,7 @@ async def test_an_instance_that_does_not_answer_is_left_out(
 
 
 async def test_a_page_that_never_ends_is_left_out(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(http_json, "MAX_PAGE_BYTES", 1000)
 
     async def endless(call: Call) -> None:
         await call.raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"x 1\n" * 1000)
@@ -429,8 +428,8 @@ async def test_a_query_of_a_gateway_is_checked(pages: Pages, target: str, status
 
 async def test_load_predicts_for_a_prompt_of_this_size(pages: Pages) -> None:
     load = json.loads((await pages.ask("GET", "/load?prompt_tokens=1000")).body)
-    models, instances, started = load.pop("models"), load.pop("instances"), load.pop("started")
-    assert models == {"m": {**load, "aliases": [], "adapters": []}}
+    model_list, instances, started = load.pop("models"), load.pop("instances"), load.pop("started")
+    assert model_list == {"m": {**load, "aliases": [], "adapters": []}}
     assert [(each["slot"], each["concurrency_limit"]) for each in instances] == [(0, 4), (1, 4)]
     assert isinstance(started, float)
     assert load == {

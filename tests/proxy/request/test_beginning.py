@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from launcher.proxy.openai.body import MAX_CHOICES
 from launcher.proxy.openai.prompts import MEDIA_BYTES
 from launcher.proxy.request.beginning import Asked, read_asked
+from launcher.proxy.request.most_tokens import UNKNOWN_CONTEXT
 
 CUT = 16_384
 
@@ -102,3 +104,17 @@ def test_arguments_that_are_missing() -> None:
     asked = read_asked({"path": b"/v1/completions", "body": '{"prompt": "x"}', "id": None, "length": None})
     assert asked is not None
     assert (asked.model, asked.prompt_bytes) == (None, 3)
+
+
+@pytest.mark.parametrize(("path", "takes_place"), [("/v1/completions", True), ("/tokenize", False)])
+def test_only_what_computes_takes_a_place(path: str, takes_place: bool) -> None:
+    assert found(b'{"model": "m", "prompt": "x"}', path).takes_place is takes_place
+
+
+def test_a_limit_may_be_any_number() -> None:
+    said = found(b'{"prompt": "x", "max_tokens": "1e99", "n": 1%b}' % (b"0" * 99), "/v1/completions")
+    assert (said.max_tokens, said.choices) == (None, MAX_CHOICES)
+    assert (
+        found(b'{"prompt": "x", "max_tokens": 1%b}' % (b"0" * 99), "/v1/completions").max_tokens
+        == UNKNOWN_CONTEXT
+    )

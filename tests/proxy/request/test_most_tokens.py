@@ -22,7 +22,7 @@ def most(
     found = match("POST", path)
     assert isinstance(found, Match)
     body = json.dumps({"model": "m", **fields}).encode()
-    said = read_body(body, found.route.prompt)
+    said = read_body(body, found.route.prompt, path)
     return most_tokens(path, body, said, context=context, defaults=defaults or {})
 
 
@@ -31,6 +31,9 @@ def most(
     [
         ({"max_tokens": 100}, 100),
         ({"max_completion_tokens": 100, "n": 3}, 300),
+        ({"max_tokens": 100.0, "n": "8"}, 800),
+        ({"max_tokens": "4_000"}, 4000),
+        ({"max_output_tokens": 1}, 8192),
         ({}, 8192),
         ({"n": 2}, 2 * 8192),
         ({"max_tokens": 10**9}, 8192),
@@ -43,6 +46,18 @@ def test_chats(fields: dict[str, Any], output: int) -> None:
     found = most(CHAT, messages=[{"role": "user", "content": "hello"}], **fields)
     assert found.output == output
     assert 512 < found.prompt < 700
+
+
+def test_a_limit_of_another_route_bounds_nothing() -> None:
+    assert most("/v1/completions", prompt="a", max_tokens="4000", max_completion_tokens=1).output == 4000
+    assert most("/v1/responses", input="a", max_tokens=1).output == 8192
+
+
+def test_choices_of_sampling_parameters_count() -> None:
+    """A key with a budget could else spend as many times what was reserved."""
+    sampling = {"n": "64", "max_tokens": 100}
+    assert most("/inference/v1/generate", token_ids=[1, 2], sampling_params=sampling).output == 6400
+    assert most("/inference/v1/generate", token_ids=[1, 2], sampling_params={"n": 2}).output == 2 * 8192
 
 
 def test_a_prompt_is_never_longer_than_the_context() -> None:
@@ -87,6 +102,26 @@ def test_embeddings_and_scores_have_no_output() -> None:
     assert score.output == 0
     assert score.prompt > 20 * 510
     assert most("/v2/rerank", query="q" * 500, documents=[{"text": "d"}] * 20).prompt > 20 * 500
+
+
+@pytest.mark.parametrize("path", ["/v1/decisions", "/v1/systemone"])
+def test_a_prompt_is_computed_for_each_question(path: str) -> None:
+    """Usage adds them up: else a key with a budget could spend as many times what was reserved."""
+    asked = [{"type": "predicate", "instructions": f"is it {number}?"} for number in range(5)]
+    questions = asked if path == "/v1/decisions" else {str(number): one for number, one in enumerate(asked)}
+    found = most(path, input="x" * 1000, questions=questions)
+    assert 5 * 1500 < found.prompt < 5 * 2500
+    assert 10 <= found.output <= 5 * 256
+    assert most(path, input="x" * 100_000, questions=questions).prompt == 5 * 8192
+    assert most(path, input="x", questions=asked * 1000).prompt == 64 * 8192  # the engine refuses as many
+    assert most(path, state="x", images=["https://host/cat.png"], questions=questions).prompt == 5 * 8192
+    assert most(path, input="x", questions=7).prompt < 1000
+
+
+def test_a_query_is_computed_with_each_item() -> None:
+    found = most("/generative_scoring", query="q" * 500, items=["d" * 10] * 20, label_token_ids=[1])
+    assert found.prompt > 20 * 510
+    assert 20 <= found.output <= 20 * 256
 
 
 @given(texts=st.lists(st.text(max_size=50), min_size=1, max_size=5))

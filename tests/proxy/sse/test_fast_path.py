@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
-from proxy.token_engine import TokenEngine
+from support.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
+from support.token_engine import TokenEngine
 
 from launcher.proxy.continuation.transcript import Transcript
 from launcher.proxy.http1.chunks import ChunkedDecoder
@@ -168,10 +168,9 @@ def any_events(*, without_ids: bool = False) -> tuple[FastPath, list[bytes]]:
     [
         (framed(NAMED), 1),
         (framed(b"data: {}\n\n"), 1),
-        (framed(b"data: a\ndata: b\ndata: c\nid: 1\nretry: 2\n\n"), 1),
-        (framed(NAMED, NAMED, b": comment\n\n"), 3),
+        (framed(b"id: 1\nretry: 2\nevent: x\ndata: {\ndata: \ndata: }\n\n"), 1),
         (framed(NAMED * 2), 2),
-        (framed(b"data: a\n\n" * 2), 2),
+        (framed(b"data: {}\n\n" * 2), 2),
         (framed(*[NAMED] * 60), 60),  # more than the table of size lines
     ],
 )
@@ -189,6 +188,15 @@ def test_whole_chunks_of_whole_events_pass(read: bytes, events: int) -> None:
             framed(NAMED, b"data: {" + sign + b"}\n\n")
             for sign in (b"error", b"failed", b"[DONE]", b'"abort"', b'"usage"')
         ),
+        # No JSON objects, which the slow path looks at.
+        framed(b": comment\n\n"),
+        framed(b": {}\n\n"),
+        framed(NAMED, NAMED, b": {}\n\n"),
+        framed(b": comment\n\n" + NAMED),
+        framed(b"data: a\n\n"),
+        framed(NAMED[:-3] + b"\n\n"),
+        framed(NAMED[:-3] + b"\n\n" + NAMED),
+        framed(NAMED, NAMED[:40] + b"\xff\n\n", NAMED),
         framed(NAMED)[:-1],
         framed(NAMED[:-1]),
         framed(NAMED[:20], NAMED[20:]),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.proxy.sse import tracker as sse_tracker
+from launcher.proxy.sse.ends import StreamEnd
 from launcher.proxy.sse.tracker import EventTracker, event_data
 
 WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
@@ -19,7 +20,11 @@ MULTI = b"data: a\ndata: b\nid: 4\n\n"
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
 
-whole_events = st.lists(st.sampled_from([WORD, COMMENT, NAMED, CRLF, MULTI]), max_size=8)
+# A stream is of JSON objects, or of other data.
+whole_events = st.one_of(
+    st.lists(st.sampled_from([WORD, COMMENT, NAMED]), max_size=8),
+    st.lists(st.sampled_from([COMMENT, CRLF, MULTI]), max_size=8),
+)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -41,6 +46,28 @@ def test_a_good_stream_passes_byte_for_byte_in_any_pieces(events: list[bytes], c
     assert tracker.error is None
 
 
+@given(whole_events, st.lists(st.integers(min_value=0), max_size=12))
+def test_comments_say_nothing(events: list[bytes], cuts: list[int]) -> None:
+    tracker = EventTracker()
+    tracker.feed(b"".join(events))
+    before = tracker.events
+    for piece in pieces(COMMENT * 2 + b":\r\n\r\n" + COMMENT, cuts):
+        tracker.feed(piece)
+        assert tracker.quiet or not piece
+    assert tracker.events == before == sum(event != COMMENT for event in events)
+    tracker.feed(COMMENT + NAMED)
+    assert not tracker.quiet
+
+
+@given(st.integers(1, len(NAMED) - 4), whole_events, st.lists(st.integers(min_value=0), max_size=12))
+def test_nothing_passes_from_half_an_event_on(at: int, after: list[bytes], cuts: list[int]) -> None:
+    half = WORD[: len(b"data: {") + at] + b"\n\n"
+    tracker, passed = run(WORD + COMMENT + half + b"".join(after) + DONE, cuts)
+    assert passed == WORD + COMMENT
+    assert tracker.broken
+    assert (tracker.done, tracker.error, tracker.rest()) == (False, None, b"")
+
+
 @given(whole_events, whole_events, st.lists(st.integers(min_value=0), max_size=12))
 def test_no_done_passes_after_an_error(before: list[bytes], after: list[bytes], cuts: list[int]) -> None:
     head = b"".join(before) + ERROR + b"".join(after)
@@ -49,7 +76,7 @@ def test_no_done_passes_after_an_error(before: list[bytes], after: list[bytes], 
     assert not tracker.done
     assert tracker.error == ERROR
     assert tracker.engine_fault
-    assert tracker.error_first == (not before)
+    assert tracker.error_first == all(event == COMMENT for event in before)
 
 
 @given(whole_events, st.lists(st.integers(min_value=0), max_size=12), st.integers(min_value=0))
@@ -65,7 +92,9 @@ def test_a_cut_stream_leaves_whole_events_only(events: list[bytes], cuts: list[i
 @given(st.binary(max_size=300), st.lists(st.integers(min_value=0), max_size=12))
 def test_any_bytes_pass_in_order(data: bytes, cuts: list[int]) -> None:
     tracker, passed = run(data, cuts)
-    assert passed + tracker.rest() == data
+    passed += tracker.rest()
+    assert data.startswith(passed)
+    assert passed == data or tracker.broken
 
 
 @pytest.mark.parametrize(
@@ -126,6 +155,24 @@ def test_a_huge_event_passes_as_it_comes_and_is_ended_when_cut(monkeypatch: pyte
     tracker = EventTracker()
     assert b"".join(tracker.feed(data[i : i + 1]) for i in range(len(data))) == data
     assert tracker.break_off() == b""
+
+
+def test_a_huge_last_event_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last event of /v1/responses repeats the whole response."""
+    monkeypatch.setattr(sse_tracker, "HOLD_BYTES", 100)
+    for name, done in (("response.completed", True), ("response.output_item.done", False)):
+        tracker = EventTracker(StreamEnd.RESPONSE_COMPLETED)
+        data = f'event: {name}\ndata: {{"type":"{name}","response":{{"x":"{"x" * 300}"}}}}\n\n'.encode()
+        assert b"".join(tracker.feed(data[i : i + 40]) for i in range(0, len(data), 40)) == data
+        assert tracker.done is done
+
+
+@pytest.mark.parametrize(("kind", "fault"), [("api_error", True), ("invalid_request_error", False)])
+def test_anthropics_errors_of_engine_and_request(kind: str, fault: bool) -> None:
+    tracker = EventTracker(StreamEnd.MESSAGE_STOP)
+    event = f'event: error\ndata: {{"type":"error","error":{{"type":"{kind}","message":"x"}}}}\n\n'.encode()
+    assert tracker.feed(event + DONE) == (b"" if fault else event)
+    assert tracker.engine_fault is fault
 
 
 def test_done_without_its_blank_line_counts() -> None:

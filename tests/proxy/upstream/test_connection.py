@@ -8,15 +8,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from fakes import SOON_S
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy.upstream.recording_sink import HEAD, NoPool, NoTransport, Peer, Play, RecordingSink, Server
+from support.fakes import SOON_S
+from support.recording_sink import HEAD, NoPool, NoTransport, Peer, Play, RecordingSink, Server
 
 from launcher.proxy.http1.fields import MAX_HEAD_BYTES
-from launcher.proxy.upstream.connection import RESEND_S, WRITE_HIGH_BYTES, UpstreamConnection
-from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.upstream.connection import RESEND_S, TURN_BYTES, WRITE_HIGH_BYTES, UpstreamConnection
+from launcher.proxy.upstream.pool import ConnectionPool, Endpoint
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -151,6 +150,52 @@ async def test_chunks_are_passed_with_their_framing_where_that_is_whole(serve: S
     ]
 
 
+LARGE = b"".join(b"%d\n" % number for number in range(9000))
+IN_CHUNKS = (
+    b"".join(b"7\r\n%b\r\n" % LARGE[at : at + 7] for at in range(0, len(LARGE) // 7 * 7, 7)) + b"0\r\n\r\n"
+)
+
+
+async def test_a_large_read_comes_in_turns_and_whole(serve: Serve) -> None:
+    """Its client falls behind in the middle; the connection carries the next request."""
+    upstream = await serve(answers(CHUNKED + IN_CHUNKS, OK))
+    sink = upstream.send()
+    connection = sink.connection
+    assert connection is not None
+
+    def wait_a_little() -> None:
+        if len(sink.parts) == 2:
+            connection.pause()
+            asyncio.get_running_loop().call_later(0.01, connection.resume)
+
+    sink.at_part = wait_a_little
+    assert await sink.end() == "completed"
+    assert sink.body == LARGE[: len(LARGE) // 7 * 7]
+    assert max(len(payload) for payload, _ in sink.parts) <= TURN_BYTES
+    again = upstream.send()
+    assert await again.end() == "completed"
+    assert (again.body, upstream.server.connections) == (b"hello", 1)
+
+
+async def test_a_large_read_that_nobody_wants_any_more(serve: Serve) -> None:
+    """Aborted in its middle, and followed by bytes that no request asked for: neither is heard, nor the connection kept."""
+    upstream = await serve(answers(CHUNKED + IN_CHUNKS), resend=False)
+    sink = upstream.send()
+    assert sink.connection is not None
+    sink.at_part = sink.connection.abort
+    async with asyncio.timeout(SOON_S):
+        while not sink.parts:  # noqa: ASYNC110 - nothing to await in what is watched
+            await asyncio.sleep(0.002)
+    await asyncio.sleep(0.01)
+    assert (len(sink.parts), sink.ends) == (1, [])
+    other = await serve(answers(CHUNKED + b"0\r\n\r\n" + IN_CHUNKS))
+    sink = other.send()
+    assert await sink.end() == "completed"
+    assert sink.body == b""
+    assert await other.send().end() == "completed"
+    assert other.server.connections == 2
+
+
 # --- responses that break -------------------------------------------------------------------------
 
 
@@ -218,7 +263,7 @@ async def test_an_error_of_the_proxys_own_is_told_as_one(serve: Serve) -> None:
     def write(_: bytes) -> None:
         raise fault
 
-    upstream = await serve(answers(CHUNKED + b"|c\r\ndata: some\n\n\r\n"))
+    upstream = await serve(answers(CHUNKED + b"|a\r\ndata: {}\n\n\r\n"))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)  # asyncio tells it, too
     sink = upstream.send()

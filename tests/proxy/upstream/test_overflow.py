@@ -7,31 +7,32 @@ import json
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import SOON_S
-from proxy.auth.test_api_keys import make, put
-from proxy.proxy_under_test import Build, ProxyUnderTest, until
+from support.fakes import SOON_S
+from support.hand_clock import HandClock, at
+from support.keys import make, put
+from support.overflow import Cloud, Make, body, left
+from support.proxy_under_test import Build, ProxyUnderTest, until
 
-from launcher.address import TcpAddress
+from launcher.balancing.upstreams import Ending
+from launcher.base.address import TcpAddress
+from launcher.base.api_errors import HttpError
+from launcher.base.clock import Clock
+from launcher.base.errors import LauncherError
+from launcher.base.money import token_prices
+from launcher.base.money_limits import DailyCap, Day
 from launcher.config import schema
-from launcher.errors import LauncherError
-from launcher.money import token_prices
-from launcher.proxy.auth.key_record import KeyRecord
-from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.errors import HttpError
+from launcher.keys.key_record import KeyRecord
 from launcher.proxy.http1.requests import parse_request
-from launcher.proxy.openai.token_bounds import SaidUsage
+from launcher.proxy.openai.prompts import SaidUsage
 from launcher.proxy.request.actions import Outcome, OverflowReason
 from launcher.proxy.request.most_tokens import MostTokens
 from launcher.proxy.request.record import Request
-from launcher.proxy.upstream.endpoint import Endpoint
 from launcher.proxy.upstream.overflow import DEFAULT_LIMIT_S, Overflow
 from launcher.proxy.upstream.overflow_endpoint import (
     AVOID_S,
@@ -40,71 +41,9 @@ from launcher.proxy.upstream.overflow_endpoint import (
     OverflowCall,
     OverflowEndpoint,
 )
-from launcher.usage.daily_cap import DailyCap, Day
+from launcher.proxy.upstream.pool import Endpoint
 
 CHAT = "/v1/chat/completions"
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nSet-Cookie: a=b\r\nX-Secret: 1\r\n\r\n{}"
-
-
-@dataclass
-class Cloud:
-    """An endpoint elsewhere that answers with the bytes of its script and keeps what it got."""
-
-    url: str
-    script: list[bytes] = field(default_factory=lambda: [OK])
-    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    hold: asyncio.Event = field(default_factory=asyncio.Event)
-    """While clear, it answers up to the last piece."""
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    connections: int = 0
-    before: Callable[[], object] = lambda: None
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while True:
-                top = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                headers = {
-                    name.lower(): value.strip()
-                    for name, _, value in (line.partition(":") for line in top[1:])
-                }
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                self.got.append((top[0], headers, body))
-                self.before()
-                for piece in self.script[:-1]:
-                    writer.write(piece)
-                    await writer.drain()
-                gone = asyncio.ensure_future(reader.read(1))
-                held = asyncio.ensure_future(self.hold.wait())
-                await asyncio.wait({gone, held}, return_when=asyncio.FIRST_COMPLETED)
-                held.cancel()
-                if gone.done():
-                    break
-                gone.cancel()
-                await asyncio.gather(gone, return_exceptions=True)
-                writer.write(self.script[-1])
-                if b"Content-Length" not in self.script[0] and b"chunked" not in self.script[0]:
-                    break
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            self.left.set()
-            writer.close()
-
-    def settings(self, **more: object) -> schema.Overflow:
-        return schema.Overflow(url=self.url, models={"m": "big-model"}, **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def cloud() -> AsyncIterator[Cloud]:
-    async with AsyncExitStack() as stack:
-        made = Cloud("")
-        server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-        await stack.enter_async_context(server)
-        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/"
-        made.hold.set()
-        yield made
-        made.hold.set()
 
 
 @dataclass
@@ -136,28 +75,11 @@ def streamed() -> bytes:
     return f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent
 
 
-Make = Callable[..., Awaitable[ProxyUnderTest]]
-
-
-@pytest.fixture
-def proxy_with(build: Build, cloud: Cloud) -> Make:
-    """A proxy without an instance: all that may overflow does."""
-
-    async def make_proxy(*, proxy: dict[str, object] | None = None, **more: object) -> ProxyUnderTest:
-        return await build(aliases={"m": ("gpt-4o",)}, overflow=(cloud.settings(**more),), **(proxy or {}))
-
-    return make_proxy
-
-
 def overflow(proxy: ProxyUnderTest) -> OverflowEndpoint:
     """The only endpoint."""
     assert proxy.server._overflow is not None
     (endpoint,) = proxy.server._overflow
     return endpoint
-
-
-def body(**fields: object) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": "é"}], **fields}).encode()
 
 
 async def test_a_request_goes_there_and_back(proxy_with: Make, cloud: Cloud, tmp_path: Path) -> None:
@@ -424,7 +346,7 @@ async def test_tls(build: Build, cloud: Cloud, tmp_path: Path, monkeypatch: pyte
 async def test_a_new_key_is_read(
     proxy_with: Make, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.proxy.watched_file.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("launcher.base.files.LOOK_EVERY_S", 0.0)
     key_file = tmp_path / "key"
     key_file.write_text("one")
     proxy = await proxy_with(api_key_file=str(key_file))
@@ -464,7 +386,7 @@ def endpoints(**rules: str) -> Overflow:
             for name, when in rules.items()
         ],
         1.0,
-        wall=lambda: 1000.0,
+        clock=HandClock(1000.0),
     )  # fmt: skip
 
 
@@ -478,10 +400,6 @@ def asking(model: str = "m", path: str = CHAT, key: KeyRecord | None = None, **o
     for name, value in of.items():
         setattr(request, name, value)
     return request
-
-
-def left(status: int | None = None, retry_after: str | None = None, ending: Ending = Ending.WHOLE) -> Left:
-    return Left(ending, status, reached=True, retry_after=retry_after, usage=None)
 
 
 def send_to(there: Overflow, name: str) -> OverflowCall:
@@ -596,11 +514,11 @@ async def test_the_most_that_a_request_spends_there() -> None:
 async def test_a_request_that_ends_after_midnight_counts_on_that_day() -> None:
     """Also before the server's clock has ticked."""
     wall = [50.0]
-    cap = DailyCap(10**12, lambda now: Day(now // 100 * 100, now // 100 * 100 + 100), 0.0)
+    cap = DailyCap(10**12, lambda now: Day(now // 100 * 100, now // 100 * 100 + 100), at(0.0))
     settings = schema.Overflow(
         url="http://x/v1", name="a", models={"m": "b"}, input=1.0, output=4.0, max_per_day=1.0
     )
-    there = Overflow([settings], 1.0, {"a": cap}, wall=lambda: wall[0])
+    there = Overflow([settings], 1.0, {"a": cap}, Clock(lambda: wall[0], lambda: wall[0]))
     call = send_to(there, "a")
     wall[0] = 100.0
     picos, exact = there.end(call, Left(Ending.WHOLE, 200, True, None, SaidUsage(7, 5, 0)), 0.0)

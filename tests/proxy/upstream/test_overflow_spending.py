@@ -8,14 +8,14 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hand_clock import at
 
+from launcher.balancing.upstreams import Ending
+from launcher.base.money import PICOS, token_prices
+from launcher.base.money_limits import DailyCap, Day
 from launcher.config import schema
-from launcher.money import PICOS, token_prices
-from launcher.proxy.balancing.demand import Ending
-from launcher.proxy.openai.token_bounds import bounds_of, said_usage
-from launcher.proxy.upstream.overflow_cost import OverflowCost
-from launcher.proxy.upstream.overflow_endpoint import Left, OverflowCall, OverflowEndpoint
-from launcher.usage.daily_cap import DailyCap, Day
+from launcher.proxy.openai.prompts import bounds_of, said_usage
+from launcher.proxy.upstream.overflow_endpoint import Left, OverflowCall, OverflowCost, OverflowEndpoint
 
 CHAT = "/v1/chat/completions"
 CAP = PICOS // 50
@@ -67,7 +67,7 @@ class World:
     def begin(self) -> None:
         begins = int(self.now // 100 * 100)
         spent = self.record.kept[1] if self.record.kept[0] == begins else 0
-        self.cap = DailyCap(CAP, _day, self.now, spent=spent, record=self.record)
+        self.cap = DailyCap(CAP, _day, at(self.now), spent=spent, record=self.record)
         self.endpoint = OverflowEndpoint(SETTINGS, 1.0, OverflowCost(SETTINGS, self.cap))
 
     def send(self, max_tokens: int | None, choices: int, size: int) -> None:
@@ -93,7 +93,7 @@ class World:
 
     def midnight(self) -> None:
         self.now = self.now // 100 * 100 + 100
-        self.endpoint.cost.tick(self.now)
+        self.endpoint.cost.tick(at(self.now))
         self.excess = 0
 
     def crash(self) -> None:

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes import SOON_S
-from proxy.upstream.recording_sink import HEAD, Peer, RecordingSink, Server
+from support.fakes import SOON_S
+from support.recording_sink import HEAD, Peer, RecordingSink, Server
 
-from launcher.address import TcpAddress
-from launcher.proxy.upstream.endpoint import Endpoint
-from launcher.proxy.upstream.pool import REUSE_S, ConnectionPool
+from launcher.base.address import TcpAddress
+from launcher.proxy.upstream.pool import REUSE_S, ConnectionPool, Endpoint
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
 

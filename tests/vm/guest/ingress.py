@@ -128,7 +128,7 @@ def main_pid() -> str:
 def look() -> None:
     note("enabled", sh("systemctl", "is-enabled", INGRESS))
     # Ray's agent writes it; the unit makes the folder at its start.
-    STATE.mkdir(parents=True, mode=0o700)
+    STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
     (STATE / "members.json").write_text(json.dumps(MEMBERS))
     note("start-ingress", sh("systemctl", "start", INGRESS, timeout=READY_S))
     note("start", sh("systemctl", "start", UNIT, timeout=READY_S))

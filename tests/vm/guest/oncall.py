@@ -93,7 +93,7 @@ def install() -> None:
     script = str(Path("repo/scripts/install").absolute())
     note("dry-run", sh("bash", script, "--without-vllm", "--dry-run"))
     note("before", {"opt": Path("/opt/numa-launcher").exists(), "etc": Path("/etc/numa-launcher").exists()})
-    note("install", sh("bash", script, "--without-vllm", "--wheels", str(wheels), timeout=600))
+    note("install", sh("bash", script, "--without-vllm", "--wheels", str(wheels), timeout=1800))
     Path(ENGINE).write_bytes(Path("repo/fake_engine.py").read_bytes())
     write_config(CONFIG)
     Path("/etc/numa-launcher/secrets/hf-token").write_text(TOKEN + "\n")
@@ -103,7 +103,7 @@ def install() -> None:
     (drop_in / "watchdog.conf").write_text("[Service]\nWatchdogSec=20\nTimeoutAbortSec=3\n")
     sh("systemctl", "daemon-reload")
     note("security", sh("systemd-analyze", "security", f"{UNIT}.service", "--no-pager", "--threshold=25"))
-    out, _ = contract.communicate(timeout=600)
+    out, _ = contract.communicate(timeout=1800)
     note("contract", {"status": contract.returncode, "out": out})
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from launcher.config.load import load_config
+from launcher.base.files import state_folder
+from launcher.config.loading import load_config
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.measured import fingerprint_of
-from launcher.host.state_folder import state_folder
-from launcher.tuning.best_file import remember
-from launcher.tuning.model import Layout
-from launcher.tuning.remembered import BestLayout, cpus_of
+from launcher.measure.tune.model import Layout
+from launcher.measure.tune.remembered import BestLayout, cpus_of, remember
 
 deployment = build_deployment(load_config(Path("/etc/numa-launcher/config.toml"), environ=os.environ))
 its = deployment.config.layout

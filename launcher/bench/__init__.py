@@ -1,1 +1,0 @@
-"""Measuring a running endpoint: workloads, load generators, results, reports."""

@@ -1,0 +1,197 @@
+"""Merges the operator's vLLM arguments with the launcher's; the operator's replace them flag by flag. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from launcher.base.errors import LauncherError
+from launcher.config.schema import Config, EngineKind
+
+# Short spellings of flags that the launcher passes or reads (vllm/engine/arg_utils.py, 0.32).
+_SHORT: Final = {
+    "-q": "--quantization", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size", "-pcp": "--prefill-context-parallel-size", "-sc": "--speculative-config",
+}  # fmt: skip
+# The proxy binds up to one limit of requests: below it vLLM would queue them, or answer 503.
+_ONE_LIMIT: Final = "remove it, and set max_num_seqs in [[models]]: the proxy queues what is above that"
+# Flags that only the launcher sets -> remedy.
+_RESERVED: Final = {
+    "--uds": "remove it: the launcher gives each instance a socket of its own",
+    "--host": "remove it: clients connect to proxy.listen; instances accept connections of the launcher only",
+    "--port": "remove it: clients connect to proxy.listen; instances accept connections of the launcher only",
+    "--api-key": "remove it: instances are reachable through the proxy only",
+    "--model": "set `path` in [[models]] instead",
+    "--served-model-name": "set `name` in [[models]] instead",
+    "--max-num-active-seqs": _ONE_LIMIT,
+    "--max-num-queued-reqs": _ONE_LIMIT,
+    "--num-gpu-blocks-override": "remove it, and set memory.kv_cache: the plan counts the KV cache in bytes",
+    "--config": "write the file's keys into engine.args: the plan and the proxy depend on them, and do not read that file",
+}
+# Flags that the launcher reads beside those it passes. No flag of vLLM's is the beginning of one of these or of those
+# above, so what looks like one is an abbreviation, which vLLM's parser expands (argparse, allow_abbrev).
+_READ: Final = frozenset({
+    "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--quantization", "--dtype",
+    "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--kv-cache-memory-bytes",
+    "--kv-cache-dtype", "--enforce-eager", "--disable-hybrid-kv-cache-manager", "--trust-remote-code", "--runner",
+    "--lora-modules", "--generation-config", "--override-generation-config", "--enable-prompt-tokens-details",
+    "--shutdown-timeout", "--performance-mode", "--prefill-context-parallel-size",
+})  # fmt: skip
+
+_NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
+
+
+def flag_of(argument: str) -> str | None:
+    """The canonical flag of one argument: "--no-enable_x=1" is "--enable-x". None for a value."""
+    if not argument.startswith("-") or argument == "-" or _NUMBER.fullmatch(argument):
+        return None
+    flag = argument.partition("=")[0].replace("_", "-")
+    if flag.startswith("--no-"):
+        flag = "--" + flag.removeprefix("--no-")
+    return _SHORT.get(flag, flag)
+
+
+def check_arguments(theirs: Sequence[str]) -> frozenset[str]:
+    """The flags that `theirs` sets.
+
+    Raises LauncherError for an argument that is not a flag, is reserved or abbreviated, or has flag and value in one
+    string."""
+    found: set[str] = set()
+    for argument in theirs:
+        flag = flag_of(argument)
+        if flag is not None:
+            _check_flag(flag, argument)
+            found.add(flag)
+        elif not found:
+            raise LauncherError(
+                f"cannot use {argument!r} in engine.args: it is not an option",
+                'options start with "--"; the model is set by `path` in [[models]]',
+            )
+    return frozenset(found)
+
+
+def _check_flag(flag: str, argument: str) -> None:
+    if " " in flag:
+        name, _, value = argument.partition(" ")
+        raise LauncherError(
+            f"cannot use {argument!r} in engine.args: it has flag and value in one argument",
+            f'write two: "{name}", "{value.strip()}"',
+        )
+    if flag in _RESERVED:
+        raise LauncherError(f"cannot set {argument!r} in engine.args: the launcher sets it", _RESERVED[flag])
+    meant = _abbreviated(flag)
+    if meant is not None:
+        raise LauncherError(
+            f"cannot use {argument!r} in engine.args: it is short for {meant}, which the launcher reads",
+            f'write it in full: "{meant}"',
+        )
+
+
+def _abbreviated(flag: str) -> str | None:
+    """The flag that vLLM's parser would make of it; None for a flag in full, or one that the launcher does not read."""
+    if flag in _READ:
+        return None
+    if not flag.startswith("--"):
+        # argparse takes "-qawq" for "-q awq", and "-t" for "-tp".
+        shorts = (
+            short for short in _SHORT if short.startswith(flag) or (short == "-q" and flag.startswith(short))
+        )
+        return next((_SHORT[short] for short in shorts), None)
+    return next((full for full in sorted(_READ | _RESERVED.keys()) if full.startswith(flag)), None)
+
+
+def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
+    """The launcher's options (flag and values each) without those that `theirs` sets, then `theirs` unchanged.
+
+    Raises LauncherError as `check_arguments` does."""
+    replaced = check_arguments(theirs)
+    kept = (word for option in ours if flag_of(option[0]) not in replaced for word in option)
+    return (*kept, *theirs)
+
+
+def has_flag(arguments: Sequence[str], flag: str) -> bool:
+    """Whether `flag` is on in `arguments`; the last occurrence counts."""
+    on = False
+    for argument in arguments:
+        if flag_of(argument) == flag:
+            on = not argument.replace("_", "-").startswith("--no-")
+    return on
+
+
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """The last value of `flag`, in either form; None without one."""
+    value: str | None = None
+    for index, argument in enumerate(arguments):
+        if flag_of(argument) != flag:
+            continue
+        _, equals, text = argument.partition("=")
+        following = arguments[index + 1 : index + 2]
+        value = text if equals else following[0] if following and flag_of(following[0]) is None else None
+    return value
+
+
+def value_given(arguments: Sequence[str], flag: str) -> str | None:
+    """As `value_of`. Raises LauncherError for a flag without a value."""
+    value = value_of(arguments, flag)
+    if value is None and any(flag_of(argument) == flag for argument in arguments):
+        raise LauncherError(
+            f"cannot use {flag} in engine.args: it has no value",
+            f"add the value, or remove {flag} from engine.args",
+        )
+    return value
+
+
+def positions_of(arguments: Sequence[str], flag: str) -> tuple[int, ...]:
+    """Indices of all occurrences of a flag that takes one value, and of the values."""
+    found: list[int] = []
+    for index, argument in enumerate(arguments):
+        if flag_of(argument) == flag:
+            found.append(index)
+            following = arguments[index + 1 : index + 2]
+            if "=" not in argument and following and flag_of(following[0]) is None:
+                found.append(index + 1)
+    return tuple(found)
+
+
+def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
+    """Names of a model's LoRA adapters: --lora-modules in engine.args.
+
+    An adapter without a base model belongs to the only model; with several models, to none. Entries that vLLM cannot
+    read are skipped: vLLM reports them when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
+    0.32)."""
+    if config.engine.kind is not EngineKind.VLLM:
+        return ()
+    names = {name, *(alias for model in config.models if model.name == name for alias in model.aliases)}
+    if all(model.name == name for model in config.models):
+        names.add("")
+    modules = (_lora_module(value) for value in _values_of(config.engine.args, "--lora-modules"))
+    return tuple(adapter for adapter, base in filter(None, modules) if base in names)
+
+
+def _values_of(arguments: Sequence[str], flag: str) -> list[str]:
+    """All values of a flag that takes several; a repeated flag replaces the earlier values."""
+    values: list[str] = []
+    ours = False
+    for argument in arguments:
+        found = flag_of(argument)
+        if found is not None:
+            ours = found == flag
+            if ours:
+                _, equals, text = argument.partition("=")
+                values = [text] if equals else []
+        elif ours:
+            values.append(argument)
+    return values
+
+
+def _lora_module(value: str) -> tuple[str, str] | None:
+    """Name and base model ("" for none) of "name=path" or {"name": .., "path": .., "base_model_name": ..}."""
+    if "=" in value and "," not in value:
+        return value.partition("=")[0], ""
+    try:
+        module = json.loads(value)
+        return str(module["name"]), str(module.get("base_model_name") or "")
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None

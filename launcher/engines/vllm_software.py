@@ -1,0 +1,104 @@
+"""Versions of an instance's software, and conclusions from them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+Version = tuple[int, ...]
+
+# vLLM pull request 24274; torch 2.10 and later use it unless told not to.
+AOT_COMPILE_SINCE: Final[Version] = (0, 11, 1)
+# vLLM pull request 34730.
+SHUTDOWN_TIMEOUT_SINCE: Final[Version] = (0, 18, 0)
+# From here on the CPU worker sizes its cache by --kv-cache-memory-bytes; before, only by whole GiB.
+# Checked on 0.32; the variable works on every version, so older ones get the variable.
+KV_CACHE_BYTES_SINCE: Final[Version] = (0, 18, 0)
+# vLLM pull request 18149: before it the V1 engine did not count cached tokens.
+PROMPT_TOKENS_DETAILS_SINCE: Final[Version] = (0, 9, 0)
+_RELEASE: Final = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
+
+
+def parse_release(version: str) -> Version:
+    """The release part of a version: "2.13.0+cpu" is (2, 13, 0). Empty when there is none."""
+    match = _RELEASE.match(version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The software of `[engine]`. A version is None when unknown without running it."""
+
+    command: tuple[str, ...]
+    """engine.command, its first word an absolute path."""
+    python: str | None = None
+    """Interpreter that runs the command."""
+    python_version: str | None = None
+    vllm: str | None = None
+    torch: str | None = None
+    zentorch: str | None = None
+    tcmalloc: str | None = None
+    """Path of libtcmalloc_minimal; None when off or not found."""
+    client: str | None = None
+    """Path of podman or docker, where instances run in containers."""
+    image: str | None = None
+    """Id of the image; `command` is inside it."""
+    warnings: tuple[str, ...] = ()
+    """Statements to be logged once."""
+
+    def has(self, since: Version) -> bool:
+        """Whether vLLM is at least `since`. A vLLM of unknown version counts as new."""
+        return self.vllm is None or parse_release(self.vllm) >= since
+
+    @property
+    def fingerprint(self) -> str:
+        """Key of the compile caches: code compiled for one stack must not be used with another."""
+        parts = (
+            ("vllm", self.vllm), ("torch", self.torch), ("zentorch", self.zentorch),
+            ("image", self.image and self.image.removeprefix("sha256:")[:12]),
+        )  # fmt: skip
+        return "-".join(f"{name}{version}" for name, version in parts if version) or "unknown"
+
+
+def zentorch_mismatch(torch: str | None, zentorch: str | None) -> str | None:
+    """A warning when zentorch was built for another torch: its version starts with its torch's."""
+    if torch is None or zentorch is None:
+        return None
+    wanted, built_for = parse_release(torch)[:3], parse_release(zentorch)[:3]
+    if wanted == built_for:
+        return None
+    return (
+        f"zentorch {zentorch} is built for torch {'.'.join(map(str, built_for))}, but torch {torch} "
+        "is installed: vLLM will run without ZenTorch"
+    )
+
+
+# --- Whether an instance computes with ZenTorch. ---
+
+# vllm/platforms/__init__.py (0.32) and the older plugin (vLLM 0.11 to 0.15).
+_ON: Final = ("AMD Zen CPU detected with zentorch installed", "Loading plugin zentorch")
+_OFF: Final = (
+    "AMD Zen CPU detected but zentorch not installed",
+    "AMD Zen CPU detected but zentorch failed to import",
+    "Plugin supports versions",
+)
+_LIBRARY: Final = "libzentorch"
+
+
+def zentorch_active(log_lines: Iterable[str], maps_text: str) -> bool | None:
+    """True or False when known, else None.
+
+    `maps_text` is /proc/PID/maps of the instance's processes, joined; it is conclusive. Of log lines, one that says
+    no outweighs one that says yes."""
+    if _LIBRARY in maps_text:
+        return True
+    said_yes = False
+    for line in log_lines:
+        if any(text in line for text in _OFF):
+            return False
+        said_yes = said_yes or any(text in line for text in _ON)
+    if said_yes:
+        return True
+    return False if maps_text else None

@@ -1,1 +1,0 @@
-"""The host: systemd notification, journal, CPU facts, OOM events, memory placement of processes."""

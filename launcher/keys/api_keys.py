@@ -1,0 +1,151 @@
+"""The API keys in force, read again when their file changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from launcher.accounts.budgets import Budgets
+from launcher.base.api_errors import HttpError
+from launcher.base.errors import LauncherError
+from launcher.base.files import WatchedFile
+from launcher.keys import key_file, key_record
+from launcher.keys.key_record import KeyRecord
+from launcher.keys.rate_limits import KeyLimits, KeySums
+
+OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/metrics/host", "/load"})
+"""Paths without authentication, as in vLLM, for probes, scrapers and gateways. They show key names, but no secrets."""
+
+_LOG = logging.getLogger(__name__)
+_BEARER: Final = "bearer "
+
+
+@dataclass(slots=True, eq=False)
+class KeyEntry:
+    record: KeyRecord
+    salt: bytes
+    hash: bytes
+    limits: KeyLimits
+    sums: KeySums  # of keys of this name; a request in flight keeps them when its key gets another name
+
+
+class ApiKeys:
+    """The keys of the file `path`; None: no key is needed. Owned by the event loop.
+
+    A check costs one SHA-256; results are not cached, so a revoked key is refused within a second.
+    """
+
+    def __init__(self, path: str | None, budgets: Budgets | None = None) -> None:
+        """`budgets` is told of the keys' budgets. Raises LauncherError for a file that is missing or invalid."""
+        self._budgets = budgets
+        self._entries: dict[str, KeyEntry] = {}
+        self.unauthorized = 0  # requests that were refused with 401
+        self.sums: dict[str, KeySums] = {}
+        """By name; those of a revoked key stay, so that no counter decreases."""
+        # Unknown ids are compared with this, so that they take as long as known ones.
+        self._nobody = (os.urandom(key_record.SALT_BYTES), os.urandom(key_record.HASH_BYTES))
+        self._records: tuple[KeyRecord, ...] = ()
+        self._file: WatchedFile[tuple[KeyRecord, ...]] | None = None
+        if path is not None:
+            self._file = WatchedFile("API keys", partial(self._read, path), path)
+            self._follow(self._file.value, 0.0)
+
+    @property
+    def required(self) -> bool:
+        return self._file is not None
+
+    def __iter__(self) -> Iterator[KeyEntry]:
+        return iter(self._entries.values())
+
+    def check(self, authorization: str | None, x_api_key: str | None, now: float) -> KeyEntry | None:
+        """The key of a request's `Authorization` or, where that is missing, its `X-Api-Key` header.
+
+        None where no key is needed. `now` is the event loop's time, seconds. Raises HttpError 401 for a key that is
+        missing, unknown or revoked; the last two get the same answer.
+        """
+        if self._file is None:
+            return None
+        self.look(now)
+        key = _sent(authorization, x_api_key)
+        entry = self._entries.get(key_record.id_of(key))
+        salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)
+        if not key_record.proves(key, salt, expected) or entry is None:
+            self.unauthorized += 1
+            raise _refusal(key)
+        return entry
+
+    def look(self, now: float) -> None:
+        """Apply a change of the file, at most once a second."""
+        if self._file is not None and (records := self._file.latest(now)) is not self._records:
+            self._follow(records, now)
+
+    def reload(self, now: float) -> bool:
+        """Read the file now. False: it cannot be used, and the keys stay as they are."""
+        if self._file is None or not self._file.reload():
+            return self._file is None
+        self._follow(self._file.value, now)
+        return True
+
+    def _read(self, path: str) -> tuple[KeyRecord, ...]:
+        records = key_file.read(path)
+        # Revoked keys stay in the file: an empty one is being written, or was cut.
+        if self._entries and not records:
+            remedy = "revoke the last key with `numa-launcher key revoke`"
+            raise LauncherError(f"cannot use API keys '{path}': the file is empty", remedy)
+        for record in records:
+            self._check_budget(record, path)
+        return records
+
+    def _check_budget(self, record: KeyRecord, path: str) -> None:
+        if self._budgets is None or record.budget is None or record.revoked is not None:
+            return
+        try:
+            self._budgets.rules.check(record.budget)
+        except LauncherError as error:
+            raise LauncherError(
+                f"cannot use API keys '{path}': key '{record.name}': {error.message}", error.remedy
+            ) from None
+
+    def _follow(self, records: tuple[KeyRecord, ...], now: float) -> None:
+        """Replace the keys; what a key has spent of its limits stays spent."""
+        if self._budgets is not None:
+            self._budgets.follow(
+                {
+                    each.name: each.budget
+                    for each in records
+                    if each.budget is not None and each.revoked is None
+                }
+            )
+        entries: dict[str, KeyEntry] = {}
+        for record in records:
+            if record.revoked is not None:
+                continue
+            known = self._entries.get(record.id)
+            sums = self.sums.setdefault(record.name, KeySums())
+            limits = KeyLimits(record, sums) if known is None else known.limits
+            limits.follow(record, sums, now)
+            salt, hash_ = bytes.fromhex(record.salt), bytes.fromhex(record.hash)
+            entries[record.id] = KeyEntry(record, salt, hash_, limits, sums)
+        _LOG.info("API keys: %d in force, %d before", len(entries), len(self._entries))
+        self._records, self._entries = records, entries
+
+
+def _sent(authorization: str | None, x_api_key: str | None) -> str:
+    if authorization is None:
+        return (x_api_key or "").strip()
+    if authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :].strip()
+    return ""
+
+
+def _refusal(key: str) -> HttpError:
+    """401 as OpenAI's; without credentials no error code (RFC 6750 section 3.1). The key is not quoted."""
+    message, challenge = "incorrect API key provided", 'Bearer realm="numa-launcher", error="invalid_token"'
+    if not key:
+        message = "you did not provide an API key: send it as `Authorization: Bearer KEY`"
+        challenge = 'Bearer realm="numa-launcher"'
+    return HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})

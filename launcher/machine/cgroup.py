@@ -1,0 +1,155 @@
+"""The cgroup's limits on cpus, memory nodes and memory: v1, v2, and the cpuset file system before both.
+
+Rule sources: Documentation/admin-guide/cgroup-v1/{cgroups,cpusets,memory}.rst, cgroup-v2.rst, cgroups(7).
+proc/self/cgroup (or proc/self/cpuset) has this process's cgroup; proc/self/mountinfo, else proc/mounts, has the
+mount points of the hierarchies; without these the usual mount points are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from launcher.base.cpuset import CpuSet
+from launcher.machine.kernel_files import Root, decimal
+
+# cgroup v1 says "no limit" with PAGE_COUNTER_MAX, 2^63 rounded down to a page; no machine has 4 EiB.
+_UNLIMITED: Final = 1 << 62
+# Per kind of hierarchy. v1 also has cpuset.effective_cpus, but does not update it on cpu hotplug.
+_CPUS: Final = {"cgroup2": ("cpuset.cpus.effective",), "cgroup": ("cpuset.cpus", "cpus"), "cpuset": ("cpus",)}
+_MEMS: Final = {"cgroup2": ("cpuset.mems.effective",), "cgroup": ("cpuset.mems", "mems"), "cpuset": ("mems",)}
+_MEMORY: Final = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of this process's cgroup; None where it has none."""
+
+    cpus: CpuSet | None
+    mems: CpuSet | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    kind: str
+    controllers: frozenset[str]
+    base: str
+    """Path of the hierarchy inside its cgroup tree that is mounted (the container's own cgroup, or /)."""
+    path: str
+    """Where it is mounted, relative to the root."""
+
+
+def read_limits(root: Root) -> Limits:
+    """The limits on this process (proc/self under `root`)."""
+    mounts = _mounts(root)
+    places = _places(root)
+    return Limits(
+        cpus=_cpuset(root, mounts, places, _CPUS),
+        mems=_cpuset(root, mounts, places, _MEMS),
+        memory_bytes=_memory(root, mounts, places),
+    )
+
+
+def _cpuset(
+    root: Root, mounts: list[_Mount], places: dict[str, str], names: dict[str, tuple[str, ...]]
+) -> CpuSet | None:
+    """The innermost non-empty cpuset: a cgroup without one inherits its parent's."""
+    for folder, mount in _folders(mounts, places, "cpuset"):
+        for name in names[mount.kind]:
+            found = root.cpulist(f"{folder}/{name}")
+            if found:
+                return found
+    return None
+
+
+def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | None:
+    """The lowest limit of the cgroup and its ancestors.
+
+    memory.high counts, too: above it the kernel reclaims and throttles."""
+    limits: list[int] = []
+    for folder, mount in _folders(mounts, places, "memory"):
+        for name in _MEMORY.get(mount.kind, ()):
+            text = root.text(f"{folder}/{name}")
+            if text is None or text == "max":
+                continue
+            limit = decimal(text)
+            if limit is None:
+                raise root.broken(f"{folder}/{name}", f"{text[:40]!r} is neither a number nor 'max'")
+            if limit < _UNLIMITED:
+                limits.append(limit)
+    return min(limits, default=None)
+
+
+def _folders(mounts: list[_Mount], places: dict[str, str], controller: str) -> Iterator[tuple[str, _Mount]]:
+    """Folders of the own cgroup and its ancestors, innermost first, in each hierarchy with that controller.
+
+    A v1 hierarchy with the controller has precedence; v2 counts only without one (hybrid mode mounts both)."""
+    v1 = [mount for mount in mounts if controller in mount.controllers]
+    for mount in v1 or [mount for mount in mounts if mount.kind == "cgroup2"]:
+        place = places.get(controller if mount.kind != "cgroup2" else "", "/")
+        if mount.base != "/":
+            # A container sees its own cgroup as the mount's root; cgroups(7), "mountinfo".
+            inside = place == mount.base or place.startswith(f"{mount.base}/")
+            place = place[len(mount.base) :] if inside else "/"
+        parts = [part for part in place.split("/") if part not in {"", ".", ".."}]
+        for depth in range(len(parts), -1, -1):
+            yield "/".join([mount.path, *parts[:depth]]), mount
+
+
+def _places(root: Root) -> dict[str, str]:
+    """Controller (v2: the empty name) to this process's path in its hierarchy."""
+    places: dict[str, str] = {}
+    cpuset = root.text("proc/self/cpuset")
+    if cpuset:
+        places["cpuset"] = places[""] = cpuset  # cpuset(7): in the hierarchy that has the controller
+    for line in (root.text("proc/self/cgroup") or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                places[controller] = parts[2]
+    return places
+
+
+def _mounts(root: Root) -> list[_Mount]:
+    mountinfo = root.text("proc/self/mountinfo")
+    if mountinfo is not None:
+        found = [mount for line in mountinfo.splitlines() if (mount := mountinfo_line(line))]
+    else:
+        found = [
+            mount for line in (root.text("proc/mounts") or "").splitlines() if (mount := mounts_line(line))
+        ]
+    if found:
+        return found
+    if root.exists("sys/fs/cgroup/cgroup.controllers"):
+        return [_Mount("cgroup2", frozenset(), "/", "sys/fs/cgroup")]
+    return [
+        _Mount("cgroup", frozenset({name}), "/", f"sys/fs/cgroup/{name}")
+        for name in ("cpuset", "memory")
+        if root.exists(f"sys/fs/cgroup/{name}")
+    ]
+
+
+def mountinfo_line(line: str) -> _Mount | None:
+    """One line of mountinfo, proc(5): id parent dev ROOT POINT options tags... - TYPE source OPTIONS."""
+    left, separator, right = line.partition(" - ")
+    fields, tail = left.split(), right.split()
+    if not separator or len(fields) < 6 or len(tail) < 3:
+        return None
+    return _mount(tail[0], tail[2], base=fields[3], point=fields[4])
+
+
+def mounts_line(line: str) -> _Mount | None:
+    """One line of proc/mounts: source POINT TYPE OPTIONS 0 0."""
+    fields = line.split()
+    if len(fields) < 4:
+        return None
+    return _mount(fields[2], fields[3], base="/", point=fields[1])
+
+
+def _mount(kind: str, options: str, *, base: str, point: str) -> _Mount | None:
+    if kind not in _CPUS:
+        return None
+    controllers = {"cpuset"} if kind == "cpuset" else set(options.split(",")) if kind == "cgroup" else set()
+    return _Mount(kind, frozenset(controllers), base, point.strip("/").replace("\\040", " "))

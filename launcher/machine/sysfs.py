@@ -1,0 +1,144 @@
+"""Reads a machine's topology from sysfs and procfs under a root directory.
+
+Rule sources: Documentation/admin-guide/cputopology.rst, Documentation/ABI/{testing/sysfs-devices-system-cpu,
+stable/sysfs-devices-node}. A file that is missing is a LauncherError that names it, unless the kernel documents
+that it may be missing: then the default is used and noted in `Topology.notes`. Of contradictory maps, one is used
+if another file decides, which `Topology.conflicts` notes; otherwise that is a LauncherError, too. hwloc
+reads the same files; tests/machine/test_captured_machines.py compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from launcher.base.cpuset import CpuSet
+from launcher.machine import cgroup
+from launcher.machine.cores import group_cores, l3_domains_of, read_cpu, settle_cpus, sockets_of
+from launcher.machine.hardware import parse_cpuinfo
+from launcher.machine.kernel_files import CPU_FOLDER, NODE_FOLDER, Root, parse_cpumap
+from launcher.machine.numa_nodes import node_cpus_of, read_nodes
+from launcher.machine.packages import read_sockets
+from launcher.machine.topology import CpuInfo, NumaNode, Topology
+
+_CPUINFO_BYTES: Final = 16_384
+"""One record is 1.5 to 3 KiB; generating /proc/cpuinfo for 256 cpus takes milliseconds."""
+HWLOC_INFO: Final = "proc/hwloc-nofile-info"
+"""A file that hwloc-gather-topology adds to a captured root."""
+
+
+def read(root: Path = Path("/"), *, affinity: CpuSet | None = None) -> Topology:
+    """The machine under `root`, with this process's limits.
+
+    `affinity` replaces the affinity mask; without it a live root ("/") asks the kernel, and another root uses its
+    proc/self/status, else all online cpus. Raises LauncherError."""
+    return read_source(Root(root), affinity=affinity)
+
+
+def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
+    """`read`, from any source of files."""
+    notes: list[str] = []
+    conflicts: list[str] = []
+    present, online = _present_online(files, notes)
+    status = _status(files)
+    info = _cpu_info(files, notes)
+    socket_of = read_sockets(files, online, notes, conflicts)
+    cpus = [read_cpu(files, f"{CPU_FOLDER}/cpu{cpu}/topology", cpu, online, socket_of[cpu]) for cpu in online]
+    node_cpus = node_cpus_of(files, online, notes, conflicts)
+    nodes = read_nodes(files, node_cpus, socket_of, notes)
+    node_of = {cpu: node for node, its in node_cpus.items() for cpu in its}
+    cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
+    cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
+    l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
+    limits = cgroup.read_limits(files)
+    if affinity is None:
+        affinity = files.source.affinity()
+    allowed = online & (status.get("Cpus_allowed", online) if affinity is None else affinity)
+    return Topology(
+        online=online, offline=present - online,
+        allowed=allowed if limits.cpus is None else allowed & limits.cpus, sockets=sockets_of(cores),
+        numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
+        allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
+        conflicts=tuple(conflicts), memory_limit_bytes=limits.memory_bytes,
+        has_numa=bool(files.ids(NODE_FOLDER, "node")),
+    )  # fmt: skip
+
+
+def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
+    """Present and online cpus.
+
+    1. Present is cpu/present; kernels before 2.6.28 lack it: the cpuN folders.
+    2. Online is cpu/online; without it, every cpu whose own `online` file is not 0. A cpu without
+       that file cannot be unplugged, so it is online (cpu 0 on x86)."""
+    folders = files.ids(CPU_FOLDER, "cpu")
+    if not folders:
+        raise files.broken(CPU_FOLDER, "there is no cpuN folder")
+    present = files.cpulist(f"{CPU_FOLDER}/present") or folders
+    online = files.cpulist(f"{CPU_FOLDER}/online")
+    states = {cpu: files.text(f"{CPU_FOLDER}/cpu{cpu}/online") for cpu in folders}
+    if online is None:
+        notes.append("cpu/online is missing (kernel before 2.6.28): each cpu's own online file is used")
+        online = CpuSet(cpu for cpu, state in states.items() if state != "0")
+    for cpu in online:
+        if cpu not in folders:
+            raise files.broken(
+                f"{CPU_FOLDER}/cpu{cpu}", "the folder is missing, but cpu/online lists the cpu"
+            )
+        if states[cpu] == "0":
+            raise files.broken(f"{CPU_FOLDER}/cpu{cpu}/online", "reads 0, but cpu/online lists the cpu")
+    if not online:
+        raise files.broken(f"{CPU_FOLDER}/online", "no cpu is online")
+    offline = files.cpulist(f"{CPU_FOLDER}/offline") or CpuSet()
+    for name, clash in (("present", online - present), ("offline", online & offline)):
+        if clash:
+            raise files.broken(
+                f"{CPU_FOLDER}/{name}", f"it contradicts cpu/online, which contains cpu {clash.first}"
+            )
+    return present, online
+
+
+def _status(files: Root) -> dict[str, CpuSet]:
+    """Cpus_allowed and Mems_allowed of proc/self/status, if present.
+
+    Their lists came with 2.6.26; the masks, which have more words than the machine has cpus, are older."""
+    text = files.text("proc/self/status")
+    result: dict[str, CpuSet] = {}
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(":")
+        name = key.removesuffix("_list")
+        if name in {"Cpus_allowed", "Mems_allowed"}:
+            try:
+                told = parse_cpumap(value.strip()) if name == key else CpuSet.parse(value)
+            except ValueError as error:
+                raise files.broken("proc/self/status", f"{key}: {error}") from None
+            result[name] = told if name != key else result.get(name, told)
+    return result
+
+
+def _allowed_nodes(nodes: tuple[NumaNode, ...], status: Mapping[str, CpuSet], mems: CpuSet | None) -> CpuSet:
+    allowed = CpuSet(node.id for node in nodes)
+    for limit in (status.get("Mems_allowed"), mems):
+        allowed = allowed if limit is None else allowed & limit
+    return allowed
+
+
+def _cpu_info(files: Root, notes: list[str]) -> CpuInfo:
+    text = files.head("proc/cpuinfo", _CPUINFO_BYTES)
+    if text is None:
+        notes.append("proc/cpuinfo is missing: brand and instruction sets are unknown")
+    return parse_cpuinfo(text or "")
+
+
+def _has_compute_units(files: Root, info: CpuInfo) -> bool:
+    """AMD families 15h and 16h pair cores that share an FPU; old kernels list the pair as thread siblings.
+
+    The family number has this meaning on x86 only. A captured root names its architecture in the file that
+    hwloc-gather-topology writes; without it the kernel's siblings are used, as in hwloc."""
+    if info.vendor != "AuthenticAMD" or info.family not in {0x15, 0x16}:
+        return False
+    machine = files.source.machine()
+    if machine is None:
+        recorded = files.text(HWLOC_INFO) or ""
+        machine = recorded.partition("Architecture:")[2].split("\n")[0].strip()
+    return machine in {"x86_64", "i686", "i386"}

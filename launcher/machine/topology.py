@@ -1,0 +1,116 @@
+"""The machine as frozen values.
+
+Identity is complete: a core is (socket, die, core_id), because `core_id` repeats on every die
+(Documentation/admin-guide/cputopology.rst). All tuples are sorted by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from launcher.base.cpuset import CpuSet
+
+
+class CoreKey(NamedTuple):
+    """Identity of a physical core on this machine."""
+
+    socket: int
+    die: int
+    core_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core and its online cpus (SMT siblings)."""
+
+    key: CoreKey
+    cpus: CpuSet
+    node: int | None
+    """NUMA node id; None where the kernel was built without NUMA."""
+
+
+@dataclass(frozen=True, slots=True)
+class L3Domain:
+    """Online cpus that share one L3 cache (AMD: a CCX)."""
+
+    cpus: CpuSet
+    size_bytes: int | None
+    node: int | None
+    """The node that holds all its cpus; None when it spans nodes or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node. `cpus` may be empty (CXL, HBM); `memory_bytes` may be 0."""
+
+    id: int
+    socket: int | None
+    """Socket of its cpus; None for a node without cpus, or when its cpus are on several sockets."""
+    cpus: CpuSet
+    memory_bytes: int
+    """MemTotal of the node."""
+    available_bytes: int
+    """Memory available to a new process: MemFree + page cache + reclaimable slab, at the time of reading."""
+    distances: Mapping[int, int]
+    """ACPI SLIT distance to each online node; 10 is local. Empty where the kernel reports none."""
+    memory_known: bool = True
+    """False when no file has the node's memory size; `memory_bytes` is then 0."""
+    hugepages_bytes: int = 0
+    """The part of `memory_bytes` in hugetlb pools, usable only for explicit huge page mappings."""
+    memory_channels: int | None = None
+    """Memory channels of the node; from a machine's description, as the kernel does not report them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A physical package and its online cpus."""
+
+    id: int
+    cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInfo:
+    """Brand and instruction sets, with the names of /proc/cpuinfo."""
+
+    vendor: str
+    model: str
+    family: int | None
+    flags: frozenset[str]
+
+    @property
+    def is_zen(self) -> bool:
+        """vLLM's condition for using zentorch: AuthenticAMD with AVX-512 (platforms/__init__.py)."""
+        return self.vendor == "AuthenticAMD" and any(flag.startswith("avx512") for flag in self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    online: CpuSet
+    offline: CpuSet
+    allowed: CpuSet
+    """Online cpus inside the affinity mask and the cgroup's cpuset."""
+    sockets: tuple[Socket, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    l3_domains: tuple[L3Domain, ...]
+    cores: tuple[Core, ...]
+    cpu: CpuInfo
+    allowed_nodes: CpuSet
+    """Memory nodes that the cgroup's cpuset lets this process allocate from."""
+    notes: tuple[str, ...] = ()
+    """Documented defaults used because a file is missing (old kernels), one line each."""
+    memory_limit_bytes: int | None = None
+    """The lowest cgroup memory limit of this process; None when there is none."""
+    conflicts: tuple[str, ...] = ()
+    """Contradictory firmware maps, with what was used and what was ignored, one line each."""
+    has_numa: bool = True
+    """False for a kernel without NUMA: the single node is the whole machine, and memory cannot be bound."""
+
+    def node(self, node_id: int) -> NumaNode:
+        """The node with that id. Raises KeyError."""
+        for node in self.numa_nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)

@@ -1,0 +1,1 @@
+"""Measuring a running endpoint: workloads, load generators, results, pages."""

@@ -1,0 +1,297 @@
+"""Values between a measurement and its load generator: the endpoint, a job, a result file's figures, progress."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, reason
+from launcher.machine.hardware import Hardware
+from launcher.measure.bench import workloads
+from launcher.measure.bench.offered_load import Load, RequestTimes
+from launcher.measure.bench.result import Percentiles, Software, Totals
+from launcher.measure.bench.workloads import Workload
+
+# --- The endpoint under test, with what is known of the machine behind it. ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An OpenAI endpoint. Of a foreign one only the first four are known."""
+
+    url: str
+    """Without /v1 and without a trailing slash."""
+    model: str
+    """As requests name it."""
+    tokenizer: str | None = None
+    """Folder of the model's tokenizer; None: `model`, as a repository id of the Hugging Face hub."""
+    key: str | None = field(default=None, repr=False)
+    """API key."""
+    client_cpus: CpuSet | None = None
+    """Where the load generator runs: the plan's reserved cpus. None: anywhere."""
+    cores: int | None = None
+    """Physical cores of all instances."""
+    plan: dict[str, Any] | None = None
+    picture_svg: str | None = None
+    hardware: Hardware | None = None
+    software: Software | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One point to be measured."""
+
+    target: Target
+    workload: Workload
+    load: Load
+    requests: int
+    seed: int
+    folder: Path
+    name: str
+    """Of the files in `folder`."""
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """Added to the environment. An empty value removes the variable."""
+
+
+class Figures(Totals, frozen=True, kw_only=True):
+    """What a load generator's result file says, in seconds."""
+
+    requests: list[RequestTimes]
+    """Completed requests; empty where the file has no single ones."""
+    error: str | None = None
+    """The most frequent error of the failed requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Read from the load generator's output."""
+
+    measuring: bool
+    """The first request has been sent."""
+    ended: bool
+    """The last response has arrived."""
+    done: int | None
+    """Completed requests; None: it does not say."""
+
+
+class DriverError(LauncherError):
+    """The load generator gave no usable result."""
+
+
+# --- How far a run is, for a live line. ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """For a live line."""
+
+    what: str
+    """warm-up, or the load: "4 at once"."""
+    point: int
+    """From 1; 0 for the warm-up."""
+    points: int | None
+    """None: a search does not know."""
+    done: int | None
+    """Completed requests; None: the load generator does not say."""
+    requests: int
+    measuring: bool
+    """False while the load generator starts."""
+    elapsed_s: float
+    """Since the first request of the point."""
+
+
+# --- `vllm bench serve` as the load generator (vllm/benchmarks/serve.py, read in 0.32). ---
+#
+# What it does not do by itself: it exits with 0 when every request failed, writes no file when interrupted, and takes
+# prompts from the prefix cache when a seed comes twice. Its ready check, which sends one request more than asked for,
+# is switched off.
+
+_BACKENDS: Final = {
+    "completions": ("openai", "/v1/completions"),
+    "chat": ("openai-chat", "/v1/chat/completions"),
+    "embeddings": ("openai-embeddings", "/v1/embeddings"),
+}
+# Lines that it prints before the first request and after the last response.
+_BEGIN: Final = "Starting main benchmark run..."
+_END: Final = " Serving Benchmark Result "
+_PROGRESS: Final = re.compile(r"(\d+)/\d+ \[")
+_MISSING: Final = re.compile(r"No module named '(\w+)")
+_MS: Final = 1000.0
+# Output tokens of a request whose data set names none.
+_DEFAULT_OUTPUT: Final = 256
+
+
+class VllmDriver:
+    """The command line of a job, and its result file. `prepare` raises LauncherError, `read` DriverError."""
+
+    name = "vllm"
+
+    def __init__(self, command: Sequence[str], version: str | None) -> None:
+        """`command` starts vLLM, as engine.command does."""
+        self._command = tuple(command)
+        self.version = version or "unknown"
+
+    def prepare(self, job: Job) -> Command:
+        target, workload, load = job.target, job.workload, job.load
+        backend, path = _BACKENDS[workload.api]
+        argv = [
+            *self._command, "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", path,
+            "--model", target.model, "--tokenizer", target.tokenizer or target.model,
+            *_dataset(job), "--num-prompts", str(job.requests), "--seed", str(job.seed),
+            "--request-rate", "inf" if load.rate is None else repr(load.rate),
+            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99",
+            "--ready-check-timeout-sec", "0", "--save-result", "--save-detailed",
+            "--result-dir", str(job.folder), "--result-filename", job.result_file.name,
+        ]  # fmt: skip
+        if load.concurrency is not None:
+            argv += ["--max-concurrency", str(load.concurrency)]
+        # A data set's responses end where the model ends them; those of other workloads have an exact length.
+        if workload.api != "embeddings" and workload.dataset is None:
+            argv += ["--ignore-eos"]
+        if workload.temperature is not None:
+            argv += ["--temperature", str(workload.temperature)]
+        env = {
+            "OPENAI_API_KEY": target.key or "",
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TQDM_MININTERVAL": "0.5",
+        }
+        if target.tokenizer is not None and Path(target.tokenizer).exists():
+            env["HF_HUB_OFFLINE"] = "1"
+        return Command(tuple(argv), env)
+
+    def progress(self, output: str) -> Phase:
+        _, begun, rest = output.partition(_BEGIN)
+        done = 0
+        for found in _PROGRESS.finditer(rest):
+            done = int(found[1])
+        return Phase(measuring=bool(begun), ended=_END in rest, done=done)
+
+    def read(self, job: Job) -> Figures:
+        try:
+            return figures_of(json.loads(job.result_file.read_bytes()))
+        except OSError as error:
+            raise DriverError(
+                f"cannot read the result of vllm bench serve, '{job.result_file}': {reason(error)}",
+                f"see its output in {job.log_file}",
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DriverError(
+                f"cannot read the result of vllm bench serve, '{job.result_file}': {str(error) or type(error).__name__}",
+                f"see its output in {job.log_file}; vLLM {self.version} may write another form",
+            ) from None
+
+    def explain(self, output: str) -> tuple[str, str]:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
+        if (missing := _MISSING.search(last)) is not None:
+            return last, f"install Python package {missing[1]} into the environment of {self._command[0]}"
+        if "unrecognized arguments" in last or "invalid choice" in last:
+            return last, f"install a newer vLLM: {self.version} does not know an option that bench needs"
+        if "okenizer" in last or "huggingface" in output or "LocalEntryNotFound" in output:
+            return last, "give the folder of the model's tokenizer with --tokenizer DIR"
+        return last, "see its output in the file above"
+
+
+def _dataset(job: Job) -> list[str]:
+    """The options of the data set; writes the file that they name."""
+    workload = job.workload
+    if workload.prompts == "random":
+        return [
+            "--dataset-name", "random", "--random-input-len", str(workload.input_tokens),
+            "--random-output-len", str(workload.output_tokens or 1),
+        ]  # fmt: skip
+    if workload.prompts == "sharegpt":
+        return ["--dataset-name", "sharegpt", "--dataset-path", str(workload.dataset)]
+    if workload.prompts == "conversations":
+        lines = workloads.conversations(workload, job.requests, job.seed)
+    else:
+        lines = _user_requests(str(workload.dataset))
+    file = job.folder / f"{job.name}.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return [
+        "--dataset-name", "custom", "--dataset-path", str(file), "--custom-output-len", "-1", "--skip-chat-template",
+        *(["--disable-shuffle"] if workload.prompts == "conversations" else []),
+    ]  # fmt: skip
+
+
+def _user_requests(path: str) -> list[workloads.Prompt]:
+    try:
+        with Path(path).open(encoding="utf-8") as lines:
+            found = list(workloads.read_requests(lines, _DEFAULT_OUTPUT))
+    except OSError as error:
+        raise LauncherError(
+            f"cannot read --dataset '{path}': {reason(error)}", "give a readable JSONL or ShareGPT file"
+        ) from None
+    except ValueError as error:
+        raise LauncherError(
+            f"cannot use --dataset '{path}': {error}",
+            'write one request per line, such as {"prompt": "…", "max_tokens": 128}',
+        ) from None
+    if not found:
+        raise LauncherError(f"cannot use --dataset '{path}': it has no requests", "add requests to it")
+    return found
+
+
+def figures_of(file: dict[str, Any]) -> Figures:
+    """The result file of `--save-result --save-detailed`. Its percentiles are taken as they are, in seconds.
+
+    Raises KeyError, TypeError or ValueError for a file of another form."""
+    errors = [str(error) for error in file["errors"]]
+    completed = int(file["completed"])
+    # Of embeddings the file has no count of failures, no output tokens, and only the whole latency.
+    failed = int(file.get("failed", sum(map(bool, errors))))
+    common = Counter(
+        error.strip().splitlines()[-1] if error.strip() else "no reason given" for error in errors if error
+    )
+    return Figures(
+        duration_s=float(file["duration"]), completed=completed, failed=failed,
+        input_tokens=int(file["total_input_tokens"]), output_tokens=int(file.get("total_output_tokens", 0)),
+        requests_per_s=float(file["request_throughput"]),
+        output_tokens_per_s=float(file.get("output_throughput", 0.0)),
+        total_tokens_per_s=float(file["total_token_throughput"]),
+        ttft_s=_percentiles(file, "ttft"), tpot_s=_percentiles(file, "tpot"), itl_s=_percentiles(file, "itl"),
+        e2e_s=_percentiles(file, "e2el"), requests=_requests(file, errors),
+        error=common.most_common(1)[0][0] if common else None,
+    )  # fmt: skip
+
+
+def _percentiles(file: dict[str, Any], figure: str) -> Percentiles | None:
+    if not file["completed"] or f"mean_{figure}_ms" not in file:
+        return None
+    if figure in {"tpot", "itl"} and not file[f"p99_{figure}_ms"]:
+        return None  # responses of one token have no gaps; the file then says 0
+    names = ("mean", "p50", "p95", "p99")
+    return Percentiles(**{name: float(file[f"{name}_{figure}_ms"]) / _MS for name in names})
+
+
+def _requests(file: dict[str, Any], errors: list[str]) -> list[RequestTimes]:
+    latencies = file["latencies"]
+    rows = zip_longest(
+        latencies, file.get("ttfts", ()), file.get("output_lens", ()), file.get("itls", ()), errors
+    )
+    return [
+        RequestTimes(ttft=ttft, e2e=float(latency), output_tokens=int(tokens or 0), itl=list(itl or ()))
+        for latency, ttft, tokens, itl, error in rows
+        if not error and latency
+    ]

@@ -1,0 +1,132 @@
+"""Headers of *.gguf files: metadata and tensor sizes (github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3).
+
+vLLM 0.32 itself loads none; a plugin may, and llama.cpp's server under `engine.kind = "command"` does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from launcher.models.weight_files import Tensor, open_model_file
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+# Scalars of metadata: struct format by type number.
+_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING: Final = 8
+_ARRAY: Final = 9
+# Elements and bytes of one block, by tensor type (ggml/src/ggml-common.h, gguf-py/gguf/constants.py).
+_BLOCKS: Final = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
+    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
+    34: (256, 54), 35: (256, 66), 39: (32, 17),
+}  # fmt: skip
+# Limit of the header's size: a vocabulary of a million words takes about 30 MB.
+_MAX_HEADER_BYTES: Final = 512 * 1024**2
+# GGUF's name -> config.json's name.
+_KEYS: Final = {
+    "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "embedding_length": "hidden_size",
+    "attention.key_length": "head_dim", "context_length": "max_position_embeddings",
+    "attention.sliding_window": "sliding_window", "attention.kv_lora_rank": "kv_lora_rank",
+    "feed_forward_length": "intermediate_size", "rope.dimension_count": "qk_rope_head_dim",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    metadata: dict[str, Any]
+    """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
+    tensors: tuple[Tensor, ...]
+
+    def as_config(self) -> dict[str, Any]:
+        """The metadata under config.json's keys."""
+        architecture = str(self.metadata.get("general.architecture", ""))
+        config: dict[str, Any] = {"model_type": architecture, "architectures": [architecture or None]}
+        for ours, theirs in _KEYS.items():
+            value = self.metadata.get(f"{architecture}.{ours}")
+            if value is not None:
+                config[theirs] = max(value) if isinstance(value, list) else value
+        return config
+
+
+def read_gguf(file: Path) -> Gguf:
+    """The header of one file. Raises ValueError for another format or a truncated file."""
+    with open_model_file(file) as stream:
+        try:
+            return _read(_Reader(stream), file.name)
+        except (struct.error, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file.name} ends within its header, or is corrupt: {error}") from error
+
+
+class _Reader:
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._left = _MAX_HEADER_BYTES
+
+    def take(self, count: int) -> bytes:
+        self._left -= count
+        if self._left < 0:
+            raise EOFError("it claims more than 512 MiB")
+        found = self._stream.read(count)
+        if len(found) < count:
+            raise EOFError("no more bytes")
+        return found
+
+    def number(self, form: str) -> Any:
+        (value,) = struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+        return value
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            its, count = self.number("I"), self.number("Q")
+            if its in _SCALARS:
+                size = struct.calcsize(_SCALARS[its])
+                raw = self.take(size * count)
+                return [value for (value,) in struct.iter_unpack(f"<{_SCALARS[its]}", raw)]
+            read: Callable[[], Any] = self.text if its == _STRING else lambda: self.value(_ARRAY)
+            if its not in {_STRING, _ARRAY}:
+                raise EOFError(f"unknown array type {its}")
+            for _ in range(count):
+                read()
+            return count
+        if kind not in _SCALARS:
+            raise EOFError(f"unknown value type {kind}")
+        return self.number(_SCALARS[kind])
+
+
+def _read(reader: _Reader, name: str) -> Gguf:
+    if reader.take(4) != _MAGIC:
+        raise ValueError(f"{name} is not a GGUF file")
+    version = reader.number("I")
+    if version not in _VERSIONS:
+        raise ValueError(f"{name} is GGUF version {version}; only versions 2 and 3 are supported")
+    tensors, pairs = reader.number("Q"), reader.number("Q")
+    metadata = {}
+    for _ in range(pairs):
+        key = reader.text()
+        metadata[key] = reader.value(reader.number("I"))
+    return Gguf(metadata, tuple(_tensor(reader, name) for _ in range(tensors)))
+
+
+def _tensor(reader: _Reader, file: str) -> Tensor:
+    name = reader.text()
+    shape = [reader.number("Q") for _ in range(reader.number("I"))]
+    kind = reader.number("I")
+    reader.number("Q")  # where its data begins
+    if kind not in _BLOCKS:
+        raise ValueError(f"{file}: tensor {name!r} has the unknown type {kind}")
+    elements, (per_block, block_bytes) = prod(shape), _BLOCKS[kind]
+    return Tensor(name, elements, elements // per_block * block_bytes, len(shape), floating=False)

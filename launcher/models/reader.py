@@ -1,0 +1,235 @@
+"""Reads config.json and the headers of a model's weight files, never the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.base.errors import LauncherError, reason
+from launcher.models import gguf, weight_files
+from launcher.models.gguf import read_gguf
+from launcher.models.profile import (
+    DTYPE_BYTES,
+    UNKNOWN,
+    ModelProfile,
+    dtype_bytes,
+    kv_cache_dtype,
+    profile_of,
+)
+from launcher.models.weight_files import Tensor, read_model_json
+
+# --- Memory of a model directory's weights once loaded, from the headers of its files. ---
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Sizes in the engine's type, of all tensor-parallel ranks together."""
+
+    total_bytes: int
+    """Everything once; tied embeddings once."""
+    replicated_bytes: int = 0
+    """The part that every rank holds whole."""
+    head_bytes: int = 0
+    """The output projection. On CPU it is kept as loaded, and packed for the matrix kernels
+    (vllm/model_executor/layers/vocab_parallel_embedding.py: dispatch_cpu_unquantized_gemm, remove_weight=False)."""
+    file_bytes: int = 0
+    """The largest file."""
+    unmapped_bytes: int = 0
+    """The largest file that is read into memory of the process: *.bin; safetensors are mapped."""
+    tied: bool = False
+    """The output projection is the embedding."""
+    source: str = "unknown"
+    file_format: str | None = None
+    """safetensors, bin or gguf."""
+
+
+def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights:
+    """The weights of a directory, in the order in which vLLM looks for them.
+
+    1. safetensors: floating-point tensors count in the engine's type, packed ones as they are.
+    2. *.bin: sizes of the storages in the archive (of old files: file sizes), scaled from config.json's type.
+    3. GGUF: as they are.
+
+    Raises ValueError without weights or for a broken file."""
+    tied = _tied(config)
+    if files := weight_files.files_in(folder):
+        tensors = [tensor for file in files for tensor in weight_files.tensors_of(file)]
+        source = f"headers of {_count(files)}, {len(tensors)} tensors as {_named(dtype)}"
+        return _sum(tensors, dtype, tied=tied, files=files, source=source)
+    if files := weight_files.torch_files_in(folder):
+        return _torch(files, config, dtype)
+    if files := sorted(folder.glob("*.gguf")):
+        return gguf_weights(files, [gguf.read_gguf(file) for file in files])
+    raise ValueError("it has no *.safetensors, *.bin or *.gguf files")
+
+
+def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    source = f"headers of {_count(files)}, {len(tensors)} tensors as stored"
+    return _sum(tensors, "auto", tied=False, files=files, source=source)
+
+
+def _tied(config: Mapping[str, Any]) -> bool | None:
+    """Whether config.json ties the output projection to the embedding. None if absent: the default depends on the
+    model's class (transformers: true for Gemma, false for Llama)."""
+    text = config.get("text_config") or config
+    said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    return None if said is None else bool(said)
+
+
+def _sum(
+    tensors: Iterable[Tensor], dtype: str, *, tied: bool | None, files: list[Path], source: str
+) -> Weights:
+    width = dtype_bytes(dtype)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    heads = [name for name, tensor in by_name.items() if tensor.is_head]
+    embedding = max((t.loaded_bytes(width) for t in by_name.values() if t.is_embedding), default=0)
+    head = max((by_name[name].loaded_bytes(width) for name in heads), default=embedding)
+    if tied:
+        by_name = {name: tensor for name, tensor in by_name.items() if name not in heads}
+        source += ", tied embeddings once"
+    return Weights(
+        total_bytes=sum(tensor.loaded_bytes(width) for tensor in by_name.values()),
+        replicated_bytes=sum(t.loaded_bytes(width) for t in by_name.values() if t.is_replicated),
+        head_bytes=head,
+        # Files of a tied model have no head, which decides where config.json does not.
+        tied=tied if tied is not None else embedding > 0 and not heads,
+        file_bytes=max(file.stat().st_size for file in files),
+        source=source,
+        file_format=files[0].suffix.removeprefix("."),
+    )
+
+
+def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
+    text = config.get("text_config") or config
+    named = config.get("torch_dtype") or config.get("dtype") or text.get("torch_dtype") or text.get("dtype")
+    stored = DTYPE_BYTES.get(str(named or "float32"), DTYPE_BYTES["float32"])
+    packed = config.get("quantization_config") is not None
+    sizes = {file: weight_files.storage_sizes(file) for file in files}
+    total = sum(file.stat().st_size if its is None else sum(its) for file, its in sizes.items())
+    old = any(its is None for its in sizes.values())
+    how = "file sizes" if old else "storages"
+    # The embedding is the largest tensor of most models; the head is not larger.
+    largest = max((max(its, default=0) for its in sizes.values() if its is not None), default=0)
+    scale = (1, 1) if packed else (dtype_bytes(dtype), stored)
+    biggest = max(file.stat().st_size for file in files)
+    return Weights(
+        total_bytes=total * scale[0] // scale[1],
+        head_bytes=largest * scale[0] // scale[1],
+        file_bytes=biggest,
+        unmapped_bytes=biggest,
+        tied=bool(_tied(config)),
+        file_format="bin",
+        source=f"{how} of {_count(files)}, "
+        + ("as stored" if packed else f"{named or 'float32'} as {_named(dtype)}"),
+    )
+
+
+_AUTO: Final = "a 16-bit type"
+
+
+def _named(dtype: str) -> str:
+    return dtype if dtype in DTYPE_BYTES else _AUTO
+
+
+def _count(files: list[Path]) -> str:
+    return files[0].name if len(files) == 1 else f"{len(files)} {files[0].suffix} files"
+
+
+_REPO_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_COMMIT: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
+_REMEDY: Final = (
+    "give models.path a directory with config.json and *.safetensors, *.bin or *.gguf files, or a Hugging Face "
+    "repository id"
+)
+
+
+def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
+    """The memory profile of a model directory, or of a repository id in the local Hugging Face cache.
+
+    A repository id that is not cached gives `UNKNOWN`. Raises LauncherError `cannot read model …`."""
+    folder = find_model(path)
+    if folder is None:
+        return UNKNOWN
+    try:
+        if (folder / "config.json").exists() or not (gguf := sorted(folder.glob("*.gguf"))):
+            config = _json(path, folder / "config.json")
+            weights = read_weights(folder, config, dtype)
+        else:
+            headers = [read_gguf(file) for file in gguf]
+            config, weights = headers[0].as_config(), gguf_weights(gguf, headers)
+        profile = profile_of(config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source)
+    except (ValueError, OSError) as error:
+        what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else f"{error}"
+        raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        # A key with an unexpected type.
+        what = f"config.json is not supported ({type(error).__name__}: {error})"
+        raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
+    return replace(_with_weights(profile, weights), kv_cache_dtype=kv_cache_dtype(config))
+
+
+def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
+    return replace(
+        profile, replicated_bytes=weights.replicated_bytes, head_bytes=weights.head_bytes,
+        tied_embeddings=weights.tied, file_bytes=weights.file_bytes, unmapped_bytes=weights.unmapped_bytes,
+        file_format=weights.file_format,
+    )  # fmt: skip
+
+
+def find_model(path: str) -> Path | None:
+    """A model's local directory; None for a repository id that is not cached. Raises LauncherError."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise LauncherError(f"cannot read model {path!r}: it is not a directory", _REMEDY)
+    if not _REPO_ID.fullmatch(path):
+        raise LauncherError(f"cannot read model {path!r}: no such directory", _REMEDY)
+    hub = _hub_cache() / f"models--{path.replace('/', '--')}"
+    main = hub / "refs" / "main"
+    if main.is_file():
+        snapshot = hub / "snapshots" / _commit(path, main)
+        return snapshot if (snapshot / "config.json").exists() else None
+    snapshots = sorted(hub.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+    return snapshots[-1].parent if snapshots else None
+
+
+def _commit(path: str, main: Path) -> str:
+    """The name of a folder. Instances may write to the file: anything else is refused. Raises LauncherError."""
+    try:
+        name = read_model_json(main).decode(errors="replace").strip()
+    except (OSError, ValueError) as error:
+        what = reason(error) if isinstance(error, OSError) else f"{error}"
+    else:
+        if _COMMIT.fullmatch(name):
+            return name
+        what = f"it names no snapshot: {name[:80]!r}"
+    raise LauncherError(f"cannot read model {path!r}: {main}: {what}", f"remove {main}, or download it again")
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps repositories (huggingface_hub/constants.py)."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+
+
+def _json(path: str, file: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(read_model_json(file))
+    except FileNotFoundError:
+        raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None
+    except (OSError, ValueError) as error:
+        what = reason(error) if isinstance(error, OSError) else f"{error}"
+        raise LauncherError(f"cannot read model {path!r}: {file.name}: {what}", _REMEDY) from error
+    if not isinstance(parsed, dict):
+        raise LauncherError(f"cannot read model {path!r}: {file.name} is not a JSON object", _REMEDY)
+    return parsed

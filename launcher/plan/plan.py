@@ -1,0 +1,248 @@
+"""The plan: cpus and memory of each slot, the memory ledger, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from launcher.base.cpuset import CpuSet
+from launcher.config.schema import Config, Model, Strategy
+from launcher.machine.topology import Topology
+from launcher.models.profile import UNKNOWN, ModelProfile
+
+DEFAULT_MAX_MODEL_LEN: Final = 2048
+"""vLLM's when config.json has none (vllm/config/model.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The cpus and memory nodes of one slot."""
+
+    socket: int
+    node: int | None
+    """Node of its lowest cpu, where vLLM's worker binds its memory. None without NUMA.
+
+    A node without memory of its own is never in `membind`; its nearest node with memory is."""
+    cpus: CpuSet
+    """numactl's set: the cpus of all threads of the instance."""
+    membind: CpuSet
+    """Memory nodes; empty without NUMA."""
+    omp_cpus: tuple[CpuSet, ...]
+    """One list per tensor-parallel rank; together a subset of `cpus`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveConfig:
+    """What the instances of one model run with: [[models]] and [memory], where engine.args and engine.env do not
+    override them.
+
+    Decided once, by planning.serving.effective_config. Planner, findings, proxy, tuner, rollout and status read it;
+    none of them reads a limit or a type from [[models]] or engine.args."""
+
+    name: str
+    dtype: str
+    quantization: str | None
+    """None: as the checkpoint says."""
+    tensor_parallel_size: int
+    max_model_len: int | None
+    """Tokens of the longest prompt and response together; None: not known."""
+    max_num_seqs: int
+    """Requests that an instance runs at once: its concurrency limit."""
+    max_num_batched_tokens: int | None
+    """As asked for; None: the engine's default."""
+    step_tokens: int
+    """Tokens of one engine step."""
+    block_size: int
+    """Tokens of a KV block, before the pool of a hybrid model raises it."""
+    kv_cache_dtype: str | None
+    """As asked for; None: the checkpoint's."""
+    kv_element_bytes: int
+    kv_bytes: int | None
+    """The explicit KV cache of one rank; None for "auto"."""
+    kv_source: str
+    eager: bool
+    """No compilation, so no frozen weights."""
+    hybrid: bool
+    """Sliding layers keep their window only."""
+
+    @property
+    def planned_len(self) -> int:
+        """`max_model_len`, or vLLM's default where config.json has none."""
+        return self.max_model_len or DEFAULT_MAX_MODEL_LEN
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A stable position in the plan; successive instances run in it."""
+
+    id: int
+    model: Model
+    effective: EffectiveConfig
+    placement: Placement
+    kv_cache_bytes: int | None
+    """KV cache of each tensor-parallel rank, as --kv-cache-memory-bytes counts it: every worker takes that
+    much (vllm/v1/worker/cpu_worker.py, determine_available_memory). None where the engine takes none
+    (engine.kind = "command")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Literal["violation", "warning"]
+    code: str
+    """Stable name in kebab case."""
+    message: str
+    """`cannot X: why` for violations; a plain statement for warnings."""
+    remedy: str
+
+
+def violation(code: str, message: str, remedy: str) -> Finding:
+    return Finding("violation", code, message, remedy)
+
+
+def warning(code: str, message: str, remedy: str) -> Finding:
+    return Finding("warning", code, message, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One figure of the ledger, with its source."""
+
+    what: str
+    """weights, peak, overhead, KV, page cache, reserve or total."""
+    size_bytes: int
+    source: str
+    """A file's header, a key of config.json, a measurement, or a key of the configuration."""
+    slot: int | None = None
+    """The slot that needs it; None for figures of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """Memory of one NUMA node, and the planned memory of its instances."""
+
+    node: int | None
+    total_bytes: int
+    available_bytes: int
+    reserve_bytes: int
+    weights_bytes: int
+    """Of all instances on the node; none of it is shared."""
+    overhead_bytes: int
+    kv_bytes: int
+    slots: tuple[int, ...]
+    peak_bytes: int = 0
+    """Added by freezing and packing the weights."""
+    page_cache_bytes: int = 0
+    """For the weight files, which all instances of the node read through one cache."""
+    lines: tuple[LedgerLine, ...] = ()
+    """All figures above, by slot, with their sources."""
+
+    @property
+    def left_bytes(self) -> int:
+        """Memory left free; negative when the plan does not fit."""
+        return self.total_bytes - self.reserve_bytes - self.page_cache_bytes - self.planned_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether less is free now than the instances are planned to need."""
+        return self.planned_bytes > self.available_bytes
+
+    @property
+    def planned_bytes(self) -> int:
+        return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs where. Nothing starts while `violations` is not empty."""
+
+    strategy: Strategy
+    slots: tuple[Slot, ...]
+    reserved: CpuSet
+    """Cpus reserved for the proxy and the OS, with their SMT siblings."""
+    usable: CpuSet
+    """Allowed cpus less the reserved ones."""
+    ledger: tuple[LedgerRow, ...]
+    findings: tuple[Finding, ...]
+    models: tuple[EffectiveConfig, ...] = ()
+    """Of each `[[models]]` entry, in the order of the file; also of those without slots."""
+
+    @property
+    def violations(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity == "violation")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity == "warning")
+
+    @property
+    def start_order(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of slots: those of one group may start together, the next group when all of them are ready.
+
+        vLLM looks at its node's free memory once when it starts and once before it takes its KV cache, and refuses
+        when another instance was faster (vllm/v1/worker/cpu_worker.py).
+
+        1. Where a node's free memory suffices for all its slots, their order does not matter: they
+           start together.
+        2. On any other node no two slots of a group take memory of it: the first ones get what is there, and
+           the one that does not fit reports it.
+        3. Each slot, by id, joins the first group after which its nodes are free."""
+        nodes: dict[int, list[int]] = {}
+        for index, row in enumerate(self.ledger):
+            for slot_id in row.slots if row.is_tight else ():
+                nodes.setdefault(slot_id, []).append(index)
+        next_group: dict[int, int] = {}
+        groups: list[list[int]] = []
+        for slot in self.slots:
+            its = nodes.get(slot.id, [])
+            group = max((next_group.get(node, 0) for node in its), default=0)
+            next_group.update(dict.fromkeys(its, group + 1))
+            groups.extend([] for _ in range(group + 1 - len(groups)))
+            groups[group].append(slot.id)
+        return tuple(tuple(group) for group in groups)
+
+
+# --- Facts about the host and the engine's software that the rules need, as arguments. ---
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """None means unknown: rules that need the fact are skipped."""
+
+    transparent_hugepages: str | None = None
+    """The mode between brackets in /sys/kernel/mm/transparent_hugepage/enabled: always, madvise or never."""
+    numa_balancing: bool | None = None
+    governors: frozenset[str] | None = None
+    """cpufreq governors in use; None where the kernel leaves the frequency to the firmware or hypervisor."""
+    ld_preload: str | None = None
+    """LD_PRELOAD as the instances will have it."""
+    vllm: str | None = None
+    torch: str | None = None
+    zentorch: str | None = None
+    weight_prepack: str | None = None
+    """VLLM_ZENTORCH_WEIGHT_PREPACK as the instances inherit it; None when not set or not passed on."""
+    kv_whole_gib: bool = False
+    """This vLLM takes its KV cache in whole GiB only (VLLM_CPU_KVCACHE_SPACE; engines/stack.py knows since when
+    it takes bytes)."""
+
+
+NO_FACTS: Final = Facts()
+
+
+# --- Input and output of lint rules. ---
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    plan: Plan
+    topology: Topology
+    config: Config
+    profiles: Mapping[str, ModelProfile]
+    facts: Facts = NO_FACTS
+
+    def models(self) -> Iterator[tuple[EffectiveConfig, ModelProfile]]:
+        for model in self.plan.models:
+            yield model, self.profiles.get(model.name, UNKNOWN)
+
+
+Rule = Callable[[Subject], Iterator[Finding]]

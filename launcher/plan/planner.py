@@ -1,0 +1,295 @@
+"""Makes the plan from topology, configuration and model profiles; the entry point is `make_plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from launcher.base.cpuset import CpuSet
+from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.machine.topology import Core, NumaNode, Topology
+from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.plan.memory import fill_memory
+from launcher.plan.plan import (
+    NO_FACTS,
+    EffectiveConfig,
+    Facts,
+    Finding,
+    Placement,
+    Plan,
+    Rule,
+    Slot,
+    Subject,
+    violation,
+    warning,
+)
+from launcher.plan.rules_host import COMMAND_RULES, HOST_RULES, SECRETS_RULES
+from launcher.plan.rules_model import MODEL_RULES, ZENTORCH_RULES
+from launcher.plan.rules_placement import BINDING_RULES, PLACEMENT_RULES
+from launcher.plan.serving import effective_config
+from launcher.plan.strategies import Cut, CutError, cutter, runs
+from launcher.plan.zones import Zone, parts_of, reserve, usable_cores, zones_of
+
+# --- Checks a plan against the engine's actual behaviour: a table of small rules. ---
+#
+# Each rule is a generator of findings about the finished plan. Rules about vLLM are skipped for engine.kind
+# "command", and vice versa. A rule whose fact is unknown (facts.py) is skipped.
+
+VLLM_RULES: Final[tuple[Rule, ...]] = BINDING_RULES + MODEL_RULES + ZENTORCH_RULES + HOST_RULES
+
+
+def lint(
+    plan: Plan,
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts = NO_FACTS,
+) -> tuple[Finding, ...]:
+    """Findings of all applicable rules, in the order of the table."""
+    subject = Subject(plan, topology, config, profiles, facts)
+    rules = (
+        SECRETS_RULES
+        + PLACEMENT_RULES
+        + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else COMMAND_RULES)
+    )
+    return tuple(finding for rule in rules for finding in rule(subject))
+
+
+# Above this many cpus an instance keeps one core out of its OpenMP lists for API server and
+# EngineCore, which would otherwise share a cpu with a spinning worker thread (vllm#25818, #43240).
+_CPUS_TO_SPARE_ONE = 4
+
+
+def make_plan(
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts = NO_FACTS,
+    *,
+    cpus_only: bool = False,
+) -> Plan:
+    """The plan. `profiles` by model name: the memory of a model without one cannot be checked. `facts` describes the
+    host and the engine's software; unknown facts are not judged.
+
+    `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model.
+
+    1. Usable cores have a NUMA node and allowed cpus (within layout.cpus, if set). An instance uses the
+       lowest allowed cpu of a core, or with use_smt all of them.
+    2. Reserved cores are removed (`zones.reserve`), with all their allowed siblings.
+    3. The other cores are grouped by (socket, node), instances are counted (`zones.zones_of`), and zones
+       are divided (`strategies`).
+    4. Slots are numbered by model, then socket, then node, then order within the zone.
+    5. Memory is added (`memory`), and the plan is checked (`lint`).
+
+    Raises LauncherError for a size in [memory] or a value in engine.args that cannot be read."""
+    findings: list[Finding] = []
+    if config.layout.cpus is not None:
+        topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
+    cores = usable_cores(topology)
+    reserved = reserve(cores, config.layout.reserve_cores)
+    if reserved is None:
+        findings.append(_cannot_reserve(config, len(cores)))
+        reserved = ()
+    kept = set(reserved)
+    parts = parts_of(core for core in cores if core not in kept)
+    if not parts:
+        findings.append(_no_cpus(topology))
+    models = tuple(
+        effective_config(model, config, profiles.get(model.name, UNKNOWN), topology.cpu)
+        for model in config.models
+    )
+    zones = zones_of(parts, config.models, config.layout, topology, findings)
+    placed: list[tuple[int, Placement]] = []
+    for zone in zones:
+        placed.extend(_place(zone, topology, config, models, findings))
+    placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
+    slots = tuple(
+        Slot(i, config.models[model], models[model], placement, kv_cache_bytes=None)
+        for i, (model, placement) in enumerate(placed)
+    )
+    asks = _without_memory(config) if cpus_only else config
+    slots, ledger, memory_findings = fill_memory(topology, asks, slots, profiles, facts)
+    if cpus_only:
+        findings.append(_MEMORY_NOT_PLANNED)
+    reserved_cpus = _union(core.cpus for core in reserved)
+    plan = Plan(
+        strategy=config.layout.strategy, slots=slots, reserved=reserved_cpus,
+        usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
+        models=models,
+    )  # fmt: skip
+    return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
+
+
+def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topology:
+    """The topology with only `wanted` allowed; cpus that are not allowed are a violation."""
+    missing = wanted - topology.allowed
+    if missing:
+        findings.append(
+            violation(
+                "cpus-not-allowed",
+                f"cannot use cpus {missing} of layout.cpus: allowed here are {topology.allowed}",
+                "set layout.cpus to some of those, or widen the daemon's affinity and cpuset",
+            )
+        )
+    return replace(topology, allowed=topology.allowed & wanted)
+
+
+def _without_memory(config: Config) -> Config:
+    return msgspec.structs.replace(
+        config, engine=msgspec.structs.replace(config.engine, kind=EngineKind.COMMAND)
+    )
+
+
+_MEMORY_NOT_PLANNED: Final = warning(
+    "memory-not-planned",
+    "no model given: this plan covers cpus only, memory was not checked",
+    "give a configuration with -c FILE, or a model with --model DIR",
+)
+
+
+def _place(
+    zone: Zone, topology: Topology, config: Config, models: Sequence[EffectiveConfig], findings: list[Finding]
+) -> list[tuple[int, Placement]]:
+    cut = _cut(zone, topology, config.layout.strategy, findings)
+    placements: list[tuple[int, Placement]] = []
+    for model, cores in zip(zone.models, cut, strict=False):
+        omp = _omp_lists(cores, models[model].tensor_parallel_size, use_smt=config.layout.use_smt)
+        if omp is None:
+            findings.append(_too_many_ranks(models[model], cores))
+            omp = (_cpus(cores, use_smt=config.layout.use_smt),)
+        node = cores[0].node
+        placements.append(
+            (
+                model,
+                Placement(
+                    socket=cores[0].key.socket,
+                    node=node if topology.has_numa else None,
+                    cpus=_cpus(cores, use_smt=config.layout.use_smt),
+                    membind=_membind({core.node for core in cores}, topology, findings),
+                    omp_cpus=omp,
+                ),
+            )
+        )
+    return placements
+
+
+def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Finding]) -> Cut:
+    cores = sorted((core for part in zone.parts for core in part.cores), key=lambda core: core.cpus.first)
+    n = len(zone.models)
+    where = f"node {','.join(str(part.node) for part in zone.parts)}"
+    if n > len(cores):
+        findings.append(
+            violation(
+                "more-instances-than-cores",
+                f"cannot divide {where} of socket {zone.parts[0].socket} among {n} instances: it has "
+                f"{len(cores)} usable cores",
+                "lower layout.instances_per_socket or layout.reserve_cores",
+            )
+        )
+        return ()
+    try:
+        cut = cutter(strategy)(cores, topology.l3_domains, n)
+    except CutError as error:
+        findings.append(violation("cannot-cut", f"cannot divide {where}: {error}", error.remedy))
+        return ()
+    sizes = [len(its) for its in cut]
+    if len(set(sizes)) > 1:
+        findings.append(
+            warning(
+                "uneven-cores",
+                f"the cores of {where} do not divide evenly: instances get {'-'.join(map(str, sizes))}",
+                "for equal instances change reserve_cores or instances_per_socket",
+            )
+        )
+    return cut
+
+
+def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
+    """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores.
+
+    With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it."""
+    spare = len(_cpus(cores, use_smt=use_smt)) > _CPUS_TO_SPARE_ONE
+    workers = cores[:-1] if spare and len(cores) > 1 else cores
+    if ranks > len(workers):
+        return None
+    return tuple(_cpus(its, use_smt=use_smt) for its in runs(workers, ranks))
+
+
+def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]) -> CpuSet:
+    """The memory nodes for cores of `nodes`: each node itself, or the nearest one with usable memory."""
+    if not topology.has_numa:
+        return CpuSet()
+    bound: set[int] = set()
+    for node in sorted(node for node in nodes if node is not None):
+        target = nearest_memory(topology, node)
+        if target is None:
+            finding = violation(
+                "no-memory-node",
+                f"cannot bind the memory of node {node}: no node with memory is allowed "
+                f"(allowed: {topology.allowed_nodes or 'none'})",
+                "widen AllowedMemoryNodes= or cpuset.mems of the service",
+            )
+        elif target != node:
+            finding = warning(
+                "remote-memory",
+                f"node {node} has no usable memory: its instances are bound to node {target}, the nearest node with "
+                "memory; vLLM's worker itself falls back to the lowest allowed node",
+                f"exclude node {node} with models.nodes, or add memory to it",
+            )
+        else:
+            finding = None
+        if target is not None:
+            bound.add(target)
+        if finding is not None and finding not in findings:
+            findings.append(finding)
+    return CpuSet(bound)
+
+
+def nearest_memory(topology: Topology, node_id: int) -> int | None:
+    """The node itself if it has usable memory, else the nearest node that has (ties: lowest id)."""
+
+    def usable(node: NumaNode) -> bool:
+        return node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known)
+
+    own = topology.node(node_id)
+    if usable(own):
+        return node_id
+    far = max(own.distances.values(), default=0) + 1
+    candidates = [(own.distances.get(node.id, far), node.id) for node in topology.numa_nodes if usable(node)]
+    return min(candidates)[1] if candidates else None
+
+
+def _cpus(cores: Sequence[Core], *, use_smt: bool) -> CpuSet:
+    return _union(core.cpus for core in cores) if use_smt else CpuSet(core.cpus.first for core in cores)
+
+
+def _union(sets: Iterable[CpuSet]) -> CpuSet:
+    return CpuSet(cpu for cpus in sets for cpu in cpus)
+
+
+def _cannot_reserve(config: Config, cores: int) -> Finding:
+    return violation(
+        "reserve-too-large",
+        f"cannot reserve {config.layout.reserve_cores} cores: {cores} cores are usable, and each node keeps one",
+        "lower layout.reserve_cores",
+    )
+
+
+def _no_cpus(topology: Topology) -> Finding:
+    return violation(
+        "no-usable-cpus",
+        f"cannot place anything: no allowed cpu is on a NUMA node (allowed: {topology.allowed or 'none'})",
+        "widen the affinity mask, AllowedCPUs= or cpuset.cpus of the service",
+    )
+
+
+def _too_many_ranks(model: EffectiveConfig, cores: Sequence[Core]) -> Finding:
+    return violation(
+        "more-ranks-than-cores",
+        f"cannot give each of {model.tensor_parallel_size} ranks of {model.name!r} a core: the instance has "
+        f"{len(cores)} cores, less one for its API server if it has more than 4 cpus",
+        "lower tensor_parallel_size, or instances_per_socket",
+    )

@@ -1,0 +1,132 @@
+"""Rules on placement, and how vLLM's worker changes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.base.text import format_size
+from launcher.plan.plan import Finding, Rule, Subject, violation, warning
+
+
+def duplicate_names(subject: Subject) -> Iterator[Finding]:
+    """Clients choose models by name, which must be unique."""
+    names = [model.name for model in subject.config.models]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield violation(
+            "duplicate-model",
+            f"cannot serve two models as {name!r}: the name is taken",
+            "give each [[models]] entry its own name",
+        )
+
+
+def use_smt(subject: Subject) -> Iterator[Finding]:
+    """SMT siblings share the core's vector units and L1 cache."""
+    if subject.config.layout.use_smt and any(len(core.cpus) > 1 for core in subject.topology.cores):
+        yield warning(
+            "smt",
+            "use_smt puts two worker threads on each core; token generation is bound by memory and rarely gains",
+            "set layout.use_smt = false unless a measurement on this machine says otherwise",
+        )
+
+
+def no_numa(subject: Subject) -> Iterator[Finding]:
+    """A kernel without NUMA cannot bind memory."""
+    if not subject.topology.has_numa:
+        yield warning(
+            "no-numa",
+            "the kernel has no NUMA support: cores are pinned, memory is not bound",
+            "boot a kernel with CONFIG_NUMA on machines with more than one memory controller",
+        )
+
+
+def contradictory_firmware(subject: Subject) -> Iterator[Finding]:
+    """The topology chosen may be wrong; actual placement would then differ from the plan."""
+    for conflict in subject.topology.conflicts:
+        yield warning(
+            "firmware-contradicts",
+            conflict,
+            "update the firmware (BIOS) or the virtual machine's description of its cpus; compare with lstopo, and "
+            "verify with numa-launcher verify",
+        )
+
+
+def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
+    """The plan is limited to this process's cpus: instances cannot widen a cgroup's cpuset."""
+    topology = subject.topology
+    if subject.config.layout.cpus is not None or not topology.allowed or not subject.plan.slots:
+        return
+    left_out = topology.online - topology.allowed
+    if left_out:
+        yield warning(
+            "cpuset-narrow",
+            f"cpus {left_out} of this machine are not allowed here (affinity, AllowedCPUs= or cpuset): the plan "
+            f"leaves {len(left_out)} of {len(topology.online)} idle",
+            "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or set layout.cpus if this is intended",
+        )
+
+
+def free_memory(subject: Subject) -> Iterator[Finding]:
+    """vLLM compares its KV cache with the free memory at start, not with the node's total."""
+    for row in subject.plan.ledger:
+        planned = row.planned_bytes
+        if planned and row.available_bytes < planned <= row.total_bytes:
+            yield warning(
+                "free-memory",
+                f"node {row.node} has {format_size(row.available_bytes)} free now, the plan needs "
+                f"{format_size(planned)}",
+                "stop other processes on the node, or lower memory.kv_cache; running instances of this daemon count, too",
+            )
+
+
+def huge_pages(subject: Subject) -> Iterator[Finding]:
+    """Only explicit huge page mappings can use a hugetlb pool; vLLM's allocators make none."""
+    nodes = [subject.topology.node(row.node or 0) for row in subject.plan.ledger]
+    pools = [
+        f"{format_size(node.hugepages_bytes)} of node {node.id}" for node in nodes if node.hugepages_bytes
+    ]
+    if pools:
+        yield warning(
+            "huge-pages",
+            f"{' and '.join(pools)} are reserved as huge pages, which instances cannot use: the plan excludes them",
+            "set vm.nr_hugepages = 0 (or hugepages= of the kernel's command line) unless another program uses them",
+        )
+
+
+def spans_nodes(subject: Subject) -> Iterator[Finding]:
+    """The worker binds to the node of its first cpu, so an instance that spans k nodes uses one node's memory channels."""
+    node_of = {cpu: node.id for node in subject.topology.numa_nodes for cpu in node.cpus}
+    for slot in subject.plan.slots:
+        nodes = sorted({node_of[cpu] for cpu in slot.placement.cpus})
+        bound = sorted({node_of[cpus.first] for cpus in slot.placement.omp_cpus})
+        if len(nodes) > len(bound):
+            lost = 100 * (len(nodes) - len(bound)) // len(nodes)
+            yield warning(
+                "spans-nodes",
+                f"slot {slot.id} spans nodes {','.join(map(str, nodes))}, but vLLM binds a worker's memory to the node "
+                f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are unused",
+                f"set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}",
+            )
+
+
+def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
+    """Ranks on one node share its memory channels and add communication."""
+    for model, _ in subject.models():
+        nodes = {
+            len(slot.placement.membind)
+            for slot in subject.plan.slots
+            if slot.model.name == model.name and slot.placement.membind
+        }
+        if nodes and model.tensor_parallel_size > max(nodes):
+            yield warning(
+                "ranks-share-node",
+                f"{model.name!r} has {model.tensor_parallel_size} ranks on {max(nodes)} memory node: they share its "
+                "memory channels and add communication",
+                "use tensor_parallel_size = 1 and more instances, unless the model needs several nodes' memory",
+            )
+
+
+PLACEMENT_RULES: Final[tuple[Rule, ...]] = (
+    contradictory_firmware, duplicate_names, use_smt, no_numa, narrow_cpuset,
+)  # fmt: skip
+BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)

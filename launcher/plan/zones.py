@@ -1,0 +1,204 @@
+"""Usable cores, reserved cores, and the number of instances of each zone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from launcher.config.schema import Layout, Model, Strategy
+from launcher.machine.topology import Core, Topology
+from launcher.plan.plan import Finding, violation, warning
+
+# AMD's documentation runs two instances on 128 cores; its benchmarks use 32 to 128 cores each.
+CORES_PER_INSTANCE: Final = 64
+CORES_PER_RESERVED: Final = 64
+MIN_CORES_TO_RESERVE: Final = 16
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """The usable cores of one NUMA node on one socket, by lowest cpu."""
+
+    socket: int
+    node: int
+    cores: tuple[Core, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """Cores that are divided among instances: one part, or several of a socket with layout.span_nodes."""
+
+    parts: tuple[Part, ...]
+    models: tuple[int, ...]
+    """Index of the model of each instance, in order."""
+
+
+def usable_cores(topology: Topology) -> tuple[Core, ...]:
+    """Cores with a node and at least one allowed cpu, with only their allowed cpus, by lowest cpu."""
+    cores = (
+        replace(core, cpus=core.cpus & topology.allowed) for core in topology.cores if core.node is not None
+    )
+    return tuple(sorted((core for core in cores if core.cpus), key=lambda core: core.cpus.first))
+
+
+def reserve(cores: Sequence[Core], wanted: int | str) -> tuple[Core, ...] | None:
+    """The cores reserved for proxy and OS; None when too few are usable.
+
+    1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16.
+    2. The last cores of the nodes are taken in turn, starting with the lowest node.
+    3. A node's last usable core is never taken; such a node is skipped."""
+    count = wanted if isinstance(wanted, int) else 0
+    if not isinstance(wanted, int) and len(cores) >= MIN_CORES_TO_RESERVE:
+        count = -(-len(cores) // CORES_PER_RESERVED)
+    left: dict[int | None, list[Core]] = defaultdict(list)
+    for core in cores:
+        left[core.node].append(core)
+    nodes = sorted(left, key=lambda node: -1 if node is None else node)
+    taken: list[Core] = []
+    while len(taken) < count:
+        givers = [node for node in nodes if len(left[node]) > 1][: count - len(taken)]
+        if not givers:
+            return None
+        taken.extend(left[node].pop() for node in givers)
+    return tuple(taken)
+
+
+def parts_of(cores: Iterable[Core]) -> tuple[Part, ...]:
+    """Cores that have a node by (socket, node), sorted."""
+    groups: dict[tuple[int, int], list[Core]] = defaultdict(list)
+    for node, core in ((node, core) for core in cores if (node := core.node) is not None):
+        groups[core.key.socket, node].append(core)
+    return tuple(Part(socket, node, tuple(groups[socket, node])) for socket, node in sorted(groups))
+
+
+def zones_of(
+    parts: Sequence[Part],
+    models: Sequence[Model],
+    layout: Layout,
+    topology: Topology,
+    findings: list[Finding],
+) -> tuple[Zone, ...]:
+    """The zones, each with the models of its instances. Problems are added to `findings`.
+
+    1. A model's parts are those in its `sockets` and `nodes`; unknown ids are violations.
+    2. instances_per_socket "auto": each part gets one instance per 64 cores, rounded up, at least one;
+       models that share a part divide that among them.
+    3. A number N: the socket's parts get N / parts each; if that is uneven the lower nodes get one
+       more, with a finding. Fewer than one per part needs span_nodes; the parts are then joined into N zones.
+    4. per-node: one instance of each model on each part, instead of "auto".
+    5. A zone shared by models is divided once, in the order of the file: n is the sum of their
+       instances. Zones that overlap without being equal are a violation."""
+    chosen = [_select(model, parts, topology, findings) for model in models]
+    sharers = {part: sum(part in its for its in chosen) for part in parts}
+    members: dict[tuple[Part, ...], list[int]] = defaultdict(list)
+    for index, its in enumerate(chosen):
+        for socket in sorted({part.socket for part in its}):
+            in_socket = [part for part in its if part.socket == socket]
+            for zone, count in _count(models[index], in_socket, layout, sharers, findings):
+                members[zone].extend([index] * count)
+    zones = [Zone(parts=zone, models=tuple(members[zone])) for zone in sorted(members)]
+    findings.extend(_overlaps(zones))
+    return tuple(zones)
+
+
+def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: list[Finding]) -> list[Part]:
+    known: Mapping[str, tuple[tuple[int, ...] | None, set[int], set[int]]] = {
+        "sockets": (model.sockets, {s.id for s in topology.sockets}, {part.socket for part in parts}),
+        "nodes": (model.nodes, {n.id for n in topology.numa_nodes}, {part.node for part in parts}),
+    }
+    for key, (wanted, existing, usable) in known.items():
+        for bad in [i for i in wanted or () if i not in usable]:
+            what = f"{key[:-1]} {bad}"
+            why = "it has no usable cpus" if bad in existing else f"the machine has {key} {_ids(existing)}"
+            findings.append(
+                violation(
+                    f"unknown-{key[:-1]}",
+                    f"cannot place model {model.name!r} on {what}: {why}",
+                    f"set {key} of that [[models]] entry to some of {_ids(usable)}",
+                )
+            )
+    its = [
+        part
+        for part in parts
+        if (model.sockets is None or part.socket in model.sockets)
+        and (model.nodes is None or part.node in model.nodes)
+    ]
+    if not its and parts:
+        findings.append(
+            violation(
+                "no-cpus",
+                f"cannot place model {model.name!r}: its sockets and nodes have no usable cpus in common",
+                "set sockets and nodes of that [[models]] entry so that they overlap",
+            )
+        )
+    return its
+
+
+def _count(
+    model: Model, parts: list[Part], layout: Layout, sharers: Mapping[Part, int], findings: list[Finding]
+) -> Iterator[tuple[tuple[Part, ...], int]]:
+    wanted, socket = layout.instances_per_socket, parts[0].socket
+    if layout.strategy is Strategy.PER_NODE:
+        if isinstance(wanted, int) and wanted != len(parts):
+            findings.append(_per_node_clash(wanted, parts))
+        yield from (((part,), 1) for part in parts)
+    elif not isinstance(wanted, int):
+        for part in parts:
+            yield (part,), max(1, -(-len(part.cores) // (CORES_PER_INSTANCE * sharers[part])))
+    elif wanted >= len(parts):
+        each, more = divmod(wanted, len(parts))
+        if more:
+            findings.append(_uneven_instances(wanted, parts))
+        yield from (((part,), each + (i < more)) for i, part in enumerate(parts))
+    elif layout.span_nodes:
+        yield from (
+            (tuple(parts[i * len(parts) // wanted : (i + 1) * len(parts) // wanted]), 1)
+            for i in range(wanted)
+        )
+    else:
+        findings.append(
+            violation(
+                "spans-nodes",
+                f"cannot place {wanted} instances of {model.name!r} on socket {socket}: its cpus are on "
+                f"{len(parts)} NUMA nodes ({_ids(part.node for part in parts)}), so an instance would span nodes",
+                f"set layout.instances_per_socket to {len(parts)} or a multiple; span_nodes = true allows it "
+                "at the cost of memory bandwidth",
+            )
+        )
+
+
+def _per_node_clash(wanted: int, parts: Sequence[Part]) -> Finding:
+    return violation(
+        "per-node-count",
+        f"cannot place {wanted} instances on socket {parts[0].socket}: per-node means one on each of its "
+        f"{len(parts)} nodes",
+        'set layout.instances_per_socket to "auto", or another layout.strategy',
+    )
+
+
+def _uneven_instances(wanted: int, parts: Sequence[Part]) -> Finding:
+    return warning(
+        "uneven-instances",
+        f"{wanted} instances cannot be distributed evenly over the {len(parts)} nodes of socket {parts[0].socket}: the "
+        "lower nodes get one more, with fewer cores and less memory each",
+        f"set layout.instances_per_socket to a multiple of {len(parts)}",
+    )
+
+
+def _overlaps(zones: Sequence[Zone]) -> Iterator[Finding]:
+    for i, one in enumerate(zones):
+        for other in zones[i + 1 :]:
+            shared = set(one.parts) & set(other.parts)
+            if shared:
+                yield violation(
+                    "models-overlap",
+                    f"cannot share node {_ids(part.node for part in shared)} between models: one model's instances "
+                    "span more nodes than the other's",
+                    "give the models the same nodes, or separate nodes",
+                )
+
+
+def _ids(ids: Iterable[int]) -> str:
+    return ",".join(str(i) for i in sorted(set(ids))) or "none"

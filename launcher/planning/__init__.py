@@ -1,1 +1,0 @@
-"""What should run where: topology, configuration and model profile in, plan out. Pure."""

@@ -1,0 +1,145 @@
+"""How the event streams of a route end, and how an engine says that it gave a request up, in a stream or a whole response.
+
+Sources: vLLM 0.32 and 0.33, entrypoints/anthropic/serving.py, cohere/serving.py, openai/responses/serving.py. Only events
+that may be the last ones are decoded, by a sign; texts may hold the same words.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, assert_never
+
+import msgspec
+
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_LAST_TYPES: Final = frozenset({"response.completed", "response.incomplete"})
+_NO_END: Final = frozenset({"cancelled", "failed"})  # status of a response that its client has not cancelled
+
+
+class StreamEnd(StrEnum):
+    """What the last event of a whole stream says; the value names it to people."""
+
+    DONE = "[DONE]"
+    MESSAGE_END = "message-end"  # Cohere's, with a reason; behind it [DONE]
+    MESSAGE_STOP = "message_stop"  # Anthropic's, behind message_delta with a reason
+    RESPONSE_COMPLETED = (
+        "response.completed"  # or response.incomplete, which names the limit that was reached
+    )
+
+
+class Event(StrEnum):
+    """What an event is to the end of its stream."""
+
+    USUAL = "usual"
+    CLOSING = "closing"  # the engine says why it ends; one event must follow
+    LAST = "last"
+    GIVEN_UP = "given up"  # the engine aborted the request
+
+
+SIGNS: Final[dict[StreamEnd, tuple[bytes, ...]]] = {
+    StreamEnd.DONE: (),
+    StreamEnd.MESSAGE_END: (b"message-end",),
+    StreamEnd.MESSAGE_STOP: (b"message_delta", b"message_stop"),
+    StreamEnd.RESPONSE_COMPLETED: (b"response.completed", b"response.incomplete"),
+}
+"""Of events that `read_event` must see, beside `data: [DONE]`."""
+
+MARKS: Final[dict[StreamEnd, bytes]] = {
+    StreamEnd.DONE: b"[DONE]",
+    StreamEnd.MESSAGE_END: b"message-end",
+    StreamEnd.MESSAGE_STOP: b"message_",
+    StreamEnd.RESPONSE_COMPLETED: b"complete",
+}
+"""In each event that has one of the signs: one search is all that the fast path affords."""
+
+
+# The fields of an object, not decoded: one of them may be a whole response, of any shape.
+_Said = dict[str, msgspec.Raw]
+_NULL: Final = b"null"
+_FIELD_BYTES: Final = 256  # of a name or a reason
+
+
+def read_event(end: StreamEnd, data: bytes) -> Event:
+    """What an event of these data says of the end of its stream; [DONE] is not asked about."""
+    if not any(sign in data for sign in SIGNS[end]):
+        return Event.USUAL
+    said = _object(data)
+    match end:
+        case StreamEnd.MESSAGE_END:
+            return _of_cohere(said)
+        case StreamEnd.MESSAGE_STOP:
+            return _of_anthropic(said)
+        case StreamEnd.RESPONSE_COMPLETED:
+            return _of_response(said)
+        case StreamEnd.DONE:
+            return Event.USUAL
+    assert_never(end)
+
+
+def _of_cohere(said: _Said) -> Event:
+    if _text(said, "type") != "message-end":
+        return Event.USUAL
+    return Event.GIVEN_UP if _text(_inner(said, "delta"), "finish_reason") == "ERROR" else Event.CLOSING
+
+
+def _of_anthropic(said: _Said) -> Event:
+    match _text(said, "type"):
+        case "message_delta":
+            # null: the engine's "abort", which has no counterpart in Anthropic's API. Absent is not null.
+            return Event.GIVEN_UP if _value(_inner(said, "delta"), "stop_reason") == _NULL else Event.CLOSING
+        case "message_stop":
+            return Event.LAST
+        case _:
+            return Event.USUAL
+
+
+def _of_response(said: _Said) -> Event:
+    if _text(said, "type") not in _LAST_TYPES:
+        return Event.USUAL
+    return Event.GIVEN_UP if _text(_inner(said, "response"), "status") in _NO_END else Event.LAST
+
+
+def gave_up(end: StreamEnd, body: bytes) -> bool:
+    """Whether a whole response, JSON of status 200, says that the engine aborted the request."""
+    match end:
+        case StreamEnd.DONE:
+            return False
+        case StreamEnd.MESSAGE_END:
+            return b'"ERROR"' in body and _text(_object(body), "finish_reason") == "ERROR"
+        case StreamEnd.MESSAGE_STOP:
+            # vLLM leaves out what is null.
+            said = _object(body) if b'"stop_reason":"' not in body else {}
+            return _text(said, "type") == "message" and _value(said, "stop_reason") in {b"", _NULL}
+        case StreamEnd.RESPONSE_COMPLETED:
+            suspect = b'"cancelled"' in body or b'"failed"' in body
+            return suspect and _text(_object(body), "status") in _NO_END
+    assert_never(end)
+
+
+def _object(data: bytes) -> _Said:
+    """Its fields; none where it is no object."""
+    try:
+        return msgspec.json.decode(data, type=_Said)
+    except _UNREADABLE:
+        return {}
+
+
+def _inner(said: _Said, name: str) -> _Said:
+    return _object(_value(said, name))
+
+
+def _value(said: _Said, name: str) -> bytes:
+    """As it is written; nothing where it is absent."""
+    found = said.get(name)
+    return b"" if found is None else bytes(found)
+
+
+def _text(said: _Said, name: str) -> str:
+    """An empty one where it is no string, or too long to be a name."""
+    data = _value(said, name)
+    if len(data) > _FIELD_BYTES:
+        return ""
+    try:
+        return msgspec.json.decode(data, type=str)
+    except _UNREADABLE:
+        return ""

@@ -1,0 +1,145 @@
+"""The columns of the history, its rows, and what becomes of each column when rows of 2 s are thinned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from launcher.telemetry.quantiles import joined, quantile
+
+
+class Thin(StrEnum):
+    """The value of a longer step from those of its rows of 2 s; a row whose value is unknown does not count."""
+
+    MEAN = "mean"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    QUANTILE = "quantile"
+    """Of all streams whose first token came in the step."""
+
+
+KEPT: Final[Mapping[str, Thin]] = {
+    "requests_per_s": Thin.MEAN,
+    "failed_per_s": Thin.MEAN,
+    "prompt_tokens_per_s": Thin.MEAN,
+    "output_tokens_per_s": Thin.MEAN,
+    "first_token_p50_s": Thin.QUANTILE,
+    "first_token_p99_s": Thin.QUANTILE,
+    # A queue that was full for ten seconds is what explains the rejected requests of its ten minutes.
+    "queued": Thin.MAXIMUM,
+    "oldest_queued_s": Thin.MAXIMUM,
+    "in_flight": Thin.MEAN,
+    # 3.9 of 4 ready instances are shown as 4; the least shows the restart.
+    "ready": Thin.MINIMUM,
+    "kv_usage": Thin.MAXIMUM,
+    # Tokens looked up in the prefix caches, and found: a mean of ratios would weigh a quiet second like a busy one.
+    "prefix_queries_per_s": Thin.MEAN,
+    "prefix_hits_per_s": Thin.MEAN,
+    "cpu_busy": Thin.MEAN,
+    "memory_free_bytes": Thin.MINIMUM,
+    "overflow_per_s": Thin.MEAN,
+    "queue_rejected_per_s": Thin.MEAN,
+    "cost_per_hour": Thin.MEAN,
+}
+"""The host's values of a row, in the order of the file: append only, up to record.HOST_PLACES."""
+
+HIT_RATE: Final = "prefix_hit_rate"
+HOST: Final = tuple(
+    HIT_RATE if name == "prefix_queries_per_s" else name for name in KEPT if name != "prefix_hits_per_s"
+)
+"""The host's columns of an answer."""
+
+SLOT: Final[Mapping[str, Thin | None]] = {
+    "tokens_per_s": Thin.MEAN,
+    "in_flight": Thin.MEAN,
+    "kv_usage": Thin.MAXIMUM,
+    "cpu_busy": Thin.MEAN,
+    # The state of the step that comes last in STATES.
+    "state": None,
+}
+
+STATES: Final = ("ready", "draining", "held", "stopped", "stopping", "starting", "backoff", "failed")
+"""From good to bad. The file has their positions: append only."""
+
+
+class SlotValues(NamedTuple):
+    """One slot in one row."""
+
+    slot: int
+    state: str | None
+    tokens_per_s: float | None
+    in_flight: float | None
+    kv_usage: float | None
+    cpu_busy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What happened in the step that ended at `ms` (milliseconds since the epoch)."""
+
+    ms: int
+    seconds: int
+    """Of the step, those that were recorded."""
+    host: tuple[float | None, ...]
+    """In the order of KEPT; None: unknown."""
+    slots: tuple[SlotValues, ...] = ()
+    first_tokens: Mapping[int, int] = field(default_factory=dict)
+    """Streams whose first token came, by bucket (first_tokens.py); rows of 2 s only."""
+
+
+def rounded(value: float | None) -> float | None:
+    """Five digits: what a person reads, and half the size."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+# --- Rows of 2 s become one row of a longer step. ---
+
+_PERCENT: Final = {"first_token_p50_s": 50, "first_token_p99_s": 99}
+_BADNESS: Final = {state: position for position, state in enumerate(STATES)}
+
+
+def thin(rows: Sequence[Row], ms: int) -> Row:
+    """The row of the step that ends at `ms`. `rows`: all that there are of it, at least one; each counts for its seconds.
+
+    A step that was recorded in part has the values of that part: an hour's gap does not make its rates smaller."""
+    streams = joined(row.first_tokens for row in rows)
+    host = []
+    for position, (name, how) in enumerate(KEPT.items()):
+        if how is Thin.QUANTILE:
+            host.append(quantile(streams, _PERCENT[name]))
+        else:
+            host.append(_one(how, [(row.host[position], row.seconds) for row in rows]))
+    return Row(ms, sum(row.seconds for row in rows), tuple(map(rounded, host)), tuple(_slots(rows)))
+
+
+def _slots(rows: Iterable[Row]) -> Iterator[SlotValues]:
+    by_slot: dict[int, list[tuple[SlotValues, int]]] = {}
+    for row in rows:
+        for values in row.slots:
+            by_slot.setdefault(values.slot, []).append((values, row.seconds))
+    for slot, found in sorted(by_slot.items()):
+        yield SlotValues(
+            slot,
+            _worst(values.state for values, _ in found),
+            _one(Thin.MEAN, [(values.tokens_per_s, seconds) for values, seconds in found]),
+            _one(Thin.MEAN, [(values.in_flight, seconds) for values, seconds in found]),
+            _one(Thin.MAXIMUM, [(values.kv_usage, seconds) for values, seconds in found]),
+            _one(Thin.MEAN, [(values.cpu_busy, seconds) for values, seconds in found]),
+        )
+
+
+def _worst(states: Iterable[str | None]) -> str | None:
+    return max((state for state in states if state in _BADNESS), key=_BADNESS.__getitem__, default=None)
+
+
+def _one(how: Thin, values: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None]
+    if not known:
+        return None
+    if how is Thin.MAXIMUM:
+        return max(value for value, _ in known)
+    if how is Thin.MINIMUM:
+        return min(value for value, _ in known)
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)

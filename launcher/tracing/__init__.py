@@ -1,1 +1,0 @@
-"""Traces of requests for an OpenTelemetry collector."""

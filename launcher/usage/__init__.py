@@ -1,1 +1,0 @@
-"""What was served, for whom, and what it cost: the usage ledger, budgets, costs, the audit trail."""

@@ -1,0 +1,154 @@
+"""The ledger's file in its writer's hands: locks, modes, old entries, broken files."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from launcher.accounts import ledger_file
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger_file import LedgerFile
+from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.accounts.ledger_repair import is_proven, move_aside
+from launcher.accounts.ledger_schema import MODE
+from launcher.base.errors import LauncherError
+
+NOW = 1_700_000_000.0
+
+
+def hour_of(at: float) -> int:
+    return int(at // 3600 * 3600)
+
+
+def opened(path: Path, zone: str = "UTC") -> LedgerFile:
+    return LedgerFile(path, zone, hour_of, NOW)
+
+
+def made(count: int, first: float = NOW) -> list[Entry]:
+    return [Entry(ended_at=first + number, request_id=f"r{number}", key="a") for number in range(count)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[LedgerFile]:
+    with closing(opened(tmp_path / "new folder" / "usage.db")) as file:
+        yield file
+
+
+def test_a_batch_is_read_while_the_file_is_open(file: LedgerFile) -> None:
+    batch = made(3)
+    file.write(batch, {("joules", 0, "0"): 1.5})
+    file.write([], {("joules", 0, "0"): 2.0})
+    with closing(open_reader(file.path)) as reader:
+        assert list(entries(reader, 0, 2 * NOW)) == batch
+        assert reader.execute("SELECT name, requests FROM hourly WHERE dimension = 'key'").fetchall() == [
+            ("a", 3)
+        ]
+        assert reader.execute("SELECT * FROM metered").fetchall() == [("joules", 0, "0", 3.5)]
+        assert reader.execute("SELECT zone, began FROM meta").fetchall() == [("UTC", NOW)]
+    assert file.size > 0
+
+
+def test_hundreds_of_names_take_several_statements(file: LedgerFile) -> None:
+    file.write([Entry(ended_at=NOW, request_id="", key=f"key {number}") for number in range(333)], {})
+    with closing(open_reader(file.path)) as reader:
+        assert reader.execute("SELECT count(*) FROM hourly WHERE dimension = 'key'").fetchone() == (333,)
+
+
+def test_all_of_a_batch_or_nothing(file: LedgerFile) -> None:
+    with pytest.raises(sqlite3.Error):
+        file.write(made(3), {("joules", 0, "0"): None})  # type: ignore[dict-item]
+    with closing(open_reader(file.path)) as reader:
+        assert not list(entries(reader, 0, 2 * NOW))
+        assert reader.execute("SELECT count(*) FROM hourly").fetchone() == (0,)
+
+
+def test_its_group_may_read_it(file: LedgerFile) -> None:
+    file.write(made(1), {})
+    assert {part.stat().st_mode & 0o777 for part in file.path.parent.iterdir()} == {MODE}
+
+
+def test_a_second_process_is_refused_until_the_first_ends(file: LedgerFile) -> None:
+    program = (
+        "import sys; from pathlib import Path; from launcher.accounts.ledger_file import LedgerFile\n"
+        "LedgerFile(Path(sys.argv[1]), 'UTC', int, 0.0).close()"
+    )
+
+    def run() -> str:
+        command = [sys.executable, "-c", program, str(file.path)]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+
+    assert "another daemon writes it" in run()
+    file.close()
+    assert not run()
+
+
+def test_another_zone_is_entered(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    opened(path).close()
+    opened(path, "Asia/Kolkata").close()
+    with closing(open_reader(path)) as reader:
+        assert reader.execute("SELECT zone, began FROM meta").fetchall() == [("Asia/Kolkata", NOW)]
+
+
+def test_old_entries_are_deleted_step_by_step_and_their_space_given_back(
+    file: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "_DELETED", 10)
+    monkeypatch.setattr(ledger_file, "_UNUSED_PAGES", 10)
+    batch = [
+        Entry(ended_at=NOW, request_id=str(number) * 9, path=f"{number * 7919:x}") for number in range(2000)
+    ]
+    for _ in range(25):
+        file.write(batch, {})
+    file.write(made(5, NOW + 100), {})
+    before = pages(file.path)
+    steps = 0
+    while file.prune(NOW + 50):
+        steps += 1
+    assert steps > 3
+    with closing(open_reader(file.path)) as reader:
+        assert len(list(entries(reader, 0, 2 * NOW))) == 5
+        assert reader.execute("SELECT requests FROM hourly WHERE dimension = 'all'").fetchone() == (50_005,)
+    assert pages(file.path) < before / 4
+
+
+def pages(path: Path) -> int:
+    with closing(open_reader(path)) as reader:
+        return int(reader.execute("PRAGMA page_count").fetchone()[0])
+
+
+def test_a_removed_or_replaced_file_is_noticed(file: LedgerFile) -> None:
+    assert not file.replaced
+    file.path.rename(file.path.with_name("elsewhere"))
+    assert file.replaced
+    file.path.touch()
+    assert file.replaced
+
+
+@pytest.mark.parametrize("content", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_broken_file_moves_aside_with_its_log(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "usage.db"
+    path.write_bytes(content)
+    with pytest.raises(sqlite3.DatabaseError) as caught:
+        opened(path)
+    assert is_proven(caught.value)
+    path.with_name("usage.db-wal").write_bytes(b"log")
+    moved = move_aside(path, NOW)
+    assert moved.name == "usage.db.broken-20231114T221320Z"
+    assert moved.read_bytes() == content
+    assert moved.with_name(f"{moved.name}-wal").read_bytes() == b"log"
+    opened(path).close()
+
+
+def test_a_file_that_may_be_another_program_s_stays(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0")
+    with pytest.raises(LauncherError, match="the file is not a database"):
+        move_aside(path, NOW)
+    assert path.read_text() == "root:x:0:0"

@@ -1,0 +1,118 @@
+"""Hourly sums of batches against sums made one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.accounts.entry import Entry
+from launcher.accounts.latency import counts_of, merged
+from launcher.accounts.ledger_schema import DIMENSIONS, HISTOGRAMS, INTEGERS, SECONDS
+from launcher.accounts.sums import OUTCOMES, Columns, Sums
+
+BEGIN = 1_700_000_000 // 3600 * 3600
+COLUMNS = ("dimension", "hour", "name", *INTEGERS, *SECONDS, *HISTOGRAMS)
+COUNT = st.integers(0, 10**6)
+TIME = st.none() | st.floats(0, 100)
+
+
+@st.composite
+def an_entry(draw: st.DrawFn) -> Entry:
+    return Entry(
+        ended_at=BEGIN + draw(st.floats(0, 4 * 3600 - 1)), request_id="r", key=draw(st.sampled_from(["", "a", "b"])),
+        model=draw(st.sampled_from(["m", "n"])), outcome=draw(st.sampled_from([*OUTCOMES, ""])),
+        slot=draw(st.none() | st.integers(0, 2)), duration_s=draw(st.floats(0, 1000)), queued_s=draw(TIME),
+        first_byte_s=draw(TIME), prompt_tokens=draw(COUNT), cached_tokens=draw(COUNT), output_tokens=draw(COUNT),
+        exact=draw(st.booleans()), continued=draw(st.integers(0, 3)), overflow=draw(st.sampled_from(["", "api"])),
+        picos=draw(st.integers(0, 10**16)), streamed=draw(st.booleans()),
+    )  # fmt: skip
+
+
+def names(entry: Entry) -> dict[str, str]:
+    slot = "" if entry.slot is None else str(entry.slot)
+    return {"all": "", "key": entry.key, "model": entry.model, "slot": slot, "overflow": entry.overflow}
+
+
+def one_by_one(entries: Sequence[Entry]) -> dict[tuple[str, int, str], dict[str, Any]]:
+    parts: dict[tuple[str, int, str], list[Entry]] = {}
+    for entry in entries:
+        for dimension, name in names(entry).items():
+            parts.setdefault((dimension, int(entry.ended_at // 3600 * 3600), name), []).append(entry)
+    return {key: of(part) for key, part in parts.items()}
+
+
+def is_split(entry: Entry) -> bool:
+    return entry.streamed or not entry.output_tokens
+
+
+def of(part: list[Entry]) -> dict[str, Any]:
+    def total(amounts: Any) -> int:
+        return sum(map(int, amounts))
+
+    return {
+        "requests": len(part), **{outcome: total(e.outcome == outcome for e in part) for outcome in OUTCOMES},
+        "continued": total(e.continued > 0 for e in part), "overflowed": total(e.overflow != "" for e in part),
+        "inexact": total(not e.exact for e in part),
+        "prompt_tokens": total(e.prompt_tokens for e in part), "cached_tokens": total(e.cached_tokens for e in part),
+        "output_tokens": total(e.output_tokens for e in part), "picos": total(e.picos for e in part),
+        "overflow_picos": total(e.picos for e in part if e.overflow),
+        "queued_s": sum(e.queued_s or 0.0 for e in part),
+        "decode_s": sum(e.duration_s - e.first_byte_s for e in part if e.first_byte_s is not None and is_split(e)),
+        "prefill_s": sum(
+            (e.duration_s if e.first_byte_s is None else e.first_byte_s) - e.queued_s
+            for e in part if e.queued_s is not None and is_split(e)
+        ),
+        "queued": counts_of([e.queued_s for e in part if e.queued_s is not None]).tolist(),
+        "first_byte": counts_of(
+            [e.first_byte_s for e in part
+             if e.first_byte_s is not None and e.outcome in ("completed", "client_aborted")]
+        ).tolist(),
+        "duration": counts_of([e.duration_s for e in part if e.outcome == "completed"]).tolist(),
+    }  # fmt: skip
+
+
+class Rows:
+    """The table `hourly`, in a dict."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, int, str], Sequence[Any]] = {}
+
+    def put(self, rows: Sequence[Sequence[Any]]) -> None:
+        self.found.update({(row[0], row[1], row[2]): row for row in rows})
+
+    def stored(self, dimension: str, hour: int) -> Sequence[Any]:
+        return [row for key, row in self.found.items() if key[:2] == (dimension, hour)]
+
+    def read(self) -> dict[tuple[str, int, str], dict[str, Any]]:
+        return {
+            key: {
+                name: merged([value]).tolist() if isinstance(value, bytes) else value
+                for name, value in zip(COLUMNS, row, strict=True)
+                if name not in ("dimension", "hour", "name")
+            }
+            for key, row in self.found.items()
+        }
+
+
+@given(batches=st.lists(st.lists(an_entry(), min_size=1, max_size=12), max_size=4), restart=st.booleans())
+def test_batches_sum_up_as_one_by_one(batches: list[list[Entry]], restart: bool) -> None:
+    """Also where a daemon that starts finds rows of the hour, and where entries of an earlier hour come late."""
+    rows = Rows()
+    sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
+    for batch in batches:
+        rows.put(sums.add(Columns.of(batch)))
+        if restart:
+            sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
+    found, wanted = rows.read(), one_by_one([entry for batch in batches for entry in batch])
+    assert found.keys() == wanted.keys()
+    for key, row in wanted.items():
+        for column, amount in row.items():
+            exact = column not in SECONDS
+            assert found[key][column] == (amount if exact else pytest.approx(amount, abs=1e-6)), (key, column)
+    for dimension in DIMENSIONS:
+        requests = sum(row["requests"] for key, row in found.items() if key[0] == dimension)
+        assert requests == sum(map(len, batches)), dimension

@@ -1,0 +1,75 @@
+"""Flags are recognised in every spelling vLLM's own parser takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.config.engine_arguments import flag_of, has_flag, lora_adapters, merge, value_of
+from launcher.config.schema import Config, Engine, EngineKind, Model
+
+
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--max-model-len", "--max-model-len"),
+        ("--max_model_len=4", "--max-model-len"),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching"),
+        ("-tp", "--tensor-parallel-size"),
+        ("-q=awq", "--quantization"),
+        ("-1", None),
+        ("-0.5", None),
+        ("-", None),
+        ("value", None),
+    ],
+)
+def test_flag_of(argument: str, flag: str | None) -> None:
+    assert flag_of(argument) == flag
+
+
+def test_merge_keeps_order_and_values() -> None:
+    ours = [("--x", "1"), ("--y",), ("--z", "3")]
+    assert merge(ours, ("--no-y", "--w", "x", "y")) == ("--x", "1", "--z", "3", "--no-y", "--w", "x", "y")
+    assert merge(ours, ()) == ("--x", "1", "--y", "--z", "3")
+
+
+def test_the_last_word_on_a_flag_counts() -> None:
+    assert has_flag(("--enforce_eager",), "--enforce-eager")
+    assert not has_flag(("--enforce-eager", "--no-enforce-eager"), "--enforce-eager")
+    assert not has_flag((), "--enforce-eager")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(("--a", "1"), "1"), (("--a=1", "--a", "2"), "2"), (("--a",), None), (("--a", "--b"), None), ((), None)],
+)
+def test_value_of(arguments: tuple[str, ...], value: str | None) -> None:
+    assert value_of(arguments, "--a") == value
+
+
+NAMED = '{"name": "sum", "path": "/l/sum", "base_model_name": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("args", "of_a", "alone"),
+    [
+        ((), (), ()),
+        (("--lora-modules", "sql=/l/sql", "tone=/l=t"), (), ("sql", "tone")),
+        (("--enable-lora", "--lora_modules=sql=/l/sql", "--seed", "1"), (), ("sql",)),
+        (("--lora-modules", NAMED, "sql=/l/sql"), ("sum",), ("sum", "sql")),
+        (("--lora-modules", NAMED.replace('"a"', '"alias"')), ("sum",), ("sum",)),
+        (("--lora-modules", NAMED.replace('"a"', '"b"')), (), ()),
+        (
+            ("--lora-modules", "x=/x", "--seed", "1", "--lora-modules", "y=/y"),
+            (),
+            ("y",),
+        ),  # as argparse has it
+        (("--lora-modules", "nonsense", "[1]", "{}", '{"name": "n"}'), (), ("n",)),
+        (("--lora-modules",), (), ()),
+    ],
+)
+def test_lora_adapters(args: tuple[str, ...], of_a: tuple[str, ...], alone: tuple[str, ...]) -> None:
+    a, b = Model(name="a", path="/a", aliases=("alias",)), Model(name="b", path="/b")
+    engine = Engine(args=args)
+    assert lora_adapters(Config(models=(a, b), engine=engine), "a") == of_a
+    assert lora_adapters(Config(models=(a,), engine=engine), "a") == alone
+    assert lora_adapters(Config(models=(a,), engine=Engine(EngineKind.COMMAND, args=args)), "a") == ()

@@ -1,0 +1,62 @@
+"""Reports of the daemon's own ledger: what finds damage tells the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger import Ledger
+from launcher.accounts.report_values import Question
+from launcher.base.errors import LauncherError
+from launcher.config.schema import Usage
+from launcher.daemon.usage_reports import UsageReports
+
+
+@asynccontextmanager
+async def served(path: Path) -> AsyncIterator[tuple[UsageReports, Ledger]]:
+    ledger = Ledger(Usage(), path)
+    ledger.start()
+    try:
+        ledger.record(Entry(time.time(), "r", "ann"))
+        yield UsageReports(ledger, "USD"), ledger
+    finally:
+        await asyncio.to_thread(ledger.stop)
+
+
+async def test_today_and_a_report(tmp_path: Path) -> None:
+    async with served(tmp_path / "usage.db") as (reports, _):
+        assert (await reports.report(Question(since="2h"))).total.requests == 1
+        today = await reports.today()
+    assert today is not None
+
+
+@pytest.mark.parametrize("by", ["today", "report"])
+async def test_damage_is_moved_aside(tmp_path: Path, by: str) -> None:
+    """The writer itself reads no sums of earlier hours, and no definitions again."""
+    path = tmp_path / "usage.db"
+    async with served(path) as (reports, ledger):
+        assert await asyncio.to_thread(ledger.flush)
+        with closing(sqlite3.connect(path, isolation_level=None)) as file:
+            file.execute("DROP TABLE metered")
+        if by == "today":
+            assert await reports.today() is None
+        else:
+            with pytest.raises(LauncherError, match="cannot read the usage ledger"):
+                await reports.report(Question(since="2h"))
+        await asyncio.to_thread(ledger.flush)
+        assert await asyncio.to_thread(ledger.flush)
+        assert ledger.state.moved_to is not None
+
+
+async def test_no_ledger() -> None:
+    reports = UsageReports(None, "USD")
+    assert await reports.today() is None
+    with pytest.raises(LauncherError, match="the daemon keeps no usage ledger"):
+        await reports.report(Question(since="2h"))

@@ -1,0 +1,166 @@
+"""Each rule at a machine that is good in everything, spoiled in one thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.base.cpuset import CpuSet
+from launcher.base.text import GIB
+from launcher.doctor.checks import examine
+from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
+from launcher.doctor.gather import read_matrix
+from launcher.doctor.rows import Report, Tier, Verdict
+from launcher.engines.numactl import Binding, MemPolicy
+from launcher.machine.hardware import HostFacts
+from launcher.machine.topology import Core, CoreKey, CpuInfo, NumaNode, Socket, Topology
+
+MATRIX = read_matrix()
+ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
+
+
+def node(number: int, cpus: str, gib: int = 64, **more: Any) -> NumaNode:
+    return NumaNode(number, 0, CpuSet.parse(cpus), gib * GIB, gib * GIB // 2, {}, **more)
+
+
+TOPOLOGY = Topology(
+    online=CpuSet.parse("0-7"),
+    offline=CpuSet(),
+    allowed=CpuSet.parse("0-7"),
+    sockets=(Socket(0, CpuSet.parse("0-7")),),
+    numa_nodes=(node(0, "0-7"),),
+    l3_domains=(),
+    cores=tuple(Core(CoreKey(0, 0, cpu), CpuSet([cpu]), 0) for cpu in range(8)),
+    cpu=CpuInfo("AuthenticAMD", "EPYC", 25, ZEN4),
+    allowed_nodes=CpuSet([0]),
+)
+HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
+SOFTWARE = Software(
+    command="/venv/bin/vllm", vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1", tcmalloc="/lib/libtcmalloc.so",
+    openmp=("/venv/libgomp.so",),
+)  # fmt: skip
+KERNEL = Kernel("always", False, frozenset({"performance"}), False, True, None)
+GOOD = Facts(
+    host=HOST,
+    topology=TOPOLOGY,
+    binding=Binding(MemPolicy.MEMBIND, numactl="/usr/bin/numactl"),
+    binding_trouble=None,
+    software=SOFTWARE,
+    compiler=Compiler("/usr/bin/g++", "13.2.0"),
+    kernel=KERNEL,
+)
+
+
+def look(**changes: Any) -> Report:
+    return examine(replace(GOOD, **changes), MATRIX)
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    return {"host": replace(HOST, **changes)}
+
+
+def topology(**changes: Any) -> dict[str, Any]:
+    return {"topology": replace(TOPOLOGY, **changes)}
+
+
+def software(**changes: Any) -> dict[str, Any]:
+    return {"software": replace(SOFTWARE, **changes)}
+
+
+def kernel(**changes: Any) -> dict[str, Any]:
+    return {"kernel": replace(KERNEL, **changes)}
+
+
+def test_a_good_machine() -> None:
+    report = look()
+    assert (report.tier, report.failed) == (Tier.OPTIMISED, False)
+    assert {row.verdict for row in report.rows} == {Verdict.OK}
+    checks = [row.check for row in report.rows]
+    assert len(set(checks)) == len(checks)
+    assert report.rows[0].fact == "AMD EPYC 9654, Zen 4, 8 cores, 8 cpus"
+
+
+OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+BEST, LESS, LEAST = Tier.OPTIMISED, Tier.DEGRADED, Tier.FALLBACK
+INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "verdict", "tier", "says"),
+    [
+        ({"build": "stale"}, "build", WARN, BEST, "do not match the sources"),
+        ({"build": "compiled"}, "build", OK, BEST, "compiled libraries"),
+        (host(brand="", vendor=""), "cpu", OK, BEST, "unknown"),
+        (host(vendor="ARM", flags=frozenset({"bf16"})), "avx512", OK, BEST, "not an x86"),
+        (host(vendor="ARM", flags=frozenset({"bf16"})), "bf16", OK, BEST, "available"),
+        (host(flags=frozenset({"avx2"})), "avx512", WARN, LEAST, "AVX2 build"),
+        (host(flags=frozenset()), "avx512", FAIL, LEAST, "SIGILL"),
+        (host(flags=frozenset({"avx512f"})), "bf16", WARN, LESS, "float32"),
+        (host(vendor="GenuineIntel", flags=INTEL), "amx", OK, BEST, "available"),
+        (host(vendor="GenuineIntel", flags=INTEL - {"amx_bf16"}), "amx", OK, BEST, "no AMX"),
+        (host(vendor="GenuineIntel", flags=INTEL), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
+        (host(flags=frozenset({"avx2"})), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
+        (topology(has_numa=False), "numa", WARN, LESS, "no NUMA support"),
+        (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7"))), "numa", OK, BEST, "1 socket, 2 nodes with cpus"),
+        (topology(numa_nodes=(node(0, "0-7"), node(1, ""))), "numa", OK, BEST, "1 without cpus (these get no"),
+        (topology(cores=(Core(CoreKey(0, 0, 0), CpuSet([0, 1]), 0),)), "smt", OK, BEST, "on: one cpu"),
+        (topology(allowed=CpuSet.parse("0-3")), "cpus", WARN, BEST, "4 of 8 online cpus may be used, 4-7 may not"),
+        (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7", 0))), "memory", WARN, LESS, "of its own on node 1"),
+        (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7", 32))), "memory", WARN, BEST, "nodes differ"),
+        (topology(numa_nodes=(node(0, "0-7", 0, memory_known=False),)), "memory", OK, BEST, "node 0"),
+        (topology(memory_limit_bytes=8 * GIB), "memory-limit", WARN, BEST, "allows 8 GiB of 64 GiB"),
+        (topology(memory_limit_bytes=80 * GIB), "memory-limit", OK, BEST, "no cgroup limit"),
+        (topology(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
+        ({"binding": None, "binding_trouble": Trouble("no numactl", "install")}, "numactl", FAIL, LEAST, "no numactl"),
+        ({"binding": None}, "numactl", FAIL, LEAST, "not searched for"),
+        ({"binding": Binding(MemPolicy.NONE, taskset="taskset")}, "numactl", WARN, LEAST, "taskset pins the cores"),
+        ({"binding": Binding(MemPolicy.NONE)}, "numactl", WARN, LEAST, "nothing pins"),
+        ({"binding": Binding(MemPolicy.NONE, warning="refused")}, "numactl", WARN, LEAST, "refused"),
+        ({"binding": Binding(MemPolicy.PREFERRED, "n", warning="EPERM")}, "memory-policy", WARN, LESS, "EPERM"),
+        ({"binding": Binding(MemPolicy.NONE, "n"), **topology(has_numa=False)}, "memory-policy", WARN, LESS, "no NUMA"),
+        (kernel(container="docker", seccomp=True, sys_nice=False), "container", WARN, BEST, "docker"),
+        (kernel(container="docker", seccomp=True, sys_nice=True), "container", OK, BEST, "filtered"),
+        (kernel(seccomp=None, sys_nice=None), "container", OK, BEST, "filter unknown, capabilities unknown"),
+        ({"measured": None}, "layout", OK, BEST, "none was measured"),
+        ({"measured": "2026-11-20: interleaved × 4"}, "layout", OK, BEST, "measured on 2026-11-20: interleaved × 4"),
+        (kernel(hugepages=None), "hugepages", OK, BEST, "unknown"),
+        (kernel(hugepages="never"), "hugepages", WARN, BEST, "never"),
+        (kernel(numa_balancing=True), "numa-balancing", WARN, BEST, "on:"),
+        (kernel(numa_balancing=None), "numa-balancing", OK, BEST, "not supported"),
+        (kernel(governors=None), "governor", OK, BEST, "hypervisor"),
+        (kernel(governors=frozenset({"powersave", "performance"})), "governor", WARN, BEST, "performance, powersave"),
+        (software(tcmalloc=None), "tcmalloc", WARN, LESS, "not found"),
+        (software(tcmalloc=None, tcmalloc_off=True), "tcmalloc", WARN, LESS, "switched off"),
+        (software(tcmalloc=None, is_vllm=False), "tcmalloc", OK, BEST, "not set"),
+        (software(openmp=()), "openmp", WARN, LESS, "no OpenMP"),
+        (software(trouble=Trouble("cannot find vLLM", "install it")), "vllm", FAIL, LEAST, "cannot find vLLM"),
+        (software(vllm=None), "vllm", WARN, BEST, "unknown version"),
+        (software(is_vllm=False), "engine", OK, BEST, "custom command: /venv/bin/vllm"),
+        (software(torch="2.11.0", zentorch=None), "versions", WARN, LESS, "built against"),
+        (software(zentorch=None), "zentorch", WARN, LESS, "not installed"),
+        (software(zentorch=None, vllm="9.9"), "zentorch", WARN, LESS, "not installed"),
+        (software(zentorch=None, vllm=None), "zentorch", WARN, LESS, "not installed"),
+        ({"compiler": None}, "compiler", WARN, LESS, "no C++ compiler"),
+        ({"compiler": Compiler("g++", "12.2.0")}, "compiler", OK, BEST, "sufficient to serve"),
+    ],
+)  # fmt: skip
+def test_one_thing_is_different(
+    changes: dict[str, Any], check: str, verdict: Verdict, tier: Tier, says: str
+) -> None:
+    row = next(row for row in look(**changes).rows if row.check == check)
+    assert (row.verdict, row.tier) == (verdict, tier), row
+    assert says in row.fact
+    if verdict is FAIL and row.fact != "not searched for":
+        assert row.remedy
+
+
+def test_advice_for_several_nodes_per_socket() -> None:
+    rows = look(**topology(numa_nodes=(node(0, "0-3"), node(1, "4-7")))).rows
+    assert "NPS2" in next(row for row in rows if row.check == "numa").remedy
+
+
+def test_a_command_of_ones_own_has_no_zentorch_nor_openmp_row() -> None:
+    checks = {row.check for row in look(**software(is_vllm=False, openmp=())).rows}
+    assert not checks & {"zentorch", "openmp", "versions", "vllm"}

@@ -1,0 +1,40 @@
+"""What the endpoint's metrics say about a point, read from pages as the proxy serves them: up to a second old."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.measure.bench.endpoint import Observed, Observer, time
+
+
+class CachedPage:
+    """A page that is made anew once a second at most."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.finished = 0
+        self._made: tuple[float, str] | None = None
+
+    def read(self) -> str:
+        if self._made is None or self.now - self._made[0] >= 1.0:
+            self._made = self.now, f'vllm:request_success_total{{slot="0"}} {self.finished}\n'
+        return self._made[1]
+
+
+def test_requests_that_ended_after_the_last_page_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = CachedPage()
+
+    def sleep(duration_s: float) -> None:
+        endpoint.now += duration_s
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    observer = Observer(endpoint.read)
+    endpoint.now, endpoint.finished = 10.0, 14
+    observer.sample(measuring=True)
+    endpoint.now, endpoint.finished = 10.3, 16
+    assert observer.end().requests_by_instance == {"0": 16}
+
+
+def test_an_endpoint_without_a_page_costs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _s: pytest.fail("it waited"))
+    assert Observer(lambda: None).end() == Observed()

@@ -1,0 +1,186 @@
+"""The ledger's arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.synthetic import Machine
+
+from launcher.base.text import GIB, MIB
+from launcher.config.schema import Config, Engine, Layout, Memory, Model
+from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.plan.memory import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan
+
+# Llama-3.1-8B in bfloat16: 32 layers, 8 KV heads of 128.
+LLAMA_8B = ModelProfile(
+    weights_bytes=16_060_522_496,
+    kv_bytes_per_token=131_072,
+    max_model_len=131_072,
+    num_attention_heads=32,
+    num_kv_heads=8,
+)
+TINY = ModelProfile(
+    weights_bytes=3_410_432,
+    kv_bytes_per_token=1024,
+    max_model_len=4096,
+    num_attention_heads=4,
+    num_kv_heads=2,
+)
+
+
+def plan_for(
+    machine: Machine,
+    profile: ModelProfile = LLAMA_8B,
+    *,
+    memory: Memory | None = None,
+    count: int = 2,
+    **model: object,
+) -> Plan:
+    entry = Model(name="m", path="/m", **model)  # type: ignore[arg-type]
+    config = Config(
+        models=(entry,),
+        layout=Layout(instances_per_socket=count, reserve_cores=0),
+        memory=memory or Memory(),
+        engine=Engine(),
+    )
+    return make_plan(machine.topology(), config, {"m": profile})
+
+
+def test_auto_divides_what_the_node_has_left() -> None:
+    plan = plan_for(Machine(cores=8, node_bytes=384 * GIB), max_model_len=32_768, max_num_seqs=256)
+    (row,) = plan.ledger
+    assert row.reserve_bytes == 8 * GIB
+    assert row.weights_bytes == 2 * LLAMA_8B.weights_bytes  # type: ignore[operator]
+    assert row.peak_bytes == row.weights_bytes // 4
+    assert row.overhead_bytes == 2 * INSTANCE_OVERHEAD_BYTES
+    kv = plan.slots[0].kv_cache_bytes
+    assert kv is not None
+    assert kv % KV_STEP_BYTES == 0
+    assert 0 <= row.left_bytes < 2 * KV_STEP_BYTES
+    assert plan.findings == ()
+
+
+def test_auto_is_capped_by_what_requests_can_fill() -> None:
+    plan = plan_for(Machine(cores=8, node_bytes=384 * GIB), max_model_len=2048, max_num_seqs=8)
+    needed = (8 * 16 + 1) * 128 * 131_072
+    assert plan.slots[0].kv_cache_bytes == -(-needed // KV_STEP_BYTES) * KV_STEP_BYTES
+
+
+def test_two_tiny_instances_fit_the_development_machine() -> None:
+    plan = plan_for(Machine(cores=2, node_bytes=7_610_773_504), TINY)
+    assert plan.violations == ()
+    assert all(slot.kv_cache_bytes and slot.kv_cache_bytes >= 4096 * 1024 for slot in plan.slots)
+
+
+def test_a_share_below_the_step_still_holds_one_request() -> None:
+    free = 4 * GIB + 2 * 20 * MIB
+    plan = plan_for(Machine(cores=2, node_bytes=free), TINY, memory=Memory(reserve="0"))
+    assert plan.violations == ()
+    assert plan.slots[0].kv_cache_bytes == 33 * 128 * 1024
+
+
+def test_less_than_one_request_is_refused_with_the_gap() -> None:
+    plan = plan_for(Machine(cores=8, node_bytes=48 * GIB))
+    (violation,) = plan.violations
+    assert violation.code == "out-of-memory"
+    assert violation.message.startswith("cannot fit 2 instances on node 0: ")
+    assert f"{-plan.ledger[0].left_bytes / GIB:.2f} GiB" in violation.message
+    assert "max_model_len" in violation.remedy
+
+
+def test_explicit_kv_is_taken_as_given_and_checked() -> None:
+    fits = plan_for(Machine(cores=8, node_bytes=384 * GIB), memory=Memory(kv_cache="40GiB"))
+    assert [slot.kv_cache_bytes for slot in fits.slots] == [40 * GIB] * 2
+    assert fits.violations == ()
+    large = plan_for(Machine(cores=8, node_bytes=64 * GIB), memory=Memory(kv_cache="40GiB"))
+    assert [finding.code for finding in large.violations] == ["out-of-memory"]
+    assert "memory.kv_cache" in large.violations[0].remedy
+
+
+def test_a_kv_cache_below_one_request_is_refused_before_vllm_does() -> None:
+    plan = plan_for(Machine(cores=8, node_bytes=384 * GIB), memory=Memory(kv_cache="1GiB"))
+    (violation,) = plan.violations
+    assert violation.code == "kv-too-small"
+    assert violation.message == (
+        "cannot start 'm' with 1 GiB of KV cache: one request of max_model_len needs 16 GiB"
+    )
+    assert "16400MiB" in violation.remedy
+
+
+def test_overhead_can_be_said() -> None:
+    plan = plan_for(Machine(cores=8, node_bytes=384 * GIB), memory=Memory(instance_overhead="5GiB"))
+    assert plan.ledger[0].overhead_bytes == 10 * GIB
+
+
+def test_cgroup_limit_is_shared_by_the_nodes_in_use() -> None:
+    machine = Machine(sockets=2, cores=8, node_bytes=100 * GIB, memory_limit_bytes=60 * GIB)
+    plan = plan_for(machine, TINY, count=1)
+    assert [row.total_bytes for row in plan.ledger] == [30 * GIB, 30 * GIB]
+    assert plan_for(replace(machine, memory_limit_bytes=500 * GIB), TINY).ledger[0].total_bytes == 100 * GIB
+
+
+def test_ranks_share_weights_and_take_kv_each() -> None:
+    machine = Machine(cores=8, node_bytes=384 * GIB)
+    one, two = plan_for(machine, count=1), plan_for(machine, count=1, tensor_parallel_size=2)
+    assert two.ledger[0].weights_bytes == one.ledger[0].weights_bytes
+    assert two.ledger[0].overhead_bytes == INSTANCE_OVERHEAD_BYTES + RANK_OVERHEAD_BYTES
+    assert two.slots[0].kv_cache_bytes is not None
+    assert two.ledger[0].kv_bytes == 2 * two.slots[0].kv_cache_bytes
+
+
+def test_ranks_on_nodes_of_their_own_are_charged_there() -> None:
+    machine = Machine(nodes=2, cores=8, node_bytes=96 * GIB)
+    config = Config(
+        models=(Model(name="m", path="/m", tensor_parallel_size=2, max_model_len=4096),),
+        layout=Layout(instances_per_socket=1, span_nodes=True, reserve_cores=0),
+    )
+    plan = make_plan(machine.topology(), config, {"m": LLAMA_8B})
+    assert [row.node for row in plan.ledger] == [0, 1]
+    assert plan.ledger[0].weights_bytes == plan.ledger[1].weights_bytes
+    assert "spans-nodes" not in [finding.code for finding in plan.findings]
+
+
+def test_an_unknown_model_needs_an_explicit_size() -> None:
+    machine = Machine(cores=8)
+    (violation,) = plan_for(machine, UNKNOWN).violations
+    assert violation.code == "memory-unknown"
+    plan = plan_for(machine, UNKNOWN, memory=Memory(kv_cache="4GiB"))
+    assert [finding.code for finding in plan.findings] == ["memory-unchecked"]
+
+
+def test_a_node_whose_memory_is_unknown_needs_an_explicit_size() -> None:
+    topology = Machine(cores=8).topology()
+    node = replace(topology.numa_nodes[0], memory_bytes=0, available_bytes=0, memory_known=False)
+    topology = replace(topology, numa_nodes=(node,))
+    plan = make_plan(topology, Config(models=(Model(name="m", path="/m"),)), {"m": TINY})
+    assert [finding.code for finding in plan.violations] == ["memory-unknown"]
+
+
+def test_huge_pages_are_left_out_and_said() -> None:
+    topology = Machine(cores=8, node_bytes=64 * GIB).topology()
+    node = replace(topology.numa_nodes[0], hugepages_bytes=40 * GIB)
+    plan = make_plan(
+        replace(topology, numa_nodes=(node,)), Config(models=(Model(name="m", path="/m"),)), {"m": LLAMA_8B}
+    )
+    assert plan.ledger[0].total_bytes == 24 * GIB
+    assert plan.ledger[0].left_bytes < 0, "8B do not fit into 24 GiB with a KV cache for 131,072 tokens"
+    assert {"huge-pages", "out-of-memory"} <= {finding.code for finding in plan.findings}
+    assert "40 GiB of node 0 are reserved" in next(f.message for f in plan.findings if f.code == "huge-pages")
+
+
+def test_free_memory_below_the_plan_is_said() -> None:
+    topology = Machine(cores=8).topology()
+    node = replace(topology.numa_nodes[0], available_bytes=3 * GIB)
+    plan = make_plan(
+        replace(topology, numa_nodes=(node,)), Config(models=(Model(name="m", path="/m"),)), {"m": LLAMA_8B}
+    )
+    assert "free-memory" in [finding.code for finding in plan.warnings]
+
+
+@pytest.mark.parametrize(("ranks", "per_rank"), [(1, 131_072), (2, 65_536), (8, 16_384), (16, 16_384)])
+def test_kv_heads_are_split_then_repeated(ranks: int, per_rank: int) -> None:
+    assert sum(its.count * its.token_bytes(ranks) for its in LLAMA_8B.kv_layers) == per_rank
+    assert UNKNOWN.kv_layers == ()

@@ -1,0 +1,295 @@
+"""Streams of every route that has them: the whole stream, one that was cut before its end, one that its engine gave up.
+
+The events are those of vLLM 0.32 and 0.33, shortened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+from support.fakes import SOON_S
+from support.proxy_under_test import Build, ProxyUnderTest, until
+from support.scripted_engine import DONE, Call, Script
+
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+COHERE = "/cohere/v2/chat"
+GENERATE = "/inference/v1/generate"
+AUDIO = ("/v1/audio/transcriptions", "/v1/audio/translations")
+USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+
+
+def data(payload: object) -> bytes:
+    return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
+
+
+def named(payload: dict[str, object]) -> bytes:
+    return f"event: {payload['type']}\n".encode() + data(payload)
+
+
+def choice(**more: object) -> bytes:
+    return data({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5], "text": "a", **more}]})
+
+
+def message(type_: str, **more: object) -> bytes:
+    return named({"type": type_, **more})
+
+
+def response(type_: str, **more: object) -> bytes:
+    status = type_.removeprefix("response.")
+    usage = {"input_tokens": 9, "output_tokens": 5, "total_tokens": 14}
+    return named({"type": type_, "response": {"id": "resp_1", "status": status, "usage": usage, **more}})
+
+
+def cohere_end(reason: str, **more: object) -> bytes:
+    counts = {"input_tokens": 9.0, "output_tokens": 5.0}
+    usage = {"billed_units": counts, "tokens": counts}
+    return data(
+        {"id": "c", "type": "message-end", "delta": {"finish_reason": reason, "usage": usage, **more}}
+    )
+
+
+BEGUN = message(
+    "message_start", message={"stop_reason": None, "usage": {"input_tokens": 9, "output_tokens": 0}}
+)
+BLOCK = message("content_block_delta", index=0, delta={"type": "text_delta", "text": "message_stop"})
+STOPPED = message(
+    "message_delta", delta={"stop_reason": "end_turn"}, usage={"input_tokens": 9, "output_tokens": 5}
+)
+GIVEN_UP = message(
+    "message_delta", delta={"stop_reason": None}, usage={"input_tokens": 9, "output_tokens": 2}
+)
+CREATED = response("response.created", usage=None)
+DELTA = named({"type": "response.output_text.delta", "delta": "response.completed"})
+COHERE_BEGUN = data({"id": "c", "type": "message-start", "delta": {"message": {"role": "assistant"}}})
+COHERE_TEXT = data({"type": "content-delta", "delta": {"message": {"content": {"text": "message-end"}}}})
+ASKED = data({"choices": [], "usage": USAGE})
+
+
+@dataclass(frozen=True)
+class Told:
+    """A route, what an engine says before the end of a stream, and the end."""
+
+    path: str
+    before: tuple[bytes, ...]
+    end: tuple[bytes, ...]
+    asked: bytes = b""  # the usage that the proxy asked for, before the last event
+
+    @property
+    def form(self) -> bool:
+        return self.path in AUDIO
+
+
+def _audio(path: str) -> Told:
+    return Told(path, (choice(), choice(), choice(finish_reason="stop")), (DONE,), ASKED)
+
+
+STREAMS = (
+    Told(MESSAGES, (BEGUN, BLOCK, BLOCK), (STOPPED, message("message_stop"))),
+    Told(RESPONSES, (CREATED, DELTA, DELTA), (response("response.completed"),)),
+    Told(RESPONSES, (CREATED, DELTA, DELTA), (response("response.incomplete"),)),
+    Told(COHERE, (COHERE_BEGUN, COHERE_TEXT), (cohere_end("COMPLETE"), DONE)),
+    Told(GENERATE, (choice(), choice(), choice(finish_reason="stop")), (DONE,), ASKED),
+    *map(_audio, AUDIO),
+)
+named_streams = pytest.mark.parametrize(
+    "told", STREAMS, ids=lambda told: f"{told.path}-{told.end[0][7:25]!r}"
+)
+
+
+def engine_of(events: Iterable[bytes], *, one_read: bool = False) -> Script:
+    async def answer(call: Call) -> None:
+        await call.start_stream()
+        if one_read:
+            await call.chunk(b"".join(events))
+        else:
+            for event in events:
+                await call.chunk(event)
+                await asyncio.sleep(0)
+        await call.end_stream()
+
+    return answer
+
+
+def request_of(told: Told) -> dict[str, object]:
+    if told.form:
+        form = aiohttp.FormData()
+        form.add_field("model", "m")
+        form.add_field("stream", "True")
+        form.add_field("file", b"RIFF", filename="a.wav", content_type="audio/wav")
+        return {"data": form}
+    body = {"model": "m", "stream": True, "messages": [], "input": "x", "prompt": "x", "token_ids": [1, 2]}
+    return {"data": json.dumps(body)}
+
+
+async def ask(proxy: ProxyUnderTest, told: Told) -> bytes:
+    async with asyncio.timeout(SOON_S), proxy.client.post(told.path, **request_of(told)) as got:  # type: ignore[arg-type]
+        assert got.status == 200
+        return await got.read()
+
+
+@named_streams
+@pytest.mark.parametrize("one_read", [False, True])
+async def test_a_whole_stream_is_whole_and_its_tokens_are_counted(
+    proxy: ProxyUnderTest, told: Told, *, one_read: bool
+) -> None:
+    events = (*told.before, *told.end[:-1], told.asked, told.end[-1])
+    engine = await proxy.engine(0, engine_of(filter(None, events), one_read=one_read))
+    assert await ask(proxy, told) == b"".join((*told.before, *told.end))
+    await until(lambda: bool(proxy.entries))
+    (entry,) = proxy.entries
+    assert (entry.outcome, entry.streamed, entry.exact) == ("completed", True, True)
+    assert (entry.prompt_tokens, entry.output_tokens) == (9, 5)
+    (call,) = engine.calls
+    assert (b"include_usage" in call.body) == bool(told.asked)
+
+
+@named_streams
+async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, told: Told) -> None:
+    engine = await proxy.engine(0)
+    events = (*told.before, *told.end)
+    for cut in range(1, len(events)):
+        engine.script = engine_of(events[:cut])
+        got = await ask(proxy, told)
+        passed = b"".join(told.before[:cut])
+        assert got.startswith(passed), cut
+        assert b"error" in got.removeprefix(passed).lower(), cut
+        assert DONE not in got
+        await until(lambda at=cut: len(proxy.entries) == at)  # type: ignore[misc]
+        assert proxy.entries[-1].outcome == "failed", cut
+
+
+GIVEN = (
+    Told(MESSAGES, (BEGUN, BLOCK), (GIVEN_UP, message("message_stop"))),
+    Told(RESPONSES, (CREATED, DELTA), (response("response.completed", status="cancelled"),)),
+    Told(
+        COHERE,
+        (COHERE_BEGUN, COHERE_TEXT),
+        (cohere_end("ERROR", error="EngineCore encountered an issue"), DONE),
+    ),
+    Told(COHERE, (COHERE_BEGUN, COHERE_TEXT), (DONE,)),
+    Told(GENERATE, (choice(), choice()), (choice(finish_reason="abort"), DONE)),
+)
+
+
+@pytest.mark.parametrize("told", GIVEN, ids=lambda told: f"{told.path}-{told.end[0][7:25]!r}")
+@pytest.mark.parametrize("one_read", [False, True])
+async def test_a_stream_that_its_engine_gave_up_is_broken_off(
+    proxy: ProxyUnderTest, told: Told, *, one_read: bool
+) -> None:
+    await proxy.engine(0, engine_of((*told.before, *told.end), one_read=one_read))
+    got = await ask(proxy, told)
+    if not one_read:
+        assert got.startswith(b"".join(told.before))
+    assert told.end[0] not in got
+    assert b"[DONE]" not in got
+    assert b"message_stop\n" not in got
+    assert b"error" in got.lower()
+    await until(lambda: bool(proxy.entries))
+    assert proxy.entries[0].outcome == "failed"
+
+
+async def test_the_end_of_a_cohere_stream_that_broke_off_is_one_that_its_clients_know(
+    proxy: ProxyUnderTest,
+) -> None:
+    told = Told(COHERE, (COHERE_BEGUN, COHERE_TEXT), ())
+    await proxy.engine(0, engine_of(told.before))
+    got = await ask(proxy, told)
+    last = json.loads(got.rpartition(b"data: ")[2])
+    assert (last["type"], last["delta"]["finish_reason"]) == ("message-end", "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("path", "bad", "good"),
+    [
+        (
+            MESSAGES,
+            {"type": "message", "content": [], "usage": {"input_tokens": 3, "output_tokens": 0}},
+            {"type": "message", "content": [], "stop_reason": "end_turn", "usage": {"input_tokens": 3, "output_tokens": 1}},
+        ),
+        (RESPONSES, {"id": "resp_1", "status": "cancelled"}, {"id": "resp_1", "status": "completed"}),
+        (
+            RESPONSES,
+            {"id": "resp_1", "status": "failed"},
+            {"id": "resp_1", "status": "incomplete", "metadata": {"status": "cancelled"}},
+        ),
+        (COHERE, {"id": "c", "finish_reason": "ERROR"}, {"id": "c", "finish_reason": "COMPLETE"}),
+    ],
+)  # fmt: skip
+async def test_a_whole_response_that_its_engine_gave_up_is_asked_for_again(
+    proxy: ProxyUnderTest, path: str, bad: dict[str, object], good: dict[str, object]
+) -> None:
+    said = [bad, good]
+
+    async def answer(call: Call) -> None:
+        await call.json(said.pop(0))
+
+    engine = await proxy.engine(0, answer)
+    await proxy.engine(1, answer)
+    async with proxy.client.post(path, data=json.dumps({"model": "m", "messages": [], "input": "x"})) as got:
+        assert (got.status, await got.json()) == (200, good)
+    assert len(engine.calls) <= 1
+
+
+async def test_a_client_that_leaves_at_the_end_has_all_of_it(proxy: ProxyUnderTest) -> None:
+    told = STREAMS[0]
+    release = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.start_stream()
+        await call.chunk(b"".join((*told.before, *told.end)))
+        await release.wait()
+
+    await proxy.engine(0, answer)
+    async with proxy.client.post(told.path, **request_of(told)) as got:  # type: ignore[arg-type]
+        seen = b""
+        while b"event: message_stop" not in seen:
+            seen += await got.content.readany()
+        got.close()
+    await until(lambda: bool(proxy.entries))
+    release.set()
+    assert proxy.entries[0].outcome == "completed"
+
+
+async def test_an_audio_stream_that_waits_gets_comments(build: Build) -> None:
+    """As any stream does: its head goes out before an instance is free."""
+    proxy = await build(keepalive_comment_s=0.05)
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        await engine_of((choice(), DONE))(call)
+
+    await proxy.engine(0, slow)
+    told = _audio(AUDIO[0])
+    async with asyncio.timeout(SOON_S), proxy.client.post(told.path, **request_of(told)) as got:  # type: ignore[arg-type]
+        assert (await got.content.readline()).startswith(b":")
+        release.set()
+        assert (await got.read()).endswith(choice() + DONE)
+
+
+@pytest.mark.parametrize("value", ["0", "false", "no", "", "2"])
+async def test_an_audio_request_that_asks_for_no_stream_is_none(proxy: ProxyUnderTest, value: str) -> None:
+    async def answer(call: Call) -> None:
+        await call.json({"text": "hello", "usage": {"type": "duration", "seconds": 3}})
+
+    engine = await proxy.engine(0, answer)
+    form = aiohttp.FormData({"model": "m", "stream": value, "x": "y"})
+    form.add_field("file", b"RIFF", filename="a.wav")
+    async with proxy.client.post(AUDIO[0], data=form) as got:
+        assert (await got.json())["text"] == "hello"
+    assert b"include_usage" not in engine.calls[0].body
+
+
+async def test_an_audio_client_that_asks_for_the_usage_gets_it(proxy: ProxyUnderTest) -> None:
+    engine = await proxy.engine(0, engine_of((choice(), ASKED, DONE)))
+    form = aiohttp.FormData({"model": "m", "stream": "1", "stream_include_usage": "true"})
+    form.add_field("file", b"RIFF", filename="a.wav")
+    async with proxy.client.post(AUDIO[0], data=form) as got:
+        assert await got.read() == choice() + ASKED + DONE
+    assert engine.calls[0].body.count(b"include_usage") == 1

@@ -1,0 +1,42 @@
+"""A process that enters requests into a usage ledger until it is killed: `busy_ledger.py FILE FIRST BATCH_S`.
+
+Entries have the numbers FIRST, FIRST + 1, ... as their ids, and keys, models and slots that follow from the number."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from launcher.accounts import ledger as writer
+from launcher.accounts.entry import Entry
+from launcher.accounts.ledger import Ledger
+from launcher.config.schema import Usage
+
+PER_S = 2000
+
+
+def entry(number: int, now: float) -> Entry:
+    return Entry(
+        ended_at=now, request_id=str(number), key=f"key {number % 7}", model=f"model {number % 3}", slot=number % 5,
+        outcome="completed" if number % 11 else "failed", prompt_tokens=number % 1000, cached_tokens=number % 10,
+        output_tokens=number % 100, picos=number * 1000, queued_s=0.001, first_byte_s=0.2, duration_s=1.0,
+    )  # fmt: skip
+
+
+def main() -> None:
+    path, number, batch_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    setattr(writer, "BATCH_S", batch_s)  # noqa: B010  mypy refuses a plain assignment of a constant
+    ledger = Ledger(Usage(), path)
+    ledger.start()
+    print("started", flush=True)
+    began, sent = time.monotonic(), 0
+    while True:
+        while sent < (time.monotonic() - began) * PER_S:
+            ledger.record(entry(number + sent, time.time()))
+            sent += 1
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()

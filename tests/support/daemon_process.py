@@ -1,0 +1,184 @@
+"""A daemon of real processes: its configuration, its start, and waiting for what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from launcher.base.errors import LauncherError
+from launcher.control.client import ControlClient
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+# Longest wait of a test for an expected event; generous, because other jobs may use the cpus.
+SOON_S = 120.0
+
+
+def free_port() -> int:
+    """A free loopback port below the kernel's range for outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32768)  # noqa: S311
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "") -> Any:
+    """Polls `check` and returns its first true value; fails the test after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or check}"
+        time.sleep(0.05)
+
+
+class DaemonProcess:
+    """`numa-launcher serve` as a child process, and its command line."""
+
+    def __init__(self, folder: Path, config: str, environ: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.socket = folder / "c.sock"
+        self.config = folder / "config.toml"
+        self.config.write_text(
+            config
+            + f'\n[proxy]\nlisten = ["127.0.0.1:{self.port}"]\n[control]\nsocket = "{self.socket}"\n'
+            + '[logging]\nlevel = "debug"\n'
+        )
+        self.log = folder / "daemon.log"
+        self._environ = os.environ | {"STATE_DIRECTORY": str(folder / "state")} | (environ or {})
+        self.seen: set[int] = set()
+        self.process = self._serve()
+
+    def _serve(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
+            )  # fmt: skip
+
+    def restart(self) -> None:
+        """Starts it again after its process has ended."""
+        assert self.process.wait(SOON_S) is not None
+        self.process = self._serve()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cli(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
+        """Runs one verb against this daemon."""
+        verb, *rest = words
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", verb, *rest, "--socket", str(self.socket)],
+            check=False, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """The output of `status --json`; {} while the daemon does not answer."""
+        try:
+            return ControlClient(str(self.socket)).get("/status")
+        except LauncherError:
+            return {}
+
+    def slot(self, slot: int) -> dict[str, Any]:
+        return self.status()["slots"][slot]
+
+    def wait_ready(self, count: int, within_s: float = SOON_S) -> dict[str, Any]:
+        """Status once `count` slots are ready."""
+
+        def ready() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.log.read_text()
+            status = self.status()
+            return status if status and status["ready"] == count else None
+
+        status = eventually(ready, within_s, f"{count} ready, see {self.log}")
+        self.descendants()
+        return status
+
+    def descendants(self) -> set[int]:
+        """Pids of the daemon's descendants, now and at earlier calls."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return self.seen
+
+    def left_over(self) -> list[str]:
+        """Descendants that still run."""
+        alive = []
+        for pid in self.descendants() - {self.process.pid}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(f"{pid} {' '.join(process.cmdline())[:100]}")
+        return alive
+
+    def post(self, slot: int, path: str, body: dict[str, Any]) -> Any:
+        """Sends a request to one instance directly."""
+        address = self.slot(slot)["address"].removeprefix("unix:")
+
+        async def ask() -> Any:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(address)) as session,
+                session.post(f"http://localhost{path}", json=body) as response,
+            ):
+                return await response.json()
+
+        with contextlib.suppress(aiohttp.ClientError):
+            return asyncio.run(ask())
+        return None
+
+    def end(self) -> None:
+        """Stops it and checks that no process is left."""
+        self.descendants()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(SOON_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"the daemon did not end: {self.log.read_text()[-3000:]}") from None
+            assert self.process.returncode == 0, self.log.read_text()[-3000:]
+        self.nothing_left()
+
+    def nothing_left(self) -> None:
+        """Waits until every descendant has ended."""
+        eventually(lambda: not self.left_over(), what=f"left over: {self.left_over()}")
+
+
+def fake_config(
+    *arguments: str, instances: int = 2, more: str = "", where: str = "--uds", max_num_seqs: int = 64
+) -> str:
+    """A configuration for the fake engine."""
+    command = json.dumps(
+        [sys.executable, str(FAKE_ENGINE), where, f"{{{where[2:]}}}", "--model", "{name}", *arguments]
+    )
+    return f"""
+[[models]]
+name = "fake"
+path = "fake"
+max_num_seqs = {max_num_seqs}
+[layout]
+instances_per_socket = {instances}
+[engine]
+kind = "command"
+command = {command}
+{more}
+"""

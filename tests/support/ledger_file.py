@@ -1,0 +1,70 @@
+"""A usage ledger's file with made-up hours, for tests of its readers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from launcher.accounts.entry import Entry
+from launcher.accounts.latency import counts_of, to_bytes
+from launcher.accounts.ledger_reader import packed
+from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
+
+
+def unix(text: str, zone: str = "UTC") -> int:
+    return int(dt.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp())
+
+
+class LedgerFile:
+    def __init__(self, path: Path, zone: str = "UTC", began: str | float = "2026-01-01T00:00") -> None:
+        self.path = path
+        self.zone = zone
+        path.parent.mkdir(exist_ok=True)
+        with self.changed() as file:
+            migrate(file, path)
+            file.execute("INSERT INTO meta VALUES (?, ?)", (zone, self._time(began)))
+
+    def _time(self, at: str | float) -> float:
+        """`at`: on the zone's clock, or Unix time."""
+        return unix(at, self.zone) if isinstance(at, str) else at
+
+    @contextmanager
+    def changed(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
+            yield file
+
+    def hour(self, at: str | float, dimension: str = "all", name: str = "", **figures: Any) -> None:
+        """Add to an hour's row. `queued`, `first_byte` and `duration`: lists of seconds."""
+        numbers = (*INTEGERS, *SECONDS)
+        values: list[Any] = [figures.pop(column, 0) for column in numbers]
+        values += [to_bytes(counts_of(figures.pop(column, []))) for column in HISTOGRAMS]
+        assert not figures
+        marks = ", ".join("?" * (3 + len(values)))
+        sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in numbers)
+        with self.changed() as file:
+            file.execute(
+                f"INSERT INTO hourly VALUES ({marks}) ON CONFLICT DO UPDATE SET {sums}",  # noqa: S608
+                (dimension, self._time(at), name, *values),
+            )
+
+    def sums(self, at: float, figures: Mapping[str, float], overflow: str = "") -> None:
+        """Add to an hour in the dimensions `all` and `overflow`."""
+        self.hour(at, **figures)
+        self.hour(at, "overflow", overflow, **figures)
+
+    def meter(self, at: str | float, what: str, name: str, amount: float) -> None:
+        with self.changed() as file:
+            file.execute("INSERT INTO metered VALUES (?, ?, ?, ?)", (what, self._time(at), name, amount))
+
+    def batch(self, entries: Sequence[Entry]) -> None:
+        ends = [entry.ended_at for entry in entries]
+        with self.changed() as file:
+            file.execute(
+                "INSERT INTO entries (first_at, last_at, count, data) VALUES (?, ?, ?, ?)",
+                (min(ends), max(ends), len(entries), packed(entries)),
+            )
