@@ -57,6 +57,9 @@ No answer in time from the daemon or a program; the outcome is unknown. Repeatin
 .B 130
 Ended by Ctrl-C.""",
     "environment": r""".TP
+.B NUMA_LAUNCHER_CONFIG
+The configuration file, unless \-c names one.
+.TP
 .B NUMA_LAUNCHER_SOCKET
 The daemon's control socket, unless \-\-socket or \-c names one.
 .TP

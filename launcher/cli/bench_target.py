@@ -46,7 +46,7 @@ def select(args: argparse.Namespace) -> tuple[Target, VllmDriver]:
     """The endpoint and the load generator. Raises LauncherError."""
     if args.url is not None and args.config is None:
         return _foreign(args), driver_of(("vllm",), None)
-    config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+    config = load_config(args.config or options.default_config(), environ=os.environ)
     model = _model_of(config, args.model)
     from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.output or time.strftime("numa-launcher-bundle-%Y%m%d-%H%M%S.tar.gz", time.localtime(now))
     if name != "-":
         _check_free(Path(name))
-    bundle = collect(_client(args), args.config or options.DEFAULT_CONFIG, args.lines, now)
+    bundle = collect(_client(args), args.config or options.default_config(), args.lines, now)
     data = bundle.pack(now)
     if name == "-":
         sys.stdout.buffer.write(data)
@@ -69,7 +69,7 @@ def _client(args: argparse.Namespace) -> ControlClient:
     try:
         return options.client_of(argparse.Namespace(**vars(args), json=True))
     except LauncherError:
-        return options.client_of(argparse.Namespace(socket=options.DEFAULT_SOCKET, json=True))
+        return options.client_of(argparse.Namespace(socket=options.default_socket(), json=True))
 
 
 def _check_free(file: Path) -> None:

@@ -88,7 +88,7 @@ def _of_file(args: argparse.Namespace) -> dict[str, Any]:
     from launcher.accounts.cost import spent  # noqa: PLC0415  heavy
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
-    config = load_config(args.config or options.DEFAULT_CONFIG, environ=os.environ)
+    config = load_config(args.config or options.default_config(), environ=os.environ)
     path = args.file or find_ledger(config.usage)
     report: dict[str, Any] = msgspec.to_builtins(spent(path, config.cost, args.since, time.time()))
     return report

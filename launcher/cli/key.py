@@ -146,15 +146,15 @@ def perform(
 def _file_of(args: argparse.Namespace) -> str:
     if args.file is not None:
         return str(args.file)
-    if args.config is None and not options.DEFAULT_CONFIG.exists():
+    if args.config is None and not options.default_config().exists():
         raise LauncherError(
             "cannot find the API keys file: neither --file nor -c is given, and "
-            f"'{options.DEFAULT_CONFIG}' does not exist",
+            f"'{options.default_config()}' does not exist",
             "give --file FILE, or a configuration with -c FILE",
         )
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
-    config = args.config or options.DEFAULT_CONFIG
+    config = args.config or options.default_config()
     path = load_config(config, environ=os.environ).proxy.api_keys_file
     if path is None:
         raise LauncherError(

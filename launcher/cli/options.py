@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG: Final = Path("/etc/numa-launcher/config.toml")
 DEFAULT_SOCKET: Final = "/run/numa-launcher/control.sock"
+CONFIG_VARIABLE: Final = "NUMA_LAUNCHER_CONFIG"
+SOCKET_VARIABLE: Final = "NUMA_LAUNCHER_SOCKET"
 # Flags that are short for `--set KEY=VALUE`.
 _SHORT_FOR: Final = {
     "strategy": "layout.strategy",
@@ -29,6 +31,16 @@ _SHORT_FOR: Final = {
     "reserve_cores": "layout.reserve_cores",
     "kv_cache": "memory.kv_cache",
 }
+
+
+def default_config() -> Path:
+    """The configuration file of verbs without -c: $NUMA_LAUNCHER_CONFIG, else the service's."""
+    return Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG)
+
+
+def default_socket() -> str:
+    """The control socket of verbs without --socket and -c: $NUMA_LAUNCHER_SOCKET, else the service's."""
+    return os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -61,17 +73,17 @@ def config_of(args: argparse.Namespace, base: dict[str, Any] | None = None) -> C
             "cannot use --model with -c: the file has its own models", "use --set models.0.path=DIR"
         )
     elif path is not None or base is None:
-        path, base = path or DEFAULT_CONFIG, None
+        path, base = path or default_config(), None
     return load_config(path, base=base, environ=os.environ, overrides=[*overrides, *args.overrides])
 
 
 def configured(path: Path | None) -> Config | None:
     """The configuration of -c, else the default one; None where neither is there."""
-    if path is None and not DEFAULT_CONFIG.exists():
+    if path is None and not default_config().exists():
         return None
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
-    return load_config(path or DEFAULT_CONFIG, environ=os.environ)
+    return load_config(path or default_config(), environ=os.environ)
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +110,7 @@ def socket_of(args: argparse.Namespace) -> str:
         from launcher.config.loading import load_config  # noqa: PLC0415  heavy
 
         path = load_config(args.config, environ=os.environ).control.socket
-    return path or os.environ.get("NUMA_LAUNCHER_SOCKET") or DEFAULT_SOCKET
+    return path or default_socket()
 
 
 class Value:

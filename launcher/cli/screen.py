@@ -74,11 +74,18 @@ class TerminalScreen:
         self._screen.update(Group(*lines[:height]))
 
     def wait(self, seconds: float) -> Woken:
-        """Wait for the time, a quit key or a resize. Ctrl-Z suspends the program here."""
+        """Wait for the time, a quit key or a resize. Ctrl-Z suspends the program here.
+
+        Python drops what a signal's handler raises inside a finalizer or a callback of the garbage collector; the
+        number of each signal is in the pipe all the same."""
         watched = [self._wakeup, *([] if self._keys is None else [self._keys])]
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._wakeup in ready:
             numbers = os.read(self._wakeup, 64)
+            for number in set(numbers) & set(_ENDING):
+                _end(number, None)
+            if signal.SIGINT in numbers:
+                return Woken.QUIT
             if signal.SIGTSTP in numbers:
                 self._stop()
             return Woken.RESIZED

@@ -327,7 +327,7 @@ _UNDER_WAY: Final = frozenset({"running", "rolling back"})
 
 
 def file_of(args: argparse.Namespace) -> Path:
-    return args.config or options.DEFAULT_CONFIG
+    return args.config or options.default_config()
 
 
 def apply_latest(args: argparse.Namespace, state: Path) -> int:

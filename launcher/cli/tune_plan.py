@@ -130,7 +130,7 @@ class Prepared:
         if not self.here:
             yield
             return
-        sockets = (self.config.control.socket, options.DEFAULT_SOCKET)
+        sockets = (self.config.control.socket, options.default_socket())
         only = only_engines() if self.command is None else contextlib.nullcontext()
         with only, claim_cores(Service(), sockets, stop=stop, lock=self.folder / "service.lock"):
             yield

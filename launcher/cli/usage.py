@@ -28,7 +28,8 @@ from launcher.control.client import UnreachableError
 
 
 def find_ledger(usage: Usage) -> Path:
-    """Of the user who asks; of the service where only that one exists. Raises LauncherError for a user without a home."""
+    """The ledger in the state folder of the user who asks; the service's where only that one exists and $STATE_DIRECTORY
+    names no folder. Raises LauncherError for a user without a home."""
     from launcher.accounts.ledger_schema import ledger_path  # noqa: PLC0415  heavy
     from launcher.base.files import SYSTEM, state_folder  # noqa: PLC0415  heavy
 
@@ -36,8 +37,9 @@ def find_ledger(usage: Usage) -> Path:
         ledger_path(usage, folder) for folder in (state_folder(None, os.environ, os.geteuid()), SYSTEM)
     )
     # os.path: another user's folder, which may not be searched, is no error here.
-    found = os.path.exists(own) or not os.path.exists(service)  # noqa: PTH110
-    return own if found else service
+    if os.environ.get("STATE_DIRECTORY") or os.path.exists(own) or not os.path.exists(service):  # noqa: PTH110
+        return own
+    return service
 
 
 WIDTH: Final = 100

@@ -157,7 +157,7 @@ def test_without_anything(
         raise ValueError("no such cpu")
 
     monkeypatch.setenv("NUMA_LAUNCHER_SOCKET", str(tmp_path / "none.sock"))
-    monkeypatch.setattr("launcher.cli.options.DEFAULT_CONFIG", tmp_path / "none.toml")
+    monkeypatch.setenv("NUMA_LAUNCHER_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setattr(bundle_parts, "_doctor", ill)
     packed = tmp_path / "b.tar.gz"
     assert main(["bundle", "-o", str(packed)]) == 0

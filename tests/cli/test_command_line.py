@@ -313,7 +313,7 @@ def test_configuration_of_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(LauncherError, match="cannot use --model with -c"):
         options.config_of(parse("plan", "--model", "/m", "-c", str(tmp_path)))
-    monkeypatch.setattr(options, "DEFAULT_CONFIG", tmp_path / "none.toml")
+    monkeypatch.setenv("NUMA_LAUNCHER_CONFIG", str(tmp_path / "none.toml"))
     with pytest.raises(LauncherError, match=r"none\.toml"):
         options.config_of(parse("plan"))
 

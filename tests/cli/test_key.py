@@ -12,7 +12,7 @@ import pytest
 from support.fake_operations import Backstage, FakeOperations
 
 from launcher.accounts.budgets import BudgetState, Past
-from launcher.cli import main, options
+from launcher.cli import main
 from launcher.keys.api_keys import ApiKeys
 
 Output = pytest.CaptureFixture[str]
@@ -152,7 +152,7 @@ def test_the_configuration_names_the_file(file: Path, tmp_path: Path, capsys: Ou
 
 
 def test_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
-    monkeypatch.setattr(options, "DEFAULT_CONFIG", tmp_path / "none.toml")
+    monkeypatch.setenv("NUMA_LAUNCHER_CONFIG", str(tmp_path / "none.toml"))
     assert main(["key", "list"]) == 2
     assert "--file FILE" in capsys.readouterr().err
 

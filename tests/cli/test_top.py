@@ -74,6 +74,27 @@ def test_signals_end_it_in_order(number: signal.Signals) -> None:
         assert terminal.is_as_before()
 
 
+LOST = """
+import os, signal, sys
+from launcher.cli.screen import TerminalScreen
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        for _ in range(1000): pass  # the handler runs in here: what it raises is dropped
+
+with TerminalScreen() as screen:
+    Finalized()
+    sys.exit(42 if screen.wait(1000) == "quit" else 43)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_signal_during_a_finalizer_is_not_lost(number: signal.Signals, code: int) -> None:
+    with Terminal((sys.executable, "-c", LOST, str(int(number)))) as terminal:
+        assert terminal.ended() == code
+
+
 @pytest.mark.usefixtures("daemon")
 def test_a_window_that_is_closed_ends_it() -> None:
     with Terminal(TOP) as terminal:
