@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from monitoring.grafana import expressions
-from support.daemon_process import DaemonProcess, eventually, free_port
+from support.daemon_process import DaemonProcess, eventually
 from support.engine_runs import READY_S, Configure, chat
+from support.ports import free_port
 from support.prometheus import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]

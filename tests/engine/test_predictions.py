@@ -19,9 +19,10 @@ from statistics import median
 import aiohttp
 import pytest
 from aiohttp import web
-from support.daemon_process import SOON_S, DaemonProcess, eventually, free_port
+from support.daemon_process import SOON_S, DaemonProcess, eventually
 from support.engine_runs import READY_S, Configure
 from support.keys import new_key
+from support.ports import free_port
 
 from launcher.accounts.entry import Entry
 from launcher.accounts.ledger_reader import entries, open_reader

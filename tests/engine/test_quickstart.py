@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.daemon_process import free_port
+from support.ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(7200)]
 ROOT = Path(__file__).parents[2]

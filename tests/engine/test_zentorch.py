@@ -46,7 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, vllm: str) -> Path:
     del vllm
     cpuinfo = Path("/proc/cpuinfo").read_text()
     if "avx512f" not in cpuinfo or "amx_tile" in cpuinfo:
-        pytest.skip("ZenTorch needs AVX-512, and vLLM's eager bfloat16 dies of SIGILL on CPUs with AMX")
+        pytest.skip(
+            "this machine's CPU lacks AVX-512, or has AMX, where vLLM's eager bfloat16 dies of SIGILL"
+        )
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
     folder = tmp_path_factory.mktemp("zentorch")

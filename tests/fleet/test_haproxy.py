@@ -21,13 +21,13 @@ from support.ingress_host import (
     Picker,
     Site,
     always,
-    free_ports,
     head,
     program,
     request,
     run,
     until,
 )
+from support.ports import free_port
 
 from launcher.base.errors import LauncherError
 from launcher.fleet import haproxy
@@ -66,7 +66,7 @@ def start(stack: AsyncExitStack) -> Start:
         members: Sequence[Member] = (),
     ) -> Site:
         """The first picker at 127.0.0.1, the second at 127.0.0.2; None: nobody is there. `members`: known when it starts."""
-        port, listen = free_ports(2)
+        port, listen = free_port(3), free_port()
         # Paths of UNIX sockets have 107 bytes: not below pytest's folders.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="an 'ingress")))
         ingress = Ingress(
@@ -429,7 +429,7 @@ async def test_a_daemon_that_stops_listening_keeps_its_streams(
 @pytest.mark.parametrize("members", [0, 1])
 async def test_no_host_is_an_error_that_openai_clients_read(start: Start, members: int) -> None:
     site = await start(None)
-    gone = Member(host="gone", address=f"127.0.0.1:{free_ports(1)[0]}")
+    gone = Member(host="gone", address=f"127.0.0.1:{free_port()}")
     await site.servers(*[gone][:members])
     answer = await site.send()
     assert (answer.status, answer.fields["content-type"]) == (503, "application/json")
@@ -586,10 +586,10 @@ async def test_a_haproxy_that_was_restarted_is_told_again(start: Start, a: Daemo
     servers = await site.servers(b.member)
     await servers.apply([a.member, b.member])
     site.folder.joinpath("admin.sock").unlink()
-    port = free_ports(1)[0]
+    port = free_port()
     listen = site.config.ingress.listen
     site.config = FleetConfig(
-        ingress=Ingress(hosts=("127.0.0.1",), listen=f"127.0.0.1:{port}", picker_port=free_ports(1)[0]),
+        ingress=Ingress(hosts=("127.0.0.1",), listen=f"127.0.0.1:{port}", picker_port=free_port(3)),
         hosts=site.config.hosts,
     )
     assert listen != site.config.ingress.listen

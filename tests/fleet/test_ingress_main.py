@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.cloud import make_certificate
+from support.ports import free_port
 
 from launcher.base.errors import LauncherError
 from launcher.fleet import haproxy
@@ -26,21 +27,8 @@ LOCAL = ("127.0.0.1", 9)
 SOON_S = 10.0
 
 
-def free_port() -> int:
-    """Free for TCP, and the next one for UDP."""
-    while True:
-        with socket.socket() as one, socket.socket(type=socket.SOCK_DGRAM) as other:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            try:
-                other.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
 def config(folder: Path, *hosts: str) -> FleetConfig:
-    return FleetConfig(state=str(folder), ingress=IngressHosts(hosts=hosts, picker_port=free_port()))
+    return FleetConfig(state=str(folder), ingress=IngressHosts(hosts=hosts, picker_port=free_port(3)))
 
 
 @pytest.fixture
@@ -70,7 +58,7 @@ async def test_a_group_may_read_the_status(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("launcher.fleet.haproxy.shutil.which", lambda *_, **__: None)
     (tmp_path / "run").mkdir()
     group = grp.getgrgid(os.getgid()).gr_name
-    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), read_group=group)
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(3), read_group=group)
     daemons = Hosts(control=str(tmp_path / "run/control.sock"))
     made = FleetConfig(state=str(tmp_path / "i"), ingress=hosts, hosts=daemons)
     task = asyncio.create_task(Ingress(made).run())
@@ -84,7 +72,7 @@ async def test_a_group_may_read_the_status(tmp_path: Path, monkeypatch: pytest.M
         writer.close()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), read_group="no-such-group")
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(3), read_group="no-such-group")
     with pytest.raises(LauncherError, match=r"read_group = 'no-such-group': no such group"):
         await Ingress(FleetConfig(state=str(tmp_path / "i"), ingress=hosts, hosts=daemons)).run()
 
@@ -137,7 +125,7 @@ async def test_an_unusable_folder_or_certificate_is_named(tmp_path: Path) -> Non
     with pytest.raises(LauncherError, match=r"cannot use the folder '.*/file/i': not a directory"):
         await Ingress(config(tmp_path / "file" / "i", "127.0.0.1")).run()
     for name, why in (("none.pem", "no such file"), ("file", "")):
-        hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), picker_cert=str(tmp_path / name))
+        hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(3), picker_cert=str(tmp_path / name))
         with pytest.raises(LauncherError, match=f"cannot use the certificate '.*{name}': {why}") as caught:
             await Ingress(FleetConfig(state=str(tmp_path), ingress=hosts)).run()
         assert "picker_cert" in caught.value.remedy
@@ -198,7 +186,7 @@ async def test_pickers_are_asked_over_tls_where_there_is_a_certificate(
     certificate = make_certificate(tmp_path)
     both = tmp_path / "both.pem"
     both.write_text(certificate.path.read_text() + certificate.key.read_text())
-    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(), picker_cert=str(both))
+    hosts = IngressHosts(hosts=("127.0.0.1",), picker_port=free_port(3), picker_cert=str(both))
     task = asyncio.create_task(Ingress(FleetConfig(state=str(tmp_path / "i"), ingress=hosts)).run())
     async with asyncio.timeout(SOON_S):
         while not (tmp_path / "i/ingress.sock").exists():  # noqa: ASYNC110 - another task's file

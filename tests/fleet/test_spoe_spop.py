@@ -320,6 +320,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.bounded
 def test_a_flood_of_frames_holds_up_no_other_connection(kind: str) -> None:
     async def measure() -> float:
         async with connected(Agent()) as peer:

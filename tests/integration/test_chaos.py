@@ -10,7 +10,6 @@ from chaos.verdict import readable
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [80, pytest.param(120, marks=pytest.mark.release)])
 def test_nothing_is_lost(tmp_path: Path, seconds: int) -> None:
     # An instance that hangs is found within a minute: the first two begin before 20 s.

@@ -27,7 +27,6 @@ from support.daemon_process import FAKE_ENGINE, DaemonProcess, eventually, fake_
 from launcher.base.cpuset import CpuSet
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="cpusets of containers need root, or delegated cgroups"),
 ]

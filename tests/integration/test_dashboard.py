@@ -25,7 +25,8 @@ from typing import Any
 import psutil
 import pytest
 from integration.dashboard_pages import pages
-from support.daemon_process import DaemonProcess, eventually, free_port
+from support.daemon_process import DaemonProcess, eventually
+from support.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"ada:s3cret").decode()}

@@ -27,7 +27,7 @@ def few_files() -> Iterator[None]:
     """Child processes get a low limit of open files, this process a high one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4 * CLIENTS:
-        pytest.skip(f"the hard limit of open files is {hard}: too few for the clients")
+        pytest.skip(f"this machine's hard limit of open files is {hard}: too few for the clients")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * CLIENTS), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

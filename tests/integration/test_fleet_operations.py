@@ -109,7 +109,6 @@ def test_plan_verify_and_usage_of_two_daemons(fleet: Fleet, capsys: pytest.Captu
         assert report["total"][figure] == sum(each[figure] for each in own)
 
 
-@pytest.mark.slow
 def test_an_upgrade_waits_for_streams_and_compares(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     """A stream of the host that is upgraded ends whole; the other host's go on."""
     ended: dict[str, tuple[int, str]] = {}
@@ -126,7 +125,6 @@ def test_an_upgrade_waits_for_streams_and_compares(fleet: Fleet, capsys: pytest.
     assert "h2: 2 of 2 ready" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_an_upgrade_that_breaks_the_first_host_spares_the_second(fleet: Fleet) -> None:
     """Its instances do not become ready with the new configuration."""
     config = fleet.daemons["h1"].config
@@ -152,7 +150,6 @@ def test_a_reload_of_all_hosts(fleet: Fleet) -> None:
         assert json.loads(daemon.cli("reload", "--show", "--json").stdout)["stage"] == "done"
 
 
-@pytest.mark.slow
 def test_a_key_opens_both_daemons_until_it_is_revoked(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from monitoring.grafana import expressions
 from support.cloud import make_certificate
-from support.daemon_process import DaemonProcess, eventually, free_port
+from support.daemon_process import DaemonProcess, eventually
+from support.ports import free_port
 from support.prometheus import Prometheus, promtool, running
 
 pytestmark = pytest.mark.timeout(300)

@@ -65,7 +65,6 @@ def test_quarantine_keeps_an_unhealthy_instance_for_inspection(start: Start) -> 
     assert daemon.cli("release", "0").returncode == 0
 
 
-@pytest.mark.slow
 def test_a_drain_deadline_ends_remaining_requests(start: Start) -> None:
     daemon = start("--token-s", "0.2", more=BRISK)
     daemon.wait_ready(2)
@@ -204,7 +203,6 @@ def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> Non
     assert slots[1]["generation"] == 1, "the other one was never touched"
 
 
-@pytest.mark.slow
 def test_a_configuration_with_slow_instances_is_rolled_back(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     daemon.wait_ready(2)

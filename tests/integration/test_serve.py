@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config, free_port
+from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -136,7 +137,6 @@ def test_a_signal_during_loading_ends_everything_at_once(start: Start, name: sig
     daemon.nothing_left()
 
 
-@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_requests(start: Start) -> None:
     daemon = start("--token-s", "10")
     daemon.wait_ready(2)

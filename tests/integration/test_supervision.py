@@ -52,7 +52,6 @@ def said(daemon: DaemonProcess, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", ["unhealthy", "hang"])
-@pytest.mark.slow
 def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, fault: str) -> None:
     daemon = start(more=QUICK + "\nstall_timeout_s = 2\ncanary_interval_s = 1")
     daemon.wait_ready(2)
@@ -109,7 +108,6 @@ def test_false_health_is_detected_without_streams(start: Start, max_num_seqs: in
     assert daemon.slot(1)["generation"] == 1
 
 
-@pytest.mark.slow
 def test_a_stopped_engine_is_detected_without_streams(start: Start) -> None:
     """The engine has no counters and its health path hangs. The other instance answers its requests."""
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
@@ -125,7 +123,6 @@ def test_a_stopped_engine_is_detected_without_streams(start: Start) -> None:
     assert daemon.slot(1)["generation"] == 1
 
 
-@pytest.mark.slow
 def test_a_long_response_of_an_engine_without_counters_is_waited_for(start: Start) -> None:
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
     daemon.wait_ready(2)

@@ -8,8 +8,9 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from support.daemon_process import DaemonProcess, eventually, free_port
+from support.daemon_process import DaemonProcess, eventually
 from support.otlp_receiver import receiving, uncovered
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -93,7 +93,6 @@ def test_json_is_alone_on_standard_output_and_complete(uninterrupted: dict[str, 
     }
 
 
-@pytest.mark.slow
 def test_ten_kills_change_no_verdict_and_nothing_is_measured_twice(
     tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
@@ -146,7 +145,6 @@ def _processes_of(log: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_prints_what_is_known_and_the_run_can_be_resumed(
     tmp_path: Path, uninterrupted: dict[str, Any], name: signal.Signals

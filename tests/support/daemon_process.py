@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+from support.ports import free_port
 
 from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
@@ -27,15 +26,6 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
 # Longest wait of a test for an expected event; generous, because other jobs may use the cpus.
 SOON_S = 120.0
-
-
-def free_port() -> int:
-    """A free loopback port below the kernel's range for outgoing connections."""
-    while True:
-        port = random.randrange(20000, 32768)  # noqa: S311
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "") -> Any:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.daemon_process import DaemonProcess, eventually, free_port
+from support.daemon_process import DaemonProcess, eventually
+from support.ports import free_port
 
 from launcher.fleet.members import Member, MemberList, MemberState, write_members
 
@@ -35,7 +36,7 @@ class IngressProcess:
         self.folder = folder / "i"
         self.folder.mkdir(mode=0o700)
         self.log = folder / "ingress.log"
-        self.port, picker = free_port(), free_port()
+        self.port, picker = free_port(), free_port(3)
         self.config = folder / "fleet.toml"
         self.config.write_text(
             f'state = "{self.folder}"\n[ingress]\nhosts = ["127.0.0.1"]\nlisten = "127.0.0.1:{self.port}"\n'

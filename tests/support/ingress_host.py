@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -25,17 +24,6 @@ CHAT = "/v1/chat/completions"
 def program() -> str:
     """NUMA_LAUNCHER_TEST_HAPROXY names another one than the system's."""
     return os.environ.get("NUMA_LAUNCHER_TEST_HAPROXY") or haproxy.binary()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from engine.llama_server import gguf_file
 from support.daemon_process import DaemonProcess
+from support.tools import TOOLS
 
 from launcher.engines import tiny_model
 
@@ -20,8 +21,7 @@ VARIABLE = "NUMA_LAUNCHER_TEST_LLAMA_SERVER"
 
 def binary() -> Path:
     """Where the program is looked for."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(VARIABLE) or Path(cache) / "numa-launcher-tests/llama-server")
+    return Path(os.environ.get(VARIABLE) or TOOLS / "llama-server")
 
 
 @pytest.fixture(scope="session")
