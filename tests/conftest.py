@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import inspect
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from support import tools
 
 # The speed of drawing examples depends on the machine, not on the code. CI draws the same examples each
 # time, so that it judges the change; other runs draw new ones.
@@ -51,12 +53,61 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)
 
 
+# Variables of the user or the service manager that change what the launcher, an engine or a tool does. Left as they are:
+# those that configure the tests.
+FOREIGN = ("NUMA_LAUNCHER_", "XDG_", "HF_", "VLLM_", "OTEL_", "RAY_", "LISTEN_", "WATCHDOG_", "NOTIFY_SOCKET")
+OURS = "NUMA_LAUNCHER_TEST_"
+# Folders that no test may use: what was run on this machine before must not matter.
+SERVICE = tuple(f"/{folder}/numa-launcher" for folder in ("etc", "opt", "run", "var/cache", "var/lib"))
+OF_USER = (".local/state/numa-launcher", ".cache/huggingface", ".cache/vllm", ".ray")
+# The copy of this file in a virtual host has none: the service is installed there.
+GUARD = Path(__file__).parent / "support" / "guard" / "sitecustomize.py"
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Daemons of tests keep their usage ledgers there, never in the state folder of this machine."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and the processes they start have a home, a state folder, a configuration and a control socket of their own:
+    no file, daemon or variable of this machine or of an earlier run reaches them."""
+    machine = tmp_path_factory.mktemp("machine")
+    for name in ("home", "state", "etc", "run"):
+        (machine / name).mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
+        for name in tuple(os.environ):
+            if name.startswith(FOREIGN) and not name.startswith(OURS):
+                patch.delenv(name)
+        patch.setenv("PIP_CACHE_DIR", str(tools.PIP_CACHE))
+        patch.setenv("HOME", str(machine / "home"))
+        patch.setenv("STATE_DIRECTORY", str(machine / "state"))
+        patch.setenv("NUMA_LAUNCHER_CONFIG", str(machine / "etc" / "config.toml"))
+        patch.setenv("NUMA_LAUNCHER_SOCKET", str(machine / "run" / "control.sock"))
+        if GUARD.exists():
+            _watch(patch, machine / "guard-notes")
         yield
+
+
+def _watch(patch: pytest.MonkeyPatch, notes: Path) -> None:
+    """Has this process and those that it starts note their uses of the machine's folders."""
+    folders = (*SERVICE, *(str(tools.HOME / name) for name in OF_USER))
+    notes.touch()
+    notes.chmod(0o666)  # processes of other users, too
+    patch.setenv("NUMA_LAUNCHER_TEST_GUARDED", ":".join(folders))
+    patch.setenv("NUMA_LAUNCHER_TEST_GUARD_NOTES", str(notes))
+    patch.setenv("PYTHONPATH", str(GUARD.parent), prepend=os.pathsep)
+    spec = importlib.util.spec_from_file_location("guard", GUARD)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.fixture(autouse=True)
+def _machine_unused(_own_folders: None) -> Iterator[None]:
+    """Fails a test during which it, or a process that it or its fixtures started, used the machine's folders."""
+    yield
+    notes = os.environ.get("NUMA_LAUNCHER_TEST_GUARD_NOTES")
+    if notes and Path(notes).stat().st_size:
+        told = Path(notes).read_text()
+        os.truncate(notes, 0)
+        pytest.fail(f"the machine's own folders were used:\n{told}")
 
 
 def _descendants(here: psutil.Process) -> list[psutil.Process]:

@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, WELL, Running, in_thread, serious
+from support.budgets import bound
 from support.daemon_process import fake_config
 from support.visits import ANSWERED, Open, Visit
 
@@ -131,6 +132,7 @@ def test_print_has_the_verdict_and_every_slot(running: Running, open_page: Open,
 # --- weight and time ----------------------------------------------------------------------------
 
 
+@pytest.mark.bounded
 def test_weight_time_and_main_thread(running: Running, open_page: Open) -> None:
     with open_page(running.link, usable=False, **LIGHT) as visit:
         session = visit.page.context.new_cdp_session(visit.page)
@@ -161,12 +163,13 @@ def test_weight_time_and_main_thread(running: Running, open_page: Open) -> None:
         share = (busy_s() - before) / (time.monotonic() - began)
     assert first["bytes"] <= 100_000
     assert first["requests"] <= 40
-    # Budgets are 1 s and 50 ms; a machine that others share takes a multiple.
-    assert usable_ms <= 5_000
-    assert share <= 0.15
+    # The budget is 1 s on a machine of its own.
+    assert usable_ms <= bound(2_000)
+    assert share <= bound(0.05)
     print(f"{first['bytes']:.0f} bytes, usable after {usable_ms:.0f} ms, main thread {share * 1000:.0f} ms/s")
 
 
+@pytest.mark.budget
 def test_twenty_pages_cost_little(running: Running) -> None:
     """CPU time of both processes while 20 clients ask as the page does, less that of the daemon without any."""
     seconds = 2 * POLL_S

@@ -167,6 +167,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 @pytest.mark.parametrize("reader", [False, True], ids=["operator", "reader"])
+@pytest.mark.bounded
 def test_one_client_holds_up_no_other(tmp_path: Path, kind: str, *, reader: bool) -> None:
     """Nor the tokens of the proxy, which are passed on by the same event loop."""
     sent, last = FLOODS[kind]

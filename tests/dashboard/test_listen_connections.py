@@ -120,6 +120,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.bounded
 def test_one_browser_holds_up_no_other(tmp_path: Path, kind: str) -> None:
     async def measure() -> float:
         daemon = ControlServer(str(tmp_path / "c.sock"), None, FakeOperations())

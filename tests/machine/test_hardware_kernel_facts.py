@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.budgets import bound
 
 from launcher.machine.hardware import KernelSettings, read_settings
 
@@ -15,6 +16,7 @@ def put(file: Path, text: str) -> None:
     file.write_text(text)
 
 
+@pytest.mark.bounded
 def test_what_a_server_says(tmp_path: Path) -> None:
     put(tmp_path / "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
     put(tmp_path / "proc/sys/kernel/numa_balancing", "1\n")
@@ -24,7 +26,7 @@ def test_what_a_server_says(tmp_path: Path) -> None:
     put(tmp_path / "sys/devices/system/cpu/cpufreq/boost", "1\n")
     began = time.process_time()
     found = read_settings(tmp_path)
-    assert time.process_time() - began < 0.2, "256 cpus: milliseconds"
+    assert time.process_time() - began < bound(0.2), "256 cpus: milliseconds"
     assert found == KernelSettings("madvise", True, frozenset({"performance", "powersave"}))
 
 

@@ -84,7 +84,7 @@ def test_a_time_in_which_it_may_have_wrapped_twice_is_not_counted(tree: Tree) ->
     assert energy.measure(70.0) is not None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's rights")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
 def test_counters_that_only_root_may_read() -> None:
     with tempfile.TemporaryDirectory() as folder:  # others may not enter pytest's
         Path(folder).chmod(0o755)

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,7 +20,6 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_both_proxies_are_measured(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     text = run("--rounds", "2", "--seconds", "0.5", "--rate", "300", "--no-pin", "--json", str(kept))

@@ -68,7 +68,6 @@ def test_another_version_beside_it(tmp_path: Path) -> None:
     assert {row["proxy"] for row in json.loads(kept.read_text())["rows"]} == {"ours", "before"}
 
 
-@pytest.mark.slow
 def test_bursts_without_late_binding(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     done = run(

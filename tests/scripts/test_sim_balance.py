@@ -38,7 +38,6 @@ def test_each_mechanism_is_switched_off(tmp_path: Path) -> None:
     assert any(ratio != 1.0 for cells in waiting.values() for ratio in cells["12 prompts"])
 
 
-@pytest.mark.slow
 def test_predictions_of_first_tokens(tmp_path: Path) -> None:
     kept = tmp_path / "predictions.json"
     workloads = "chat,long prompts,mixed,prefix-heavy"
@@ -91,7 +90,6 @@ def fleet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_a_fleet_is_compared_with_one_host(tmp_path: Path) -> None:
     kept = tmp_path / "fleet.json"
     ways = "picker,picker+taken over in the middle,least connections,hash of the prompt"

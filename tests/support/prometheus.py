@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "configs" / "monitoring"
@@ -24,8 +25,7 @@ MONITORING = ROOT / "configs" / "monitoring"
 
 def program(name: str) -> str:
     """Path of `prometheus` or `promtool`; fails the test where it is missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = os.environ.get("NUMA_LAUNCHER_TEST_PROMETHEUS") or cache / "numa-launcher-tests/prometheus"
+    folder = os.environ.get("NUMA_LAUNCHER_TEST_PROMETHEUS") or TOOLS / "prometheus"
     found = shutil.which(name) or shutil.which(name, path=str(Path(folder) / "usr/bin"))
     if found is None:
         pytest.fail(f"cannot find {name}: run scripts/test unit, which fetches it")

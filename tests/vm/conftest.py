@@ -55,6 +55,7 @@ def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     shutil.copy(tests / "support" / "fake_engine.py", repo)
     for name in (
         "instances/conftest.py", "instances/test_spawner_contract.py", "support/fakes.py", "support/processes.py",
+        "support/tools.py",
     ):  # fmt: skip
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(tests / name, folder / name)

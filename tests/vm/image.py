@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from support.tools import HOST_IMAGES
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
 
@@ -74,12 +76,6 @@ class Image:
     disk: Path
 
 
-def cache_folder() -> Path:
-    """The folder of the images."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "numa-launcher" / "virtual-host"
-
-
 def check_tools() -> None:
     """Raises HostToolError with the packages to install."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -91,7 +87,7 @@ def check_tools() -> None:
 def image() -> Image:
     """The image for this recipe; built if missing (minutes)."""
     check_tools()
-    folder = cache_folder() / recipe_key()
+    folder = HOST_IMAGES / recipe_key()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -137,7 +133,7 @@ def suite() -> str:
 
 
 def _build(work: Path) -> None:
-    log = cache_folder() / "build.log"
+    log = HOST_IMAGES / "build.log"
     with log.open("w") as out:
         try:
             _wheelhouse(work / "wheels", out.fileno())

@@ -8,7 +8,6 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from measure.tune.planted import PlantedMachine, searched
 
 from launcher.measure.tune.model import Settings
@@ -65,7 +64,6 @@ def report(name: str, text: str) -> None:
     print(f"\n{name}: {text}", end="")
 
 
-@pytest.mark.slow
 def test_the_promises_hold() -> None:
     """One test: each promise is about the same searches, a minute of them."""
     usual, equal = outcomes(), outcomes(flat=True)

@@ -19,19 +19,22 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from support.budgets import bound
 
 from launcher.base.address import UnixAddress
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.downstream.uploads import LARGE_BYTES
 from launcher.proxy.server import ProxyServer
 
-WORST_S = 0.050
+WORST_S = bound(0.050)
 TRIALS = 3
 SMALL = LARGE_BYTES - 64  # the most that is looked at when it is whole
 LARGE = 16 << 20
 MOST = 64 << 20  # [proxy] max_body_bytes as it is shipped
 STEP = 1 << 20
 
+
+pytestmark = pytest.mark.bounded
 
 Body = Callable[[int], bytes]  # of about so many bytes
 

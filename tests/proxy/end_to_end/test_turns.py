@@ -16,6 +16,8 @@ from launcher.base.address import UnixAddress
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.server import ProxyServer
 
+pytestmark = pytest.mark.bounded
+
 ASKED = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
 CHAT = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
