@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench-balance"
 
 
@@ -22,6 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.budget
 def test_a_short_run(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     some = ("--only", "ours", "--workloads", "chat", "--seeds", "1", "--requests", "40", "--speed", "20")

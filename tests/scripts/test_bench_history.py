@@ -6,9 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.budget
 def test_a_few_readings(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -18,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.budget
 def test_each_phase_is_measured() -> None:
     done = run("--hosts", "2", "--instances", "1", "--requests", "30", "--rate", "200", "--seconds", "2")
     assert done.returncode == 0, done.stderr

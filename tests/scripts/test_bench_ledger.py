@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,6 +22,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.budget
 def test_both_proxies_are_measured(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     text = run("--rounds", "2", "--seconds", "0.5", "--rate", "300", "--no-pin", "--json", str(kept))
@@ -38,6 +41,7 @@ def test_both_proxies_are_measured(tmp_path: Path) -> None:
     assert all(row["threads_us"] > 0 for row in rows if row["ledger"] == "on")
 
 
+@pytest.mark.budget
 def test_a_month_is_written_and_asked(tmp_path: Path) -> None:
     file = tmp_path / "month.db"
     text = run("month", str(file), "--requests", "4000")

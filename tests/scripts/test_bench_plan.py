@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench-plan"
 
 
@@ -21,6 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.budget
 def test_within_the_budgets() -> None:
     done = run("--runs", "3", "--scale", "4")  # a slower machine than the budgets' own
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.fake_operations import Backstage, FakeOperations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.budget
 def test_each_request_is_measured(tmp_path: Path) -> None:
     with Backstage(str(tmp_path / "c.sock"), FakeOperations()) as daemon:
         done = run(

@@ -49,6 +49,7 @@ def test_quick(tmp_path: Path) -> None:
     assert again.stdout == done.stdout
 
 
+@pytest.mark.budget
 def test_the_ingress_of_a_fleet(tmp_path: Path) -> None:
     """HAProxy with its picker; apart from it, the picker ends with it."""
     kept = tmp_path / "run.json"
@@ -59,6 +60,7 @@ def test_the_ingress_of_a_fleet(tmp_path: Path) -> None:
     assert all(1 < row["cpu_us"] < 20_000 for row in rows)
 
 
+@pytest.mark.budget
 def test_another_version_beside_it(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     arguments = ("--quick", "--only", "ours", "--points", "requests", "--no-pin", "--json", str(kept))
@@ -68,6 +70,7 @@ def test_another_version_beside_it(tmp_path: Path) -> None:
     assert {row["proxy"] for row in json.loads(kept.read_text())["rows"]} == {"ours", "before"}
 
 
+@pytest.mark.budget
 def test_bursts_without_late_binding(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     done = run(

@@ -26,7 +26,12 @@ def lib(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_shellcheck() -> None:
     assert shutil.which("shellcheck"), "scripts/test installs shellcheck"
-    files = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
+    files = [
+        path
+        for folder in ("scripts", ".ci", "tests/support")
+        for path in (ROOT / folder).iterdir()
+        if path.is_file()
+    ]
     scripts = [str(path.relative_to(ROOT)) for path in files if path.read_text().startswith(SHELL)]
     assert {"scripts/quickstart", "scripts/test", "scripts/lib.sh", ".ci/run"} <= set(scripts)
     done = sh("shellcheck", "-x", *sorted(scripts))

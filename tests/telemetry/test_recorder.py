@@ -35,8 +35,9 @@ class Source:
         if self.error is not None:
             raise self.error
         self.sampled += 1
+        now = clock()
         return Sample(
-            at=clock(), totals={"requests_per_s": clock()}, gauges={"queued": self.sampled}, spent=None,
+            at=now, totals={"requests_per_s": now}, gauges={"queued": self.sampled}, spent=None,
             first_tokens=(), busy={}, slots=(),
         )  # fmt: skip
 
