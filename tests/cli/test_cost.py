@@ -225,7 +225,8 @@ def test_limits_of_the_user_come_first(tmp_path: Path, capsys: Output) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     file = tmp_path / "config.toml"
-    file.write_text('[[models]]\nname = "m"\npath = "/m"\n[cost]\nhourly = 0.79\n')
+    control = f'[control]\nsocket = "{tmp_path / "none.sock"}"\n'
+    file.write_text(f'[[models]]\nname = "m"\npath = "/m"\n{control}[cost]\nhourly = 0.79\n')
     return file
 
 

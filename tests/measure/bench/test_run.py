@@ -237,8 +237,17 @@ def test_a_missing_load_generator_is_named(endpoint: Endpoint, tmp_path: Path) -
 
 
 def test_ctrl_c_keeps_what_was_measured_and_kills_the_client(endpoint: Endpoint, tmp_path: Path) -> None:
-    driver = ScriptedDriver(before="if seed == '1': time.sleep(600)")
-    threading.Timer(0.2, _interrupt_when, (lambda: len(driver.jobs) == 2,)).start()
+    driver = ScriptedDriver(before="if seed == '1':\n    print('second', flush=True)\n    time.sleep(600)")
+
+    def second_runs() -> bool:
+        # Not before: a client that is interrupted while it is started ends with its parent only.
+        return (
+            len(driver.jobs) == 2
+            and driver.jobs[1].log_file.is_file()
+            and "second" in driver.jobs[1].log_file.read_text()
+        )
+
+    threading.Thread(target=_interrupt_when, args=(second_runs,), daemon=True).start()
     with pytest.raises(Interrupted) as caught:
         run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, repeats=2, warm_up=False)
     assert len(caught.value.result.points) == 1
@@ -249,7 +258,6 @@ def test_ctrl_c_keeps_what_was_measured_and_kills_the_client(endpoint: Endpoint,
 def _interrupt_when(ready: Callable[[], bool]) -> None:
     while not ready():
         time.sleep(0.02)
-    time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGINT)
 
 
