@@ -80,7 +80,7 @@ def copy_sources(package: Path, target: Path, record: str) -> None:
     shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.so", "__pycache__", record))
 
 
-def compile_in(work: Path, modules: list[Path]) -> None:
+def compile_in(work: Path, modules: list[Path], opt_level: str) -> None:
     """Compiles in `work`; each library ends beside its source."""
     os.environ["CFLAGS"] = f"-I{fixed_runtime(work / 'runtime')} {os.environ.get('CFLAGS', '')}"
     os.chdir(work)
@@ -89,7 +89,10 @@ def compile_in(work: Path, modules: list[Path]) -> None:
 
     # One library for all, so that calls between modules are direct; it lies in launcher/.
     extensions = mypycify(
-        ["--config-file", str(PROJECT), *map(str, modules)], group_name="launcher.compiled", debug_level="0"
+        ["--config-file", str(PROJECT), *map(str, modules)],
+        group_name="launcher.compiled",
+        debug_level="0",
+        opt_level=opt_level,
     )
     check_generated(work / "build")
     setup(
@@ -115,6 +118,7 @@ def names(modules: list[Path]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clean", action="store_true")
+    parser.add_argument("--opt-level", choices=("0", "1", "2", "3"), default="3")
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     package: Path = args.folder / "launcher"
@@ -131,7 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="numa-launcher-compile-") as name:
         work = Path(name)
         copy_sources(package, work / "launcher", build.RECORD)
-        compile_in(work, modules)
+        compile_in(work, modules, args.opt_level)
         made = sorted((work / "launcher").rglob("*.so"))
         subprocess.run([sys.executable, "-P", "-c", CHECK, *names(modules)], cwd=work, check=True,
                        env={**os.environ, "PYTHONPATH": str(work)})  # fmt: skip

@@ -39,7 +39,12 @@ def test_the_compiler_is_pinned() -> None:
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(["--claen"], "unknown argument '--claen'"), (["/nowhere"], "there is no launcher/ in '/nowhere'")],
+    [
+        (["--claen"], "unknown argument '--claen'"),
+        (["--opt-level"], "--opt-level '' is not one of 0 to 3"),
+        (["--opt-level", "fast"], "--opt-level 'fast' is not one of 0 to 3"),
+        (["/nowhere"], "there is no launcher/ in '/nowhere'"),
+    ],
 )
 def test_refused(words: list[str], why: str) -> None:
     done = run(*words)
