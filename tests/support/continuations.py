@@ -46,7 +46,7 @@ def reads(events: list[bytes], marks: list[int]) -> list[bytes]:
 WORDS = [f" word{number}" for number in range(12)]
 
 
-def chunk_of(call_id: str, delta: dict[str, object], finish: str | None = None) -> bytes:
+def chunk_of(call_id: str, delta: dict[str, object], finish: object = None) -> bytes:
     payload = {
         "id": call_id, "object": "chat.completion.chunk", "created": 7, "model": "m",
         "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
@@ -54,8 +54,12 @@ def chunk_of(call_id: str, delta: dict[str, object], finish: str | None = None) 
     return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
 
 
-def speaks(cut_after: int | None, how: str = "cut", *, life: list[Call] | None = None) -> Script:
-    """Says WORDS, or what is left of them after the assistant's text in the request; cut on its first request."""
+def speaks(
+    cut_after: int | None, how: str = "cut", *, life: list[Call] | None = None, unfinished: object = None
+) -> Script:
+    """Says WORDS, or what is left of them after the assistant's text in the request; cut on its first request.
+
+    `unfinished`: the finish_reason of every event but the last."""
     cuts = [cut_after]
 
     async def script(call: Call) -> None:
@@ -69,7 +73,9 @@ def speaks(cut_after: int | None, how: str = "cut", *, life: list[Call] | None =
         limit = cuts.pop() if cuts else None
         await call.start_stream()
         await call.chunk(
-            chunk_of(f"chatcmpl-{call.header('X-Request-Id')}", {"role": "assistant", "content": ""})
+            chunk_of(
+                f"chatcmpl-{call.header('X-Request-Id')}", {"role": "assistant", "content": ""}, unfinished
+            )
         )
         for number, word in enumerate(rest):
             if number == limit:
@@ -87,7 +93,8 @@ def speaks(cut_after: int | None, how: str = "cut", *, life: list[Call] | None =
                 else:
                     call.cut()
                 return
-            await call.chunk(chunk_of("chatcmpl-x" if limit is None else "chatcmpl-y", {"content": word}))
+            call_id = "chatcmpl-x" if limit is None else "chatcmpl-y"
+            await call.chunk(chunk_of(call_id, {"content": word}, unfinished))
         await call.chunk(chunk_of("chatcmpl-x", {}, "stop"))
         if (body.get("stream_options") or {}).get("include_usage"):
             usage = {

@@ -13,7 +13,13 @@ from launcher.proxy.continuation.continuation import (
     NotExact,
     plan_continuation,
 )
-from launcher.proxy.continuation.transcript import PARSED_BYTES, UNREADABLE, Transcript, silent
+from launcher.proxy.continuation.transcript import (
+    PARSED_BYTES,
+    UNREADABLE,
+    Transcript,
+    finish_reason_of,
+    silent,
+)
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
 
@@ -157,7 +163,7 @@ class Splicer:
         opening = delta.get("role") is not None and self._transcript.role_sent
         if opening:
             del delta["role"]
-        finish = choice.get("finish_reason")
+        finish = finish_reason_of(choice)
         holder, key = (choice, "text") if "text" in choice else (delta, "content")
         if self._plan.only_usage:
             if finish is None or self._plan.finish_reason is None:

@@ -43,6 +43,12 @@ UNREADABLE: Final = (
 _PIECE: Final = re.compile(rb'((?:[^"\\]|\\.)*+)"()', re.DOTALL)
 _PIECE_AND_IDS: Final = re.compile(rb'((?:[^"\\]|\\.)*+)"([^\]]*+)\]', re.DOTALL)
 _UNFINISHED: Final = b'"finish_reason":null'
+# Why a choice ended: OpenAI's API reference, "chat completion chunk", and vLLM 0.32 (v1/engine/__init__.py).
+_REASONS: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
+)
+# Before the last event the API's value is null. SGLang, TGI and older Ollama write "", others "null".
+_NO_REASONS: Final = frozenset({"", "null"})
 _CHOICE_KEYS: Final = frozenset({"index", "delta", "text", "finish_reason", "stop_reason"})
 _DELTA_KEYS: Final = frozenset({"role", "content"})
 
@@ -55,6 +61,12 @@ class Tokens:
     @property
     def count(self) -> int:
         return sum(len(event) for event in self.events)
+
+
+def finish_reason_of(choice: dict[str, Any]) -> str | None:
+    """The reason for which a choice has ended, one of the API's; None while it is unfinished, whatever the field holds."""
+    reason = choice.get("finish_reason")
+    return reason if isinstance(reason, str) and reason in _REASONS else None
 
 
 class Transcript:
@@ -223,7 +235,7 @@ class Transcript:
             return None
         choice = choices[0]
         # llama-server has it in the last choice of /v1/completions (build 11434), vLLM in an event of its own.
-        if usage and choice.get("finish_reason") is None:
+        if usage and finish_reason_of(choice) is None:
             self._give_up("usage in every event")
         elif len(choices) > 1 or choice.get("index", 0) != 0:
             self._give_up("several choices")
@@ -237,13 +249,15 @@ class Transcript:
             *(key for key, value in choice.items() if value is not None and key not in _CHOICE_KEYS),
             *(f"delta.{key}" for key, value in delta.items() if value and key not in _DELTA_KEYS),
         ]
+        reason, finish = choice.get("finish_reason"), finish_reason_of(choice)
+        if finish is None and isinstance(reason, str) and reason not in _NO_REASONS:
+            strange.append("an unknown finish_reason")  # an end, or none: what follows is not known
         if strange:
             self._give_up(f"{strange[0]} in its events")
             return None
         content = choice["text"] if "text" in choice else delta.get("content")
-        role, finish = delta.get("role"), choice.get("finish_reason")
-        if finish is not None:
-            self.finish_reason = str(finish)
+        role = delta.get("role")
+        self.finish_reason = finish or self.finish_reason
         self.role_sent = self.role_sent or role is not None
         if content is None or (role is not None and content == ""):
             return None

@@ -35,7 +35,7 @@ from launcher.proxy.upstream.pool import ConnectionPool
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
 _NOT_JSON = "an event of its stream was not JSON"
-_SAYS = re.compile(rb'"(?:content|text|finish_reason)"\s*:\s*"[^"]')
+_SAYS = re.compile(rb'"(?:content|text)"\s*:\s*"[^"]|"finish_reason"\s*:\s*"(?!null")[^"]')
 
 
 class Output(Protocol):

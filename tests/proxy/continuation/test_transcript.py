@@ -89,6 +89,7 @@ def test_the_usage_may_come_with_the_end() -> None:
         (chunk({"content": "a"}, token_ids=[1]), "token_ids in its events"),
         (chunk({"tool_calls": [{"index": 0}]}), "delta.tool_calls in its events"),
         (chunk({"reasoning": "hm"}), "delta.reasoning in its events"),
+        (chunk({"content": "a"}, finish_reason="eos"), "an unknown finish_reason in its events"),
     ],
 )
 def test_an_odd_event_ends_the_transcript(payload: bytes, why: str) -> None:

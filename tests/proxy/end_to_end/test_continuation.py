@@ -44,6 +44,30 @@ async def test_one_answer_from_two_instances(proxy: ProxyUnderTest, how: str, af
     assert ids
 
 
+@pytest.mark.parametrize("unfinished", ["", "null", False, 0, {}], ids=repr)
+@pytest.mark.parametrize("how", ["cut", "half", "clean end"])
+async def test_what_is_no_finish_reason_is_no_end(
+    proxy: ProxyUnderTest, unfinished: object, how: str
+) -> None:
+    """SGLang, TGI and older Ollama write "" where the API has null: the stream goes on elsewhere."""
+    for slot, cut_after in enumerate((5, 5, None)):
+        await proxy.engine(slot, speaks(cut_after, how, unfinished=unfinished))
+    body = await stream(proxy)
+    assert told(body)[0] == "".join(WORDS)
+    assert body.endswith(DONE)
+    assert proxy.server.readings.stats()["continued"] == 1
+
+
+async def test_a_stream_that_is_cut_behind_an_unknown_reason_ends_honestly(proxy: ProxyUnderTest) -> None:
+    """Nobody knows whether it is an end: neither complete, nor continued."""
+    for slot in range(3):
+        await proxy.engine(slot, speaks(5, unfinished="eos"))
+    body = await stream(proxy)
+    assert DONE not in body
+    assert "error" in json.loads(body[:-2].split(b"\n\n")[-1].removeprefix(b"data: "))
+    assert proxy.sums()["failed"] == 1
+
+
 async def test_usage_is_that_of_the_whole(proxy: ProxyUnderTest) -> None:
     await proxy.engine(0, speaks(4))
     await proxy.engine(1, speaks(4))
