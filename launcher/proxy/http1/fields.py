@@ -14,7 +14,7 @@ MAX_EMPTYLINES = 4  # before a request line (RFC 9112 2.2)
 SERVER = b"numa-launcher"
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"  # RFC 9110 5.6.2
-VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]"  # RFC 9110 5.5: visible, space, tab, obs-text
+VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]"  # RFC 9110 5.5: visible, space, tab, obs-text; that is opaque, in any encoding
 FIELD = rb"%s++:%s*+\r\n" % (TOKEN, VALUE)  # no space before the colon (RFC 9112 5.1), no obs-fold (5.2)
 # Hop-by-hop fields (RFC 9110 7.6.1; HTTP2-Settings: RFC 7540 3.2.1).
 HOP_BY_HOP = (

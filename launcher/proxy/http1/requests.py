@@ -40,16 +40,8 @@ def too_much(head: bytes) -> bool:
     return len(head) > MAX_HEAD_BYTES or head.lstrip(b"\r\n").count(b"\n") - 2 > MAX_FIELDS
 
 
-def is_utf8(head: bytes) -> bool:
-    try:
-        head.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def why_not(head: bytes) -> HttpError:
-    """The error for a head that is too large, malformed or no UTF-8."""
+    """The error for a head that is too large or malformed."""
     if len(head) > MAX_HEAD_BYTES:
         return too_large()
     lines = head.lstrip(b"\r\n").split(b"\r\n")
@@ -87,8 +79,6 @@ def _bad_fields(lines: list[bytes]) -> HttpError | None:
             return bad(f"a header field is longer than {MAX_LINE_BYTES} bytes", 431, "header_too_long")
         if not _FIELD.fullmatch(line + b"\r\n"):
             return bad(_fault_of(line), 400, "bad_header")
-        if not is_utf8(line):
-            return HttpError(400, "a header's value is not UTF-8", code="bad_header", close=True)
     return None
 
 
@@ -234,7 +224,7 @@ def parse_request(head: bytes, last: RequestHead | None = None) -> RequestHead:
     if again is not None:
         return again
     matched = _HEAD.fullmatch(head)
-    if matched is None or (len(head) > _SMALL and too_much(head)) or not (head.isascii() or is_utf8(head)):
+    if matched is None or (len(head) > _SMALL and too_much(head)):
         raise why_not(head)
     http_1_0 = matched[3] == b"0"
     start = matched.end(3)

@@ -99,6 +99,17 @@ def test_what_an_sdk_sends() -> None:
     assert "Bearer" not in repr(request)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Cookie", "User-Agent", "X-Request-Id", "Content-Type"])
+def test_octets_above_ascii_are_opaque(name: str) -> None:
+    """Node, Java and Python's http.client write header text in ISO-8859-1. RFC 9110 section 5.5."""
+    value = "Jörg".encode("latin-1")
+    request = parse_request(head(name.encode() + b": " + value))
+    assert request.get(name.lower().encode()) == "J\ufffdrg"
+    assert request.sent_id is None
+    line = b"\r\n%s: %s\r\n" % (name.encode(), value)
+    assert (line in request.passing()) is (name != "X-Request-Id")  # the proxy's own ID goes on
+
+
 def test_fields_without_case_and_in_order() -> None:
     request = parse_request(head("X-A:1", "x-a: \t2 é \t", "X-AB: 3", "Y: x-a: 4"))
     assert request.all(b"x-a") == ["1", "2 é"]
@@ -235,7 +246,7 @@ def test_a_head_with_expect_is_parsed_each_time() -> None:
         (b"\r\n\r\n" + head(), None),
         (head(host=False, version="1.0"), None),
         (head("X: é"), None),
-        (head(b"X: \xff"), 400),
+        (head(b"X: \xff"), None),
         (head(version="1.2"), 505),
         (head(version="0.9"), 505),
         (b"PRI * HTTP/2.0\r\n\r\n", 505),
@@ -269,7 +280,7 @@ def test_a_head_with_expect_is_parsed_each_time() -> None:
         (b"\r\n\r\n" + head(*["x:"] * (MAX_FIELDS - 1)), None),
         (head(*["X: " + "y" * 1000] * 20), None),
         (head("X: " + "é" * 1000), None),
-        (head(*["X: " + "y" * 1000] * 20, b"X: \xff"), 400),
+        (head(*["X: " + "y" * 1000] * 20, b"X: \xff"), None),
         (head(*["x:"] * MAX_FIELDS), 431),
         (head("X : 1"), 400),
         (head(" X: 1"), 400),

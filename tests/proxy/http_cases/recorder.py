@@ -63,7 +63,7 @@ class Recorder:
         await asyncio.sleep(0.001)  # for the transports to close
 
     def begin(self, event: h11.Request) -> Recorded:
-        headers = [(name.decode(), value.decode("utf-8", "replace")) for name, value in event.headers]
+        headers = [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in event.headers]
         recorded = Recorded(event.method.decode(), event.target.decode(), headers)
         self._requests.append(recorded)
         return recorded
