@@ -215,8 +215,11 @@ class EventTracker:
 
     @property
     def between_events(self) -> bool:
-        """Whether no part of an unfinished event has come, and no error."""
-        return not self._held and not self._open and self.error is None and not self.broken
+        """Whether no part of an unfinished event has come, and no error, and data must be JSON from here on.
+
+        Before the first JSON the data of each event decide this, so that they have to be read.
+        """
+        return self._json and not self._held and not self._open and self.error is None and not self.broken
 
     @property
     def inside_event(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.plain_engine import CHAT, COMPLETIONS, PlainEngine, event
 from support.token_engine import TokenEngine
@@ -295,6 +295,10 @@ ODD = [
 ]  # fmt: skip
 
 
+# A comment comes first, and an event that is no JSON later: usual events between them may not hide it.
+@example(
+    path=CHAT, said=("",), ids=False, kept=False, odd=[(0, ODD[1]), (2, ODD[3])], chunks=None, reads=None
+)
 @given(
     path=st.sampled_from([CHAT, COMPLETIONS]),
     said=st.lists(st.text(max_size=4), min_size=1, max_size=14).map(tuple),
