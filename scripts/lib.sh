@@ -311,6 +311,15 @@ make_venv() {
     die "cannot create the virtual environment $venv with $base" "apt-get install python3-venv, or set PYTHON to another Python"
 }
 
+# pip_install ARGUMENT...: pip install; by uv where the caller has set installer=uv and pip's configuration allows it.
+pip_install() {
+  if [[ ${installer:-pip} == uv ]]; then
+    "$python" "$root/scripts/uv_pip.py" "$@" && return
+    echo 'uv has not installed it: pip does'
+  fi
+  "$python" -m pip install "$@"
+}
+
 # install_launcher EXTRA...: installs numa-launcher[EXTRA,...] into .venv unless installed already.
 install_launcher() {
   local log=$state/install.log extras started=$SECONDS pins=() more=() source=()
@@ -324,6 +333,9 @@ install_launcher() {
   say "log: $log"
   # pip 23.2 and later read a package's metadata without fetching the package.
   quietly "$log" "a current pip" "$python" -m pip install --upgrade 'pip>=24' || pip_failed "$log" "cannot upgrade pip"
+  if [[ ${installer:-pip} == uv ]]; then
+    quietly "$log" uv "$python" -m pip install uv || installer=pip
+  fi
   if [[ ,$extras, == *,vllm,* ]]; then
     install_torch "$log"
     pins=(--constraint "$state/torch.txt")
@@ -340,7 +352,7 @@ install_launcher() {
   fi
   source+=("${from}[$extras]")
   quietly "$log" "numa-launcher[$extras], minutes on the first run" \
-    "$python" -m pip install "${pins[@]}" "${more[@]}" "${source[@]}" || status=$?
+    pip_install "${pins[@]}" "${more[@]}" "${source[@]}" || status=$?
   [[ $editable == yes ]] || rm -rf "$from"
   ((status == 0)) || pip_failed "$log" "cannot install numa-launcher[$extras]"
   if [[ ,$extras, == *,vllm,* ]]; then
@@ -365,7 +377,7 @@ install_torch() {
     what="${from[2]}, from PyTorch's CPU index"
     echo "${from[1]}" >"$state/index.txt"
   fi
-  quietly "$log" "$what" "$python" -m pip install "${from[@]}" || pip_failed "$log" "cannot install torch's CPU build"
+  quietly "$log" "$what" pip_install "${from[@]}" || pip_failed "$log" "cannot install torch's CPU build"
   "$python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >"$state/torch.txt"
 }
 

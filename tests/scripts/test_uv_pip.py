@@ -1,0 +1,75 @@
+"""pip's configuration as uv's options."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def uv_pip() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("uv_pip", ROOT / "scripts" / "uv_pip.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "variables"),
+    [
+        ([], [], {}),
+        (
+            ["global.index-url='https://packages.test/simple'"],
+            ["--index-url", "https://packages.test/simple"],
+            {},
+        ),
+        # The environment comes first in pip's list, and wins.
+        ([":env:.index-url='https://a.test'", "global.index-url='https://b.test'"], ["--index-url", "https://a.test"], {}),
+        (
+            ["global.extra-index-url='file:///a\\nfile:///b'", ":env:.find-links='/w /v'", "global.find-links='/w'"],
+            ["--extra-index-url", "file:///a", "--extra-index-url", "file:///b", "--find-links", "/w", "--find-links", "/v"],
+            {},
+        ),
+        (["global.extra-index-url='x y'"], ["--extra-index-url", "x", "--extra-index-url", "y"], {}),
+        (["install.no-index='true'", "global.constraint='/c.txt'"], ["--no-index", "--constraint", "/c.txt"], {}),
+        (["global.no-index='false'"], [], {}),
+        (
+            [":env:.cert='/ca.crt'", "global.cert='/other.crt'", "global.timeout='60'"],
+            [],
+            {"SSL_CERT_FILE": "/ca.crt", "UV_HTTP_TIMEOUT": "60"},
+        ),
+        (["global.cache-dir='/c'", ":env:.disable-pip-version-check='1'", "download.platform='any'"], [], {}),
+    ],
+)  # fmt: skip
+def test_settings_become_options(
+    uv_pip: ModuleType, settings: list[str], options: list[str], variables: dict[str, str]
+) -> None:
+    assert uv_pip.translated(settings) == (options, variables)
+
+
+@pytest.mark.parametrize(
+    "setting", ["global.proxy='http://p'", "install.pre='true'", "global.client-cert='/c'"]
+)
+def test_a_setting_without_a_counterpart_is_left_to_pip(uv_pip: ModuleType, setting: str) -> None:
+    with pytest.raises(uv_pip.UnsuitableError, match="has no counterpart"):
+        uv_pip.translated([setting])
+
+
+def test_without_uv_nothing_is_installed(tmp_path: Path) -> None:
+    """This interpreter's folder has no uv of its own where it is reached by a link."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    done = subprocess.run(
+        [str(python), str(ROOT / "scripts/uv_pip.py"), "nothing"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"there is no {tmp_path}/uv\n"
